@@ -1,1 +1,1 @@
-"""Adapters on inference servers: rollout, routes, the gateway."""
+"""Serving adapters: rollout, model routes, the gateway."""

@@ -1,4 +1,4 @@
-"""On which bases an adapter may be served: the one that it was trained on, and those on which its newest evaluation passed."""
+"""Bases on which an adapter may be served: the one it was trained on, and those on which its newest evaluation passed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from control_plane.evaluations.tables import evaluations
 from ft_assets.evals.gate import gates
 
 SUCCEEDED = "succeeded"
-"""State of an evaluation that has a verdict."""
+"""State of an evaluation with a verdict."""
 
 
 def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> frozenset[str]:
-    """Bases on which the adapter may be served: the one that it was trained on, and those on which its last verdict is a pass."""
+    """Return the bases on which the adapter may be served: the one it was trained on, and those on which its last verdict is a pass."""
     query = (
         sa.select(evaluations.c.base_digest, evaluations.c.outcome)
         .where(evaluations.c.adapter_id == adapter_id, evaluations.c.state == SUCCEEDED, evaluations.c.eval_config.is_(None))
@@ -27,7 +27,8 @@ def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> froz
 
 
 def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
-    """(adapter, base digest) for those of these bases that an adapter was not trained on and may be served on; of all adapters at once."""
+    """Return (adapter, base digest) pairs, over all adapters, for those of these bases that the adapter may be served on but was not
+    trained on."""
     query = (
         sa.select(evaluations.c.adapter_id, evaluations.c.base_digest, evaluations.c.outcome)
         .join(adapters, adapters.c.id == evaluations.c.adapter_id)

@@ -1,17 +1,16 @@
-"""Completions, passed on to the inference servers: bytes in, bytes out, streamed or not.
+"""Passes completions on to the inference servers, streamed or not.
 
-A request goes to a server that was seen to answer with its model, the one with the fewest requests of ours under way. As
-long as no part of an answer has reached the caller it may be sent to another server, because a completion changes nothing
-but a bill, and only an answer that arrives is counted:
+A request goes to the server with the fewest open requests among those seen to answer with its model. As long as no part of an answer has
+reached the caller, it may be sent to another server, because a completion changes nothing but a bill, and only an answer that arrives is
+counted:
 
-1. A server that does not accept the connection, is overloaded, or does not have the model (any more): the next one.
-2. A server that breaks off before its first words: the next one, once. A request that takes down two servers is not given a
-   third.
-3. When no server is left, what is served where is looked up again, for up to two seconds.
-4. After the first words nothing is repeated: a stream that breaks off ends with an error event. What a server sends before
-   them (an empty event that names the role) is held back, and counts as nothing.
+1. If a server refuses the connection, is overloaded, or lacks the model: try the next one.
+2. If a server breaks off before its first words: try one other. A request that takes down two servers is not given a third.
+3. When no server is left: look up again what is served where, for up to two seconds.
+4. After the first words nothing is repeated: a stream that breaks off ends with an error event. What a server sends before them (an empty
+   event that names the role) is held back.
 
-A server that failed is left out for a second; then one request tries it before others follow.
+A server that failed is skipped for a second; then one request tries it before others follow.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from ft_assets.errors import Unavailable
 from ft_assets.telemetry import spans
 
 TIMEOUT = httpx.Timeout(600.0, connect=2.0)
-"""OpenAI's client waits 600 s for an answer; a replica that does not accept in 2 s is down."""
+"""OpenAI's client waits 600 s for an answer; a replica that does not accept a connection in 2 s is down."""
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 SKIP_S = 1.0
-"""How long a server that failed, or lacks a model, is left out."""
+"""How long a server that failed, or lacks a model, is skipped."""
 PATIENCE_S = 2.0
-"""How long a request waits for a server that has its model: a restarted one is given its adapters again within that."""
+"""How long a request waits for a server with its model: a restarted server gets its adapters back within that time."""
 LOOK_AGAIN_S = 0.1
 MAX_RESENDS = 1
 MAX_LACKS = 1024
-"""Models that a server is remembered to lack at most."""
+"""Most missing models remembered per server."""
 MAX_HELD = 1 << 16
-"""Bytes of a stream that are held back at most."""
+"""Bytes of a stream held back at most."""
 OVERLOADED = frozenset({429, 502, 503, 504})
 
 
@@ -53,11 +52,11 @@ class Target:
     """What a request was resolved to."""
 
     model: str
-    """What the servers call it."""
+    """The servers' name for it."""
     servers: Sequence[str]
-    """URLs that may have it."""
+    """URLs of servers that may have it."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """For the answer."""
+    """Headers for the answer."""
 
 
 class Elsewhere(Exception):
@@ -73,13 +72,13 @@ class _Server:
     under_way: int = 0
     failed_at: float | None = None
     trial_under_way: bool = False
-    """One request finds out whether it is well again."""
+    """Lets one request find out whether it has recovered."""
     lacks: dict[str, float] = field(default_factory=dict)
     """Since when, by model."""
 
 
 class Gateway:
-    """The connections to the inference servers, and what is remembered of each; used from one event loop."""
+    """Connections to the inference servers and their state; used from one event loop."""
 
     def __init__(self, client: httpx.AsyncClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._clock = client, clock
@@ -87,7 +86,7 @@ class Gateway:
         self._turn = itertools.count()
 
     def pick(self, target: Target, tried: set[str]) -> str | None:
-        """The server to try next: one that has the model and is well, with the fewest requests under way; None if all were tried."""
+        """Return the server to try next: healthy, with the model, and with the fewest open requests; None if all were tried."""
         left = [url for url in target.servers if url not in tried]
         if not left:
             return None
@@ -101,7 +100,7 @@ class Gateway:
         return lacks, ill, server.under_way
 
     async def forward(self, path: str, body: Mapping[str, Any], resolve: Callable[[], Awaitable[Target]]) -> Response:
-        """The answer of one server to `body`, with the model that `resolve` names; ``Unavailable`` if there is none."""
+        """Return one server's answer to `body`, with the model that `resolve` names; ``Unavailable`` if no server answers."""
         target, tried, resends = await resolve(), set[str](), 0
         until, why = self._clock() + PATIENCE_S, "no inference server was seen to answer with it"
         while True:
@@ -163,7 +162,7 @@ class Gateway:
         if answer.status_code == 404:
             self._remember_lack(server, model)
             raise Elsewhere("the inference servers do not have it (any more)")
-        if answer.status_code in (401, 403):  # the platform's token, not the caller's key
+        if answer.status_code in (401, 403):  # the platform's token was refused, not the caller's key
             server.failed_at = self._clock()
             raise Elsewhere(f"the inference server refuses the platform's token ({answer.status_code})")
         if answer.status_code in OVERLOADED:
@@ -187,13 +186,13 @@ class Gateway:
 
 
 def client(token: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """The pool of connections to the inference servers, which require `token`; environment proxies are not for them."""
+    """Open the connection pool to the inference servers, which require `token`; ignores environment proxies."""
     headers = {"authorization": f"Bearer {token}"}
     return httpx.AsyncClient(timeout=TIMEOUT, limits=LIMITS, transport=transport, trust_env=False, headers=headers)
 
 
 class _Stream(StreamingResponse):
-    """An answer that is passed on as it comes; whoever ends it, the server's side is closed."""
+    """A streamed answer; however it ends, the server's side is closed."""
 
     def __init__(self, first: bytes, rest: AsyncIterator[bytes], answer: httpx.Response, left: Callable[[], None], **kinds: Any) -> None:
         super().__init__(_chunks(first, rest), **kinds)
@@ -220,7 +219,7 @@ async def _relay(answer: httpx.Response, headers: Mapping[str, str], left: Calla
 
 
 async def _beginning(rest: AsyncIterator[bytes]) -> bytes:
-    """The stream up to the chunk that first shows something."""
+    """Return the stream up to the first chunk with content."""
     held = b""
     async for chunk in rest:
         held += chunk
@@ -230,7 +229,7 @@ async def _beginning(rest: AsyncIterator[bytes]) -> bytes:
 
 
 def _shows(event: bytes) -> bool:
-    """Whether an event holds more than the beginning of an answer does; so does whatever cannot be read."""
+    """Whether an event holds more than the beginning of an answer; unreadable events count as content."""
     try:
         choices = json.loads(event.removeprefix(b"data: "))["choices"]
         parts = [c.get("delta") or {"text": c.get("text")} for c in choices]
@@ -250,7 +249,7 @@ async def _chunks(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 def _in_openai_form(content: bytes) -> bytes:
-    """A refusal of the engine with a textual code: vLLM repeats the HTTP status there."""
+    """Return an engine's refusal with a textual code: vLLM repeats the HTTP status there."""
     try:
         error = json.loads(content)["error"]
         message, param = str(error["message"]), error.get("param")

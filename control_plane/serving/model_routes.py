@@ -1,8 +1,8 @@
-"""Logical names: a tenant's own name for a model, answered by weighted targets, always the same one for the same caller.
+"""Model routes: a tenant's own name for a model, answered by weighted targets, always the same one for the same caller.
 
-A caller falls to a target by weighted rendezvous hashing: each target draws a number from the caller's key, and the largest,
-by its weight, wins. So shares follow the weights, callers stay where they are, and when a weight changes or a target goes,
-only as many callers move as must. Nothing is stored of a caller.
+Callers are assigned by weighted rendezvous hashing: each target draws a number from the caller's key, and the largest by weight wins. So
+shares follow the weights, callers keep their target, and when a weight changes or a target goes, only as many callers move as necessary.
+Nothing is stored about callers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 MAX_TARGETS = 16
 MAX_WEIGHT = 1_000_000
 SMALLEST = 1e-9
-"""Weight of a target without one: it answers only where no other can."""
+"""Weight of a target without one: it answers only if no other can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +46,13 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """One target as it is now."""
+    """One target in its present state."""
 
     key: str
-    """Id of the adapter or of the base model: what its share of callers hangs on."""
+    """Id of the adapter or of the base model, which determines its callers."""
     weight: int
     model: RowMapping | Base | None
-    """The adapter's row with the servers that have it; None if it is not in production any more."""
+    """The adapter's row with the servers that have it; None if it is no longer in production."""
 
     @property
     def available(self) -> bool:
@@ -64,7 +64,8 @@ class Target:
 
 
 Route = Mapping[str, Any]
-"""``name``, ``targets`` (``model``, ``adapter_id``, ``weight``, ``share``, ``stage``, ``served``), ``created_at``, ``updated_at``."""
+"""Fields: ``name``, ``targets`` (``model``, ``adapter_id``, ``weight``, ``share``, ``stage``, ``served``), ``created_at``,
+``updated_at``."""
 
 
 def is_name(name: str) -> bool:
@@ -72,7 +73,7 @@ def is_name(name: str) -> bool:
 
 
 def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str, int]]) -> Route:
-    """Make `name` stand for these targets from the next request on: (adapter or base model, weight)."""
+    """Point `name` to these targets, (adapter or base model, weight), from the next request on."""
     _check_name(platform, name)
     if not 1 <= len(targets) <= MAX_TARGETS:
         raise _invalid(f"{len(targets)} targets are outside 1..{MAX_TARGETS}; name adapters in production with their weights", "targets")
@@ -101,31 +102,31 @@ def get(platform: Platform, tenant: str, name: str) -> Route:
 
 
 def list_routes(platform: Platform, tenant: str) -> list[Route]:
-    """The tenant's routes by name."""
+    """Return the tenant's routes by name."""
     query = sa.select(model_routes).where(model_routes.c.tenant_id == tenant).order_by(model_routes.c.name)
     with platform.engine.connect() as conn:
         return [_view(conn, row) for row in conn.execute(query).mappings().all()]
 
 
 def delete(platform: Platform, tenant: str, name: str) -> None:
-    """Take a route out; its targets go on under their own names. ``NotFound`` if there is none."""
+    """Delete a route; its targets stay available under their own names. ``NotFound`` if it does not exist."""
     get(platform, tenant, name)
     with platform.engine.begin() as conn:
         conn.execute(sa.delete(model_routes).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name))
 
 
 def targets_of(conn: Connection, tenant: str, name: str) -> list[Target] | None:
-    """The targets of a route as they are now; None if the tenant has no such route."""
+    """Return the targets of a route in their present state; None if the tenant has no such route."""
     query = sa.select(model_routes.c.targets).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
     stored = conn.scalar(query)
     return None if stored is None else _targets(conn, tenant, stored)
 
 
 def choose(name: str, targets: Sequence[Target], *, affinity: str) -> RowMapping | Base:
-    """The target that answers a caller; ``Conflict`` if none is in production.
+    """Return the target that answers a caller; ``Conflict`` if none is in production.
 
-    1. Targets that were withdrawn answer nobody; their callers fall to the others, everybody else stays.
-    2. So do, for as long as that lasts, targets that no server has, while another one is served.
+    1. Withdrawn targets answer no requests; their callers go to the others, all other callers stay.
+    2. The same applies, while it lasts, to targets that no server has, if another one is served.
     3. Of the rest, the one that wins the caller's draw.
     """
     there = [t for t in targets if t.available]
@@ -140,7 +141,7 @@ def choose(name: str, targets: Sequence[Target], *, affinity: str) -> RowMapping
 
 
 def tell_of_withdrawal(conn: Connection, record: AdapterRecord, now: datetime) -> None:
-    """Write an event of the adapter's job where routes lose it as a target."""
+    """Write an event to the adapter's job when routes lose it as a target."""
     names = conn.scalars(
         sa.select(model_routes.c.name)
         .where(model_routes.c.tenant_id == record.tenant_id, model_routes.c.targets.contains([{"adapter_id": record.id}]))
@@ -159,7 +160,7 @@ def _draw(name: str, affinity: str, target: Target) -> float:
 
 
 def _uniform(digest: bytes) -> float:
-    """A number in (0, 1), both ends left out: of more than six bytes the largest would round to 1."""
+    """Return a number in the open interval (0, 1); with more than six bytes the largest would round to 1."""
     return (int.from_bytes(digest[:6], "big") + 0.5) / 2**48
 
 

@@ -1,6 +1,6 @@
-"""The files that a node serves adapters from: fetched whole, checked, and never changed after that.
+"""Files that a node serves adapters from: fetched whole, verified, never changed afterwards; and the indexes that list them.
 
-A copy counts only while its bytes are the registered ones: they are read once, and again when the file system says that a file is another.
+A copy counts only while its bytes are the registered ones: they are verified once, and again if the file system shows a change.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ log = logging.getLogger(__name__)
 _making = threading.Lock()
 """Two servers of one node that need the same adapter fetch it once."""
 _compared: set[tuple[object, ...]] = set()
-"""Directories whose files were found to be the registered ones."""
+"""Directories whose files were verified."""
 MAX_COMPARED = 4096
 
 
 def directory(platform: Platform, record: AdapterRecord, served_digest: str | None = None) -> Path:
-    """Where an adapter's files lie on a serving node; written once, never changed.
+    """Return where an adapter's files lie on a serving node; written once, never changed.
 
-    On a base other than the one that it was trained on (`served_digest`, on which it was judged again) it lies in another
-    directory, whose manifest names that base.
+    On a base other than the one it was trained on (`served_digest`, on which it was evaluated again), it lies in another directory, whose
+    manifest names that base.
     """
     other = "" if served_digest in (None, record.base_digest) else f"@{str(served_digest)[:16]}"
     return platform.settings.adapters_dir / f"{record.id}{other}"
 
 
 def materialise(platform: Platform, record: AdapterRecord, served_digest: str | None = None) -> Path:
-    """The adapter's directory on this node, with the registered bytes; fetched from the object store where it is not there.
+    """Return the adapter's directory on this node with the registered bytes, fetched from the object store if missing.
 
-    A copy that was damaged is replaced by a new one; not while a server answers from it, which is an ``IntegrityError`` that says what
-    to do.
+    Replaces a damaged copy, except while a server answers from it: then raises ``IntegrityError`` with the next step.
     """
     target = directory(platform, record, served_digest)
     if served_digest in (None, record.base_digest):
@@ -63,7 +62,7 @@ def materialise(platform: Platform, record: AdapterRecord, served_digest: str | 
 
 
 def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
-    """:func:`ft_assets.adapters.package.check_files`; files that were right are so while the file system says that they are the same."""
+    """:func:`ft_assets.adapters.package.check_files`, skipped for verified files that the file system shows as unchanged."""
     key = (manifest_sha256, *stats(directory))
     if key in _compared:
         return ()
@@ -76,13 +75,13 @@ def differences(directory: Path, *, manifest_sha256: str) -> Sequence[Refusal]:
 
 
 def stats(directory: Path) -> tuple[tuple[str, int, int, int, int, int], ...]:
-    """What tells that files are the ones of before; the time of the last change is no one's to set."""
+    """Identity of files; users cannot set the time of the last inode change."""
     found = ((p.name, p.stat()) for p in sorted(directory.iterdir()))
     return tuple((name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
 
 
 def _whole(platform: Platform, record: AdapterRecord, target: Path, manifest_sha256: str, make: Callable[[Path], None]) -> Path:
-    """`target` with the bytes that the manifest lists, made anew where it is not."""
+    """Return `target` with the bytes that the manifest lists, fetched again if they differ."""
     if _is_there(target) and not differences(target, manifest_sha256=manifest_sha256):
         return target
     with _making:
@@ -125,7 +124,7 @@ def _fetch(platform: Platform, record: AdapterRecord, beside: Path) -> None:
 
 
 def _for_base(source: Path, beside: Path, manifest: bytes) -> None:
-    """The same files by hard links, with a manifest that names the base on which they are served."""
+    """Link the same files, with a manifest that names the base on which they are served."""
     beside.mkdir(parents=True)
     for path in source.iterdir():
         if path.name != package.MANIFEST:
@@ -143,7 +142,7 @@ def _put(beside: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         beside.rename(target)
-    except OSError:  # another process made it in the meantime, or left a part of it
+    except OSError:  # another process made it in the meantime, or left part of it
         if not (target / package.MANIFEST).exists():
             shutil.rmtree(target, ignore_errors=True)
             beside.rename(target)
@@ -152,7 +151,7 @@ def _put(beside: Path, target: Path) -> None:
 def _beside(platform: Platform) -> Path:
     """Hidden in the adapters' directory: a finished one is renamed into place, and that directory may be a volume of its own.
 
-    No server looks in: a directory that the index names begins with a letter or a digit.
+    Servers do not look inside: directories in the index begin with a letter or a digit.
     """
     beside = platform.settings.adapters_dir / ".making"
     beside.mkdir(parents=True, exist_ok=True)
@@ -160,26 +159,26 @@ def _beside(platform: Platform) -> Path:
 
 
 def copies(platform: Platform, adapter_id: str) -> list[Path]:
-    """Every directory of an adapter on this node: for each base that it was served on, and what a crash left half made."""
+    """Return every directory of an adapter on this node: one per base that it was served on, and leftovers of a crash."""
     root = platform.settings.adapters_dir
     return [*sorted(root.glob(f"{adapter_id}*")), *sorted(root.glob(f".making/*/{adapter_id}*"))]
 
 
 ONE_WRITER = 0x66745F696E646578
-"""Key of the advisory lock ("ft_index"): who writes last has read last."""
+"""Key of the advisory lock ("ft_index"): the last writer has read last."""
 _Stat = tuple[int, int, int, int]
 _Place = tuple[AdapterRecord, str, _Stat | None]
-"""An adapter in the index of a base; with the state of its manifest where that was made for this base."""
+"""An adapter in the index of a base, with its manifest's state if that was made for this base."""
 _last: dict[Path, tuple[object, ...]] = {}
-"""What the indexes in a directory were written from, and their own state after it: as long as both hold, nothing is read or rendered."""
+"""Input and resulting state of the indexes in a directory; while both hold, nothing is read or rendered."""
 
 
 def write(platform: Platform, replicas: Iterable[Replica]) -> None:
-    """Write the index for each digest of a base model: every adapter that is desired on it.
+    """Write the index for each digest of a base model: every adapter desired on it.
 
-    An adapter is in the index of the base that it was trained on, and in that of another one that a replica serves as long as it is
-    accepted there, once its directory for that base was made. A disk that takes no index is logged and stops no rollout: a server
-    that finds none loads what it is told to.
+    An adapter is in the index of the base it was trained on, and in that of another base that a replica serves as long as it is accepted
+    there and its directory for that base exists. If the disk refuses an index, that is logged and does not stop rollouts: a server without
+    an index loads what it is told to.
     """
     try:
         _write(platform, {(r.base, r.base_digest) for r in replicas if r.base and r.base_digest})
@@ -222,7 +221,7 @@ def _desired(conn: Connection) -> list[AdapterRecord]:
 
 
 def _entry(platform: Platform, record: AdapterRecord, digest: str, *, made: bool) -> Entry:
-    """`made` for another base, its manifest is one that only this node has."""
+    """if `made` for another base, only this node has its manifest"""
     manifest = _manifest(platform, record, digest)
     sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest() if made else record.manifest_sha256
     return Entry(name=record.name, directory=manifest.parent.name, manifest_sha256=sha256, base_digest=digest)
@@ -245,5 +244,5 @@ def _stats(paths: Iterable[Path]) -> dict[Path, _Stat | None]:
 
 
 def _written(root: Path) -> list[Path]:
-    """Indexes that are there: one whose base nobody desires an adapter on any more becomes empty."""
+    """Return the existing indexes: one whose base has no desired adapters any more becomes empty."""
     return sorted(root.glob(serving_index.PATTERN)) if root.is_dir() else []

@@ -1,4 +1,4 @@
-"""What was seen of adapters on inference servers: a row for each server, and the fleet's together in the deployment's."""
+"""Observed state of adapters on inference servers: a row per server, and the fleet's summary in the deployment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ft_assets.storable_text import printable
 Key = tuple[str, str]
 """URL of a server, id of an adapter."""
 MAX_DETAIL = 4000
-"""Characters of what a server said that are kept."""
+"""Characters kept of a server's message."""
 NOT_TOLD = "the servers do not tell the digest of their base; the catalogue's was checked"
 
 
 def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, RowMapping]:
-    """Rows by server and adapter; None: of all adapters that a server has or may get."""
+    """Return rows by server and adapter; None: of all adapters that a server has or may get."""
     query = sa.select(replica_adapters)
     if adapter_ids is not None:
         query = query.where(replica_adapters.c.adapter_id.in_(adapter_ids))
@@ -36,7 +36,7 @@ def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, Row
 def write(
     platform: Platform, url: str, adapter_id: str, observed: str, detail: str | None, *, failures: int = 0, before: datetime | None = None
 ) -> None:
-    """Record what a server makes of an adapter now; with `before`, only if nothing was recorded since then."""
+    """Record the state of an adapter on a server; with `before`, only if nothing was recorded since then."""
     values = {
         "observed": observed,
         "detail": detail and printable(detail)[:MAX_DETAIL],
@@ -50,28 +50,28 @@ def write(
 
 
 def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = None) -> bool:
-    """Some server, with `urls` one of these, was seen to answer with the adapter."""
+    """Whether a server, with `urls` one of these, was seen to answer with the adapter."""
     found = sa.exists().where(replica_adapters.c.adapter_id == adapter_id, replica_adapters.c.observed == LOADED)
     return bool(conn.scalar(sa.select(found if urls is None else found.where(replica_adapters.c.replica.in_(urls)))))
 
 
 def forgive(conn: Connection, adapter_id: str) -> None:
-    """Forget failures, so that every server is tried again at once."""
+    """Clear failures, so that every server is tried again at once."""
     again = sa.update(replica_adapters).where(replica_adapters.c.adapter_id == adapter_id)
     conn.execute(again.where(replica_adapters.c.observed == FAILED).values(observed=UNLOADED))
     conn.execute(again.where(replica_adapters.c.failures > 0).values(failures=0))
 
 
 def forget_others(platform: Platform, urls: Sequence[str]) -> None:
-    """Drop what is known of servers that are no longer part of the fleet."""
+    """Delete the state of servers that are no longer part of the fleet."""
     with platform.engine.begin() as conn:
         conn.execute(sa.delete(replica_adapters).where(replica_adapters.c.replica.not_in(urls)))
 
 
 def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collection[str]) -> None:
-    """Bring the deployments of these adapters up to date with what is known of each server.
+    """Update the deployments of these adapters from the state of each server.
 
-    Of several, those that somebody is changing are left to the next round: a round never waits for a promotion.
+    Deployments locked by another transaction are left to the next pass: a pass never waits for a promotion.
     """
     if not adapter_ids:
         return
@@ -110,9 +110,9 @@ def _seen(replica: Replica, row: RowMapping | None) -> Seen:
 
 
 def served_on() -> sa.ColumnElement[Any]:
-    """URLs of the servers that were seen to answer with the adapter of the row, for queries that join ``deployments``.
+    """SQL for the URLs of servers seen to answer with the row's adapter, for queries that join ``deployments``.
 
-    Null where the fleet was seen to serve it before each server was looked at on its own: then any server may have it.
+    Null if the fleet was seen to serve it before servers were tracked individually: then any server may have it.
     """
     of_row = replica_adapters.c.adapter_id == adapters.c.id
     known = sa.select(replica_adapters.c.replica).where(of_row).correlate(adapters).exists()

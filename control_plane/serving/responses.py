@@ -1,4 +1,4 @@
-"""Model routes as the API returns them."""
+"""API responses for model routes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Rollout: the desired state of adapters, and the inference servers that follow it, each on its own.
+"""Rollout: the desired state of adapters, and the inference servers that follow it.
 
-The desired state is a row of ``deployments``, written in the transaction that changes an adapter's stage. A promotion loads
-its adapter at once (:func:`load`); everything else, and what a promotion could not do, is the work of :func:`reconcile`: a
-server that was restarted, that drifted, or that is still to be rid of an adapter whose requests are drained.
+The desired state is a row of ``deployments``, written in the transaction that changes an adapter's stage. A promotion loads its adapter at
+once (:func:`load`); everything else, and what a promotion could not do, is done by :func:`reconcile`: for a server that restarted or
+drifted, or that must unload an adapter once its requests are drained.
 
-A server that cannot be reached is tried again in every round, a load that failed for now after a while; a server that
-refuses an adapter for good is left alone until the adapter is promoted again. A server that stops answering in the middle
-of a round is left to the next one, and one that has much to do goes on there: no other waits for it longer than for one call.
+An unreachable server is tried again in every pass, a temporarily failed load after a while; a server that refuses an adapter permanently is
+left alone until the adapter is promoted again. A server that stops answering during a pass is left to the next one, and one with much to do
+continues there: no other server waits for it longer than one call.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ft_assets.errors import FtError, Unavailable
 __all__ = ["FAILED", "LOADED", "UNLOADED", "directory", "materialise"]
 log = logging.getLogger(__name__)
 ONE_ROUND = 0x66745F666C656574
-"""Key of the advisory lock ("ft_fleet"): one round at a time, in whichever process."""
+"""Key of the advisory lock ("ft_fleet"): one pass at a time over all processes."""
 OTHER_BASE = "base_digest_mismatch"
-"""How a refusal begins that ends as soon as the server serves other bytes, or the adapter is accepted on them."""
+"""Prefix of a refusal that ends when the server serves other bytes, or the adapter is accepted on them."""
 FOR_NOW = "served_elsewhere"
-"""Code of a refusal that the next round mends."""
+"""Code of a refusal that the next pass fixes."""
 ROUND_S = 10.0
-"""After which a server's next action is left to the next round."""
+"""After this time, a server's next action is left to the next pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Reconciled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """The servers, and when they were asked: what is recorded later is newer than what they said."""
+    """The servers and when they were asked: later records are newer than their answers."""
 
     at: datetime
     replicas: Sequence[Replica]
@@ -72,7 +72,7 @@ class _Snapshot:
     """Deployments with their adapters."""
     seen: Mapping[Key, RowMapping]
     elsewhere: frozenset[tuple[str, str]]
-    """Adapters and bases other than their own that they are accepted on."""
+    """Adapters and other bases that they are accepted on."""
 
     def accepts(self, row: RowMapping, digest: str | None) -> bool:
         return digest in (None, row["base_digest"]) or (row["id"], digest) in self.elsewhere
@@ -83,19 +83,19 @@ class _Snapshot:
 
 
 class _NotTheServer(Unavailable):
-    """Nothing came of an action for now, and no server is to blame: its other actions go on."""
+    """An action failed for now through no fault of the server; its other actions continue."""
 
 
 def ask(platform: Platform) -> Asked:
-    """What every server says of itself now; nothing where there is no fleet."""
+    """Return each server's own state; empty without a fleet."""
     at = platform.clock()
     return Asked(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
 
 
 def reconcile(platform: Platform) -> list[Reconciled]:
-    """One round: bring every server to the desired state as far as it goes. What was done, and what failed, is returned.
+    """Run one pass: bring every server to the desired state as far as possible; returns what was done and what failed.
 
-    Calling it again is harmless; while another process is at it, it does nothing.
+    Safe to repeat; does nothing while another process runs a pass.
     """
     platform = platform.whole
     if platform.fleet is None:
@@ -103,13 +103,13 @@ def reconcile(platform: Platform) -> list[Reconciled]:
     with _alone(platform) as alone:
         if not alone:
             return []
-        asked = ask(platform)  # before the desired state is read: an adapter promoted in between is never taken for an orphan
+        asked = ask(platform)  # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
         observations.forget_others(platform, [r.url for r in asked.replicas])
         return _round(platform, asked)
 
 
 def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) -> str | None:
-    """Load and probe one adapter on every server of its base at once, and record what was seen; returns what is missing."""
+    """Load and probe one adapter on every server of its base at once, and record the results; returns what is missing."""
     platform = platform.whole
     if platform.fleet is None:
         return None
@@ -121,7 +121,7 @@ def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) 
 
 @contextmanager
 def _alone(platform: Platform) -> Iterator[bool]:
-    """Holds the lock of a round, which a process that dies lets go of; False if another one holds it."""
+    """Hold the lock of a pass, which is released if the process dies; False if another process holds it."""
     with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         got = bool(conn.scalar(sa.select(sa.func.pg_try_advisory_lock(ONE_ROUND))))
         try:
@@ -132,8 +132,10 @@ def _alone(platform: Platform) -> Iterator[bool]:
 
 
 def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
-    """Plan and carry out, on all servers side by side; with `only`, what one adapter lacks."""
-    node_files.write(platform, asked.replicas)  # before the loads, for a server that restarts; before the unloads, so that it stays gone
+    """Plan and carry out actions on all servers in parallel; with `only`, just what one adapter lacks."""
+    node_files.write(
+        platform, asked.replicas
+    )  # before loads, for a server that restarts; before unloads, so that the adapter stays unloaded
     snapshot = _snapshot(platform, asked, only)
     plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
     for replica in asked.replicas:
@@ -146,7 +148,7 @@ def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list
 
 
 def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
-    """The desired state, and what was seen last; adapters that nobody desires and nobody has are left out."""
+    """Return the desired state and the last observed one; leaves out adapters that are neither desired nor loaded."""
     query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
         deployments, deployments.c.adapter_id == adapters.c.id
     )
@@ -164,7 +166,7 @@ def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapsho
     here = [row for row in snapshot.rows if row["base_model"] == replica.base]
     desired = [_desired(platform, asked, replica, row, snapshot) for row in here]
     served = dict(replica.adapters)
-    for want in desired:  # what was recorded after the server was asked is newer than its answer
+    for want in desired:  # records made after the server was asked are newer than its answer
         if want.proven:
             served[want.name] = want.directory
     if only:
@@ -199,9 +201,8 @@ def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) ->
 
 
 def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
-    """Take back what was seen of a server that has lost it, has it from elsewhere, or is not to answer with it any more: no request is
-    sent there. A server that is silent for a moment keeps what it has: where it is dead, requests pass it over.
-    """
+    """Withdraw the observed state of a server that lost the adapter, has it from elsewhere, or should no longer answer with it, so that
+    no request is sent there. A server that is silent for a moment keeps its state: if it is down, requests skip it."""
     if replica.silent:
         return
     for row in snapshot.rows:
@@ -218,7 +219,7 @@ def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snap
 
 
 def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
-    """What one server has to do, as far as it answers and the time of a round reaches; the rest is planned again in the next one."""
+    """Carry out one server's actions as far as it answers and the time limit allows; the next pass plans the rest again."""
     rows = {row["name"]: row for row in snapshot.rows}
     until, done, still_there = time.monotonic() + ROUND_S, list[Reconciled](), set[str]()
     for action in actions:
@@ -237,7 +238,7 @@ def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Actio
 
 
 def _carry_out(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, snapshot: _Snapshot) -> FtError | None:
-    """One action, and a record of how it went; whatever it meets is the answer, so that others go on."""
+    """Run one action and record the result; errors become the result, so that other actions continue."""
     try:
         error = _tried(platform, replica, action, row, accepted=row is None or snapshot.accepts(row, replica.base_digest))
         if row is not None:
@@ -302,7 +303,7 @@ def _load(platform: Platform, replica: Replica, record: AdapterRecord, *, accept
 
 
 def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
-    """Unload unless the adapter was promoted again; a promotion that comes now waits, and loads it after that."""
+    """Unload unless the adapter was promoted again; a promotion that arrives now waits, and loads it afterwards."""
     query = sa.select(deployments.c.desired).where(deployments.c.adapter_id == record.id).with_for_update()
     with platform.engine.begin() as conn:
         if conn.scalar(query) == LOADED:
@@ -322,7 +323,7 @@ def state_columns() -> tuple[sa.Column[Any], ...]:
 
 
 def desire(conn: Connection, record: AdapterRecord, desired: str, now: datetime) -> None:
-    """Write the desired state; a failure that was seen before is forgotten, so that it is tried again."""
+    """Write the desired state and clear an earlier failure, so that it is tried again."""
     fresh = {"desired": desired, "detail": None, "updated_at": now}
     statement = insert(deployments).values(adapter_id=record.id, name=record.name, observed=UNLOADED, desired_at=now, **fresh)
     kept = sa.case((deployments.c.observed == FAILED, UNLOADED), else_=deployments.c.observed)

@@ -54,9 +54,9 @@ async def _complete(request: Request, platform: Platform, tenant: str, path: str
 
 
 def affinity_of(body: dict[str, Any], session: str | None) -> str:
-    """Who keeps the same target of a route: the `user` of the request, else its session, else its conversation.
+    """Return the key that ties a caller to one target of a route: the request's `user`, else its session, else its conversation.
 
-    A conversation is known by its beginning, up to the first thing that was said by its user.
+    A conversation is identified by its beginning, up to the first user message.
     """
     if isinstance(body.get("user"), str) and body["user"]:
         return f"user:{body['user']}"

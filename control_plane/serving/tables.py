@@ -15,7 +15,7 @@ deployments = sa.Table(
     sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
     sa.Column("detail", sa.Text),
     timestamp("updated_at"),
-    timestamp("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests under way
+    timestamp("desired_at", nullable=True),  # when `desired` was last written: an unload waits for the requests in progress
 )  # fmt: skip
 
 replica_adapters = sa.Table(
@@ -24,14 +24,14 @@ replica_adapters = sa.Table(
     sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
     sa.Column("observed", sa.Text, nullable=False),  # loaded | unloaded | failed
     sa.Column("detail", sa.Text),
-    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # loads that failed for now, since the last success
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # temporarily failed loads since the last success
     timestamp("updated_at"),
 )  # fmt: skip
 
 model_routes = sa.Table(
     "model_routes", metadata,
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
-    sa.Column("name", sa.Text, primary_key=True),  # what callers put into `model`
+    sa.Column("name", sa.Text, primary_key=True),  # the name that callers use as `model`
     sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
     timestamp("created_at"), timestamp("updated_at"),
 )  # fmt: skip

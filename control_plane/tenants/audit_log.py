@@ -1,4 +1,4 @@
-"""The audit log, read: who changed what, from where. The database writes it; nothing here does."""
+"""Reads the audit log: who changed what, from where. Database triggers write it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ft_assets.errors import InvalidRequest
 MAX_LIST_LIMIT = 100
 LINE_ID = re.compile(r"aud_([0-9]{1,18})")
 CLI = "cli"
-"""An operator on the machine itself is ``cli:<user>``; of that a tenant sees this much."""
+"""A local operator appears as ``cli:<user>``; tenants see only this prefix."""
 MAX_UNIX_S = 253_402_300_799
 """The end of the year 9999."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Which lines; None wants all."""
+    """Filter of lines; None matches all."""
 
     object_id: str | None = None
     object_type: str | None = None
@@ -35,9 +35,9 @@ class Wanted:
     actor: str | None = None
     """Id of a key, of a member (all their keys), or of an operator."""
     since_s: int | None = None
-    """Unix seconds, included."""
+    """Unix seconds, inclusive."""
     before_s: int | None = None
-    """Unix seconds, excluded."""
+    """Unix seconds, exclusive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Who:
     kind: str
     id: str
     name: str | None
-    """Of the key or the operator; None of the system, and of what is no longer there."""
+    """Name of the key or operator; None for the system, and for deleted keys."""
     member_id: str | None = None
     email: str | None = None
 
@@ -66,7 +66,7 @@ class Lines:
 
 
 def read(platform: Platform, tenant: str | None, wanted: Wanted, *, after: str | None = None, limit: int = 20) -> Lines:
-    """Lines of a tenant, newest first. `tenant` None, for operators: of all tenants, and of the platform itself."""
+    """Return lines of a tenant, newest first. `tenant` None, for operators: of all tenants, and of the platform itself."""
     query = sa.select(audit_log)
     if tenant is not None:
         query = query.where(audit_log.c.tenant_id == tenant)
@@ -82,7 +82,7 @@ def read(platform: Platform, tenant: str | None, wanted: Wanted, *, after: str |
 
 
 def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: int | None = None) -> Iterator[Line]:
-    """Lines without an end of their own, page after page; `at_most` so many."""
+    """Yield up to `at_most` lines, page after page."""
     after, left = None, at_most
     while left is None or left > 0:
         found = read(platform, tenant, wanted, after=after, limit=MAX_LIST_LIMIT if left is None else min(left, MAX_LIST_LIMIT))
@@ -93,7 +93,7 @@ def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: in
 
 
 def document(line: Line) -> dict[str, Any]:
-    """A line as programs read it."""
+    """Return a line as JSON-ready values."""
     names = ("tenant_id", "action", "object_type", "object_id", "changes", "ip", "user_agent", "request_id")
     who, redacted_at = line.who, line.row["redacted_at"]
     return {
@@ -138,7 +138,7 @@ def _moment(unix_s: int, param: str) -> datetime:
 
 
 def _names(conn: Connection, rows: Iterable[RowMapping], *, of_operators: bool) -> dict[str, Who]:
-    """Names of the keys that acted. Who an operator is, is the platform's affair: a tenant sees the key's id alone."""
+    """Return the names of the keys that acted. Operators' names are internal: tenants see only the key's id."""
     ids: dict[str, set[str]] = {}
     for row in rows:
         ids.setdefault(row["actor_kind"], set()).add(row["actor_id"])
@@ -158,7 +158,7 @@ def _names(conn: Connection, rows: Iterable[RowMapping], *, of_operators: bool) 
 
 
 def _to_tenant(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A line without what says who among the platform's people it was, and where they sit."""
+    """Return a line without what identifies the platform's staff and their addresses."""
     changes = {column: both for column, both in row["changes"].items() if column != "decided_by"}
     if isinstance(detail := changes.get("detail"), list):
         changes["detail"] = [without_names(side) for side in detail]
@@ -170,7 +170,7 @@ def _to_tenant(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def without_names(detail: Any) -> Any:
-    """What an entry of the ledger says beside its amount."""
+    """Return what a ledger entry's line shows beside its amount."""
     return {k: v for k, v in detail.items() if k not in ("by", "decided_by")} if isinstance(detail, dict) else detail
 
 

@@ -1,4 +1,4 @@
-"""What a key may do to the keys of its tenant: no call makes anybody more than its caller is."""
+"""What a key may do to other keys of its tenant: no key can grant more than it has."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ BELOW_ADMIN = (Role.MEMBER, Role.VIEWER)
 
 
 def check_made_for(by: Principal, member_id: str, role: Role) -> None:
-    """Who may not name owners makes keys for itself and for members below it; an owner for everybody."""
+    """A caller who may not name owners can create keys for itself and for members below it; an owner for all members."""
     if not by.may_name_owners and member_id != by.member_id and role not in BELOW_ADMIN:
         raise _owner_required(f"makes a key that acts as the {role} {member_id}")
 
 
 def check_rotation(by: Principal, key: Mapping[Any, Any]) -> None:
-    """A secret that stands for a person is given to that person alone; one of the tenant itself to whom may name owners."""
+    """A member's secret is shown to that member only; one of the tenant itself to callers who may name owners."""
     if key["id"] == by.key_id:
         return
     if key["member_id"] is not None and key["member_id"] != by.member_id:
@@ -32,7 +32,7 @@ def check_rotation(by: Principal, key: Mapping[Any, Any]) -> None:
 
 
 def check_revocation(by: Principal, key: Mapping[Any, Any], role: Role | None) -> None:
-    """`role`: of the member whose key it is."""
+    """`role`: role of the member who owns the key."""
     if by.may_name_owners or key["id"] == by.key_id:
         return
     if key["names_owners"] or role is Role.OWNER:
@@ -40,7 +40,7 @@ def check_revocation(by: Principal, key: Mapping[Any, Any], role: Role | None) -
 
 
 def rate_within(by: Principal, asked: int | None) -> int | None:
-    """The rate of a key that `by` makes: a key that has less than the tenant's limit gives no more than it has."""
+    """Return the request limit of a key created by `by`: a key below the tenant's limit grants no more than its own."""
     own = by.requests_per_minute
     if own >= by.tenant.requests_per_minute:
         return asked
@@ -50,7 +50,7 @@ def rate_within(by: Principal, asked: int | None) -> int | None:
 
 
 def end_within(asked: datetime | None, bound: datetime | None) -> datetime | None:
-    """The end of a key that one makes which itself ends at `bound`; where nothing is asked for, the same moment."""
+    """Return the expiry of a key whose creator expires at `bound`; the same time if none is requested."""
     if bound is None or asked is None:
         return bound or asked
     if asked > bound:
@@ -59,7 +59,7 @@ def end_within(asked: datetime | None, bound: datetime | None) -> datetime | Non
 
 
 def check_as_wide(by: Principal, key: Mapping[Any, Any]) -> None:
-    """Refuse to hand the secret of a `key` to one that ends before it does, or has fewer requests."""
+    """Refuse to hand the secret of a `key` to a key that expires earlier, or has a lower request limit."""
     if by.expires_at is not None and (key["expires_at"] is None or key["expires_at"] > by.expires_at):
         raise _wider(f"the key {key['id']} would stay valid longer than {by.key_id}, which requests it", None)
     if rate_within(by, key["requests_per_minute"]) != key["requests_per_minute"]:

@@ -1,4 +1,4 @@
-"""Members of a tenant: people with a role, which bounds what their keys open. A tenant that has an owner always keeps one."""
+"""Members of a tenant: people with a role, which limits what their keys may do. A tenant with an owner always keeps one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_LIST_LIMIT = 100
 
 
 def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | None = None, by_owner: bool = True) -> RowMapping:
-    """Add a person. `by_owner`: whoever asks may name owners."""
+    """Add a person. `by_owner`: the caller may name owners."""
     held = role_named(role)
     values = person_of(tenant, email, held, name=name, now=platform.clock())
     with platform.engine.begin() as conn:
@@ -32,7 +32,7 @@ def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | N
 
 
 def list_members(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, removed: bool = False) -> Page:
-    """Members, newest first; with `removed` those who were, too."""
+    """Return the members, newest first; with `removed`, former ones too."""
     query = sa.select(members).where(members.c.tenant_id == tenant)
     if not removed:
         query = query.where(members.c.removed_at.is_(None))
@@ -42,7 +42,7 @@ def list_members(platform: Platform, tenant: str, *, after: str | None = None, l
 
 
 def get(platform: Platform, tenant: str, member_id: str) -> RowMapping:
-    """One member, also one who was removed."""
+    """Return one member, even a removed one."""
     with platform.engine.connect() as conn:
         return _member(conn, tenant, member_id)
 
@@ -57,7 +57,7 @@ def update(
     notify: bool | None = None,
     by_owner: bool = True,
 ) -> RowMapping:
-    """Change role, name, or whether e-mail is sent. A lower role narrows the member's keys from the next call on."""
+    """Change role, name or e-mail notifications. A lower role narrows the member's keys from the next call on."""
     check_name(name)
     asked = {"role": None if role is None else role_named(role).value, "name": name, "notify": notify}
     values = {k: v for k, v in asked.items() if v is not None}
@@ -74,7 +74,8 @@ def update(
 
 
 def remove(platform: Platform, tenant: str, member_id: str, *, by_owner: bool = True) -> int:
-    """Remove a member and revoke the keys that were theirs, together; how many. The person may be added anew, as another member."""
+    """Remove a member and revoke their keys, in one transaction; returns the number of keys. The person may be added again as a new
+    member."""
     now = platform.clock()
     with platform.engine.begin() as conn:
         row_of(conn, tenant, lock=True)
@@ -113,7 +114,7 @@ def _check_owners(by_owner: bool, *roles: Role) -> None:
 
 
 def _keep_an_owner(conn: Connection, tenant: str, leaving: RowMapping) -> None:
-    """The tenant's row is locked: two owners who remove each other meet here one after the other."""
+    """Call with the tenant's row locked, so that two owners who remove each other are handled one after the other."""
     if leaving["role"] != Role.OWNER:
         return
     others = (

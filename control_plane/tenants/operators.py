@@ -1,4 +1,4 @@
-"""Operators' keys: made on the machine of the control plane, hashed, expiring, revocable; no tenant's key opens their routes."""
+"""Operator keys: created on the machine of the control plane, hashed, expiring, revocable. No tenant's key opens operator routes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ft_assets.storable_text import check_storable
 
 MAX_NAME_CHARS = 100
 MAX_EXPIRES_IN_S = 366 * 24 * 3600
-"""A key that opens every tenant is made anew at least once a year."""
+"""A key with access to every tenant must be renewed at least once a year."""
 DEFAULT_EXPIRES_IN_S = 90 * 24 * 3600
 LAST_USED_EVERY = timedelta(minutes=1)
 
@@ -34,7 +34,7 @@ class NewOperatorKey:
 
 
 def create(platform: Platform, name: str, *, expires_in_s: int = DEFAULT_EXPIRES_IN_S) -> NewOperatorKey:
-    """Make a key for the person or machine called `name`."""
+    """Create a key for the person or machine `name`."""
     check_storable(name, "name")
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise InvalidRequest(f"name has {len(name)} characters; 1 to {MAX_NAME_CHARS} are allowed", param="name")
@@ -50,14 +50,14 @@ def create(platform: Platform, name: str, *, expires_in_s: int = DEFAULT_EXPIRES
 
 
 def list_all(platform: Platform) -> list[RowMapping]:
-    """Every key, newest first, revoked ones too; without their hashes."""
+    """Return every key, newest first, revoked ones included, without hashes."""
     columns = [c for c in operator_keys.c if c.name != "sha256"]
     with platform.engine.connect() as conn:
         return list(conn.execute(sa.select(*columns).order_by(operator_keys.c.created_at.desc(), operator_keys.c.id)).mappings())
 
 
 def revoke(platform: Platform, key_id: str) -> RowMapping:
-    """End a key at once; revoking it again changes nothing."""
+    """Revoke a key at once; revoking it again changes nothing."""
     with platform.engine.begin() as conn:
         found = operator_keys.c.id == key_id
         conn.execute(sa.update(operator_keys).where(found, operator_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
@@ -68,7 +68,7 @@ def revoke(platform: Platform, key_id: str) -> RowMapping:
 
 
 def authenticate(platform: Platform, secret: str) -> Operator:
-    """The operator of a key. A tenant's key is told apart by its form, before the database is asked."""
+    """Return the operator of a key. A tenant's key is recognized by its form, before the database is read."""
     if secret.startswith(TENANT_PREFIX):
         raise Forbidden(
             f"this route is for operators of the platform, and {hint_of(secret)} is a tenant's key; use one that begins with "

@@ -1,4 +1,4 @@
-"""Tenants, members, keys and lines of the audit log as the API returns them."""
+"""API responses for tenants, members, keys and audit log lines."""
 
 from __future__ import annotations
 

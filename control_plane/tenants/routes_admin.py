@@ -1,4 +1,4 @@
-"""``/v1/admin/tenants`` and ``/v1/admin/audit_log``: what operators see and change of all tenants."""
+"""``/v1/admin/tenants`` and ``/v1/admin/audit_log``, for operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/audit_log``: what was changed in the caller's tenant, by whom, from where."""
+"""``/v1/audit_log``: what changed in the caller's tenant, by whom, from where."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wanted(
         int | None, Query(alias="created[lt]", description="Return only changes made before this Unix time in seconds.")
     ] = None,
 ) -> audit.Wanted:
-    """The filters of a query."""
+    """Read the filters of a query."""
     return audit.Wanted(object_id=object_id, object_type=object_type, action=action, actor=actor, since_s=since, before_s=before)
 
 

@@ -1,4 +1,4 @@
-"""``/v1/api_keys`` and ``/v1/me``: keys of the caller's own tenant, and who the caller is."""
+"""``/v1/api_keys`` and ``/v1/me``: keys of the caller's tenant, and the caller itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants, their tiers with the limits of each, the roles of their members, and who a key stands for."""
+"""Tenants, tiers and their limits, roles of members, and the principal behind a key."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ft_assets.storable_text import check_storable
 
 
 class Scope(enum.StrEnum):
-    """What a key may do; each includes the ones before it."""
+    """What a key may do; each scope includes the ones before it."""
 
     READ = "read"
     WRITE = "write"
     ADMIN = "admin"
-    """Keys of its own tenant, too. Tenants themselves are made by operators, never through a key."""
+    """Also manages keys of its own tenant. Tenants are created by operators, never through a tenant's key."""
 
 
 class Role(enum.StrEnum):
-    """What a member is to its tenant."""
+    """Role of a member in its tenant."""
 
     OWNER = "owner"
-    """May do what an admin may, and alone makes and removes owners; a tenant that has one always keeps one."""
+    """May do what an admin may, and alone adds and removes owners; a tenant with an owner always keeps one."""
     ADMIN = "admin"
     MEMBER = "member"
     VIEWER = "viewer"
 
     @property
     def scope(self) -> Scope:
-        """The widest scope that a key of such a member opens."""
+        """Return the widest scope that a key of such a member can have."""
         return {Role.VIEWER: Scope.READ, Role.MEMBER: Scope.WRITE}.get(self, Scope.ADMIN)
 
 
 def role_named(name: str) -> Role:
-    """The role called `name`; a refusal that lists the roles if there is none."""
+    """Return the role `name`; the refusal lists the roles."""
     try:
         return Role(name)
     except ValueError:
@@ -48,28 +48,28 @@ def role_named(name: str) -> Role:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tier:
-    """Limits of a class of service; a tenant's row may hold another `max_jobs_in_flight`."""
+    """Limits of a tier; a tenant's row may override `max_jobs_in_flight` and others."""
 
     name: str
     max_jobs_in_flight: int
     """Jobs that are not final, paused ones included."""
     max_file_bytes: int
     max_examples: int
-    """Of one dataset, after duplicates are gone."""
+    """Rows of one dataset, after deduplication."""
     may_train_full: bool
-    """Full-parameter and 70B jobs."""
+    """Allows full-parameter and 70B jobs."""
     soft_gpu_hours: float | None
-    """A month; what goes beyond is billed as overage. None: there is no such line."""
+    """GPU-hours per month beyond which use is billed as overage. None: no limit."""
     hard_gpu_hours: float | None
-    """A month; nothing runs beyond. None: no cap."""
+    """GPU-hours per month beyond which nothing runs. None: no cap."""
     requests_per_minute: int
-    """Of each API key."""
+    """Requests per minute of each API key."""
     starts_within_s: float | None
-    """What the tier promises from submission to start; None: best effort."""
+    """Promised seconds from submission to start; None: best effort."""
 
 
 LARGE_MODEL_PARAMETERS = 60_000_000_000
-"""From here on a model is of the 70B class: below Llama 70B and Qwen 72B, above the 32B models."""
+"""Models from this size on are of the 70B class: below Llama 70B and Qwen 72B, above the 32B models."""
 GIB = 1 << 30
 MILLION = 1_000_000
 
@@ -95,7 +95,7 @@ TIERS: Mapping[str, Tier] = {
 
 
 def tier_named(name: str) -> Tier:
-    """The tier called `name`; a refusal that lists the tiers if there is none."""
+    """Return the tier `name`; the refusal lists the tiers."""
     try:
         return TIERS[name]
     except KeyError:
@@ -104,7 +104,7 @@ def tier_named(name: str) -> Tier:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tenant:
-    """A tenant with the limits that apply to it: its own where an operator gave it some, else those of its tier."""
+    """A tenant with its effective limits: its own where set by an operator, else those of its tier."""
 
     id: str
     name: str
@@ -114,36 +114,36 @@ class Tenant:
     hard_gpu_hours: float | None
     requests_per_minute: int
     suspended_at: datetime | None = None
-    """Since then every call of its keys is refused, and nothing of it is submitted or starts; what runs goes on."""
+    """When it was suspended: calls of its keys are refused and nothing new starts; running jobs continue."""
     suspended_reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """Who calls: a tenant through one of its keys."""
+    """The caller: a tenant, through one of its keys."""
 
     tenant: Tenant
     key_id: str
     scopes: frozenset[Scope]
-    """What the key opens now: its own scopes, within what the role of its member allows."""
+    """What the key may do now: its scopes, limited by its member's role."""
     requests_per_minute: int = 0
-    """Of this key."""
+    """Name of the key."""
     member_id: str | None = None
-    """Whose key it is; None: the tenant's own, for its machines."""
+    """Member who owns the key; None: the tenant's own, for machines."""
     role: Role | None = None
-    """Of that member."""
+    """Role of that member."""
     names_owners: bool = False
-    """Of a key without a member: an operator or an owner made it."""
+    """For a key without a member: created by an operator or an owner."""
     expires_at: datetime | None = None
-    """Of this key."""
+    """Requests per minute of the key."""
 
     @property
     def may_name_owners(self) -> bool:
-        """Owners, and the tenant's own keys that they or an operator made: whoever made the tenant holds one of these."""
+        """Whether the caller may name owners: owners, and keys of the tenant itself that owners or operators created."""
         return self.role is Role.OWNER or (self.role is None and self.names_owners)
 
     def require(self, scope: Scope) -> None:
-        """Refuse unless the key holds `scope` or one that includes it."""
+        """Refuse unless the key has `scope` or one that includes it."""
         order = list(Scope)
         if any(order.index(held) >= order.index(scope) for held in self.scopes):
             return
@@ -153,29 +153,29 @@ class Principal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """Who runs the platform, and calls with a key that no tenant has."""
+    """An operator of the platform, who uses a key that belongs to no tenant."""
 
     id: str
-    """Of the key: ``opk_...``; on the machine itself ``cli:<user>``."""
+    """Id of the key, ``opk_...``; on the machine itself ``cli:<user>``."""
     name: str
 
 
 def within(scopes: frozenset[Scope], widest: Scope) -> frozenset[Scope]:
-    """`scopes`, none of them wider than `widest`."""
+    """Return `scopes`, limited to `widest`."""
     order = list(Scope)
     return frozenset(min(s, widest, key=order.index) for s in scopes)
 
 
 MAX_NAME_CHARS = 100
 MAX_EMAIL_CHARS = 254
-"""What a mail server takes (RFC 5321)."""
+"""Limit of mail servers (RFC 5321)."""
 LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 EMAIL = re.compile(rf"[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]{{1,64}}@(?:{LABEL}\.)+{LABEL}")
-"""As browsers check it, with a dot in the domain; whether anybody reads it shows when something is sent."""
+"""As browsers check it, with a dot in the domain; whether the address is read shows only when mail is sent."""
 
 
 def person_of(tenant: str, email: str, role: Role, *, now: datetime, name: str | None = None) -> dict[str, Any]:
-    """The row of a new member."""
+    """Return the row of a new member."""
     if len(email) > MAX_EMAIL_CHARS or not EMAIL.fullmatch(email):
         raise InvalidRequest(
             f"{email[:80]!r} is not an e-mail address of the form name@example.com, in ASCII, with at most {MAX_EMAIL_CHARS} characters",
@@ -188,7 +188,7 @@ def person_of(tenant: str, email: str, role: Role, *, now: datetime, name: str |
 
 
 def check_name(name: str | None) -> None:
-    """Refuse what cannot stand in a line of a list or of a mail's header."""
+    """Refuse a name that does not fit into one line of a list or a mail header."""
     if name is None:
         return
     check_storable(name, "name")

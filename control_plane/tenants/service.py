@@ -1,4 +1,4 @@
-"""Tenants and their API keys: made by operators, authenticated on every call."""
+"""Tenants and their API keys: created by operators, authenticated on every call."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, Quot
 from ft_assets.storable_text import check_storable
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-"""Part of served model names, which are lower case and at most 64 characters."""
+"""Ids are part of served model names, which are lower case with at most 64 characters."""
 LAST_USED_EVERY = timedelta(minutes=1)
-"""How exact ``last_used_at`` is: a row written on every call would be the busiest of all."""
+"""Precision of ``last_used_at``: a row written on every call would be the busiest of all."""
 
 MAX_EXPIRES_IN_S = 10 * 365 * 24 * 3600
-"""Of a key: ten years; one that lasts longer is one without an end."""
+"""Longest life of a key: ten years; a longer one would be a key without an end."""
 MAX_OVERLAP_S = 30 * 24 * 3600
 DEFAULT_OVERLAP_S = 24 * 3600
-"""While which both secrets of a rotated key open: a day is what a deployment takes."""
+"""While both secrets of a rotated key work: a day is enough for a deployment."""
 MAX_LIST_LIMIT = 100
 SUSPENDED = "tenant_suspended"
 MAX_KEYS = 100
-"""Of a tenant that open something: each has the requests of a minute."""
+"""Active keys per tenant: each has its own requests per minute."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewKey:
-    """A key with its secret: the only moment at which the secret exists outside its owner's hands."""
+    """A new key with its secret, which is not stored."""
 
     id: str
     secret: str
     row: RowMapping
-    """As a list of keys shows it."""
+    """The key as a list shows it."""
 
 
 def create(
@@ -58,7 +58,7 @@ def create(
     max_jobs_in_flight: int | None = None,
     owner_email: str | None = None,
 ) -> tuple[Tenant, NewKey]:
-    """Make the tenant with id `tenant` and its first key, which holds every scope; with `owner_email` its first member, too.
+    """Create the tenant `tenant` and its first key, which has every scope; with `owner_email`, also its first member.
 
     ``Conflict`` if the id is taken.
     """
@@ -84,13 +84,13 @@ def create(
 
 
 def get(platform: Platform, tenant: str) -> Tenant:
-    """The tenant with this id; ``NotFound`` if there is none."""
+    """Return the tenant; ``NotFound`` if it does not exist."""
     with platform.engine.connect() as conn:
         return tenant_of(row_of(conn, tenant))
 
 
 def row_of(conn: Connection, tenant: str, *, lock: bool = False) -> RowMapping:
-    """The row of a tenant; `lock` keeps others from changing it, its members and keys in this transaction."""
+    """Return the row of a tenant; `lock` keeps other transactions from changing it, its members and keys."""
     query = sa.select(tenants).where(tenants.c.id == tenant)
     row = conn.execute(query.with_for_update(key_share=True) if lock else query).mappings().one_or_none()
     if row is None:
@@ -99,7 +99,7 @@ def row_of(conn: Connection, tenant: str, *, lock: bool = False) -> RowMapping:
 
 
 def list_all(platform: Platform) -> list[Tenant]:
-    """Every tenant, for operators."""
+    """Return every tenant, for operators."""
     with platform.engine.connect() as conn:
         return [tenant_of(r) for r in conn.execute(sa.select(tenants).order_by(tenants.c.id)).mappings()]
 
@@ -135,11 +135,11 @@ def create_key(
     requests_per_minute: int | None = None,
     by: Principal | None = None,
 ) -> NewKey:
-    """Make a further key of `tenant`, or of one of its members; its secret is returned now and never again.
+    """Create another key of `tenant`, or of one of its members; its secret is returned only here.
 
-    A member's key opens no more than the member's role does, and no key more requests a minute than the tenant's limit.
-    `by` a key of the tenant (None: an operator), it ends no later and has no more requests than that key, and one of
-    the tenant itself names owners only where that key does.
+    A member's key can do no more than the member's role allows, and no key has a higher request limit than the tenant. If created by `by`,
+    a key of the tenant (None: an operator), it expires no later and has no higher limit than that key, and a key of the tenant itself may
+    name owners only if that key may.
     """
     check_storable({"name": name, "member_id": member_id})
     now, asked = platform.clock(), _scopes(scopes)
@@ -167,7 +167,7 @@ def create_key(
 
 
 def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page:
-    """Keys of `tenant`, revoked ones too, newest first; without their hashes."""
+    """Return the keys of `tenant`, newest first, revoked ones included, without hashes."""
     query = sa.select(*SHOWN).where(api_keys.c.tenant_id == tenant)
     by = [api_keys.c.created_at, api_keys.c.id]
     with platform.engine.connect() as conn:
@@ -175,13 +175,13 @@ def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limi
 
 
 def get_key(platform: Platform, tenant: str, key_id: str) -> RowMapping:
-    """One key, without its hash."""
+    """Return one key, without its hash."""
     with platform.engine.connect() as conn:
         return _key(conn, tenant, key_id)
 
 
 def revoke_key(platform: Platform, tenant: str, key_id: str, *, by: Principal | None = None) -> RowMapping:
-    """End a key at once; revoking it again changes nothing. `by` a key of the tenant; None: an operator."""
+    """Revoke a key at once; revoking it again changes nothing. `by`: a key of the tenant; None: an operator."""
     with platform.engine.begin() as conn:
         row_of(conn, tenant, lock=True)
         old = _key(conn, tenant, key_id)
@@ -202,10 +202,10 @@ def rotate_key(
     expires_in_s: int | None = None,
     by: Principal | None = None,
 ) -> NewKey:
-    """A new key with the name, scopes, member and limit of a working one, which itself ends after `overlap_s`.
+    """Create a key with the name, scopes, member and limit of a working one, which expires after `overlap_s`.
 
-    The new one lasts `expires_in_s`; where that is not given, as long as the old one was made for. `by` a key of the
-    tenant (None: an operator): its own may be made to last as long again, another one no longer than itself.
+    The new key lasts `expires_in_s`, by default as long as the old one was created for. If `by` is a key of the tenant (None: an operator),
+    its own successor may last as long again, another key no longer than itself.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidRequest(f"overlap {overlap_s} is outside 0..{MAX_OVERLAP_S} seconds, 30 days", param="overlap")
@@ -230,14 +230,14 @@ def rotate_key(
         end = end if old["expires_at"] is None else min(end, old["expires_at"])
         conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
         kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
-        _check_room(conn, tenant, now, at_most=2 * MAX_KEYS)  # with each, the one that it takes the place of
+        _check_room(conn, tenant, now, at_most=2 * MAX_KEYS)  # each may have one successor during the overlap
         return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
 
 
 def authenticate(platform: Platform, secret: str) -> Principal:
-    """The principal of a key. Unknown, expired and revoked keys are told apart only to those who hold the secret.
+    """Return the principal of a key. Unknown, expired and revoked keys are distinguished only for holders of the secret.
 
-    One look-up by a unique index, on every call: a key that is revoked opens nothing from the next call on, anywhere.
+    One look-up in a unique index on every call: a revoked key stops working everywhere with the next call.
     """
     if secret.startswith(OPERATOR_PREFIX):
         raise Forbidden(
@@ -269,7 +269,7 @@ def authenticate(platform: Platform, secret: str) -> Principal:
 
 
 def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
-    """``Forbidden`` (``tenant_suspended``) with the reason and whom to ask, where an operator has suspended the tenant."""
+    """Raise ``Forbidden`` (``tenant_suspended``), with the reason and whom to contact, if an operator suspended the tenant."""
     if tenant.suspended_at is not None:
         raise Forbidden(
             f"the tenant {tenant.id} is suspended since {tenant.suspended_at:%Y-%m-%d %H:%M} UTC: {tenant.suspended_reason}. "
@@ -293,7 +293,7 @@ BY_SECRET = (
 
 
 def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
-    """One of the calls that come at the same moment writes it; the others do not wait, and nobody waits for the disk."""
+    """One of several concurrent calls writes it; the others do not wait, and none waits for the disk."""
     stale = api_keys.c.last_used_at.is_(None) | (api_keys.c.last_used_at < now - LAST_USED_EVERY)
     due = sa.select(api_keys.c.id).where(api_keys.c.id == key_id, stale).with_for_update(skip_locked=True)
     conn.exec_driver_sql("SET LOCAL synchronous_commit TO off")
@@ -310,7 +310,7 @@ def _key(conn: Connection, tenant: str, key_id: str) -> RowMapping:
 
 
 def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scope, ...]) -> Role:
-    """The member's role, which is wide enough for the scopes."""
+    """Return the member's role, which must be wide enough for the scopes."""
     mine = members.c.id == member_id, members.c.tenant_id == tenant, members.c.removed_at.is_(None)
     held = conn.execute(sa.select(members.c.role).where(*mine)).scalar()
     if held is None:
@@ -344,7 +344,7 @@ def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
 
 
 def _check_room(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
-    """Refuse one key too many; the tenant's row is locked, so that two calls do not both take the last place."""
+    """Refuse one key too many; with the tenant's row locked, so that two calls cannot both take the last place."""
     live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > now))
     count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == tenant, live)).scalar_one()
     if count >= at_most:
@@ -363,7 +363,7 @@ def _scopes(names: Collection[str]) -> tuple[Scope, ...]:
 
 
 def refuse_while_deleted(conn: Connection, tenant: str) -> None:
-    """``Conflict`` (``data_being_deleted``) where a deletion of all that the tenant stored is open."""
+    """Raise ``Conflict`` (``data_being_deleted``) while a deletion of all the tenant's data is open."""
     is_open = (
         (deletion_requests.c.subject_kind == "tenant") & (deletion_requests.c.subject_id == tenant) & deletion_requests.c.done_at.is_(None)
     )

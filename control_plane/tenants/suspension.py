@@ -1,4 +1,4 @@
-"""What operators change about a tenant: its name, its tier and limits, and whether it may call at all."""
+"""Changes to a tenant by operators: name, tier, limits and suspension."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_REASON_CHARS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """What a limit of one tenant may be set to."""
+    """Bounds of one limit of a tenant."""
 
     least: float
     most: float
@@ -37,9 +37,9 @@ LIMITS: Mapping[str, Bounds] = {
 
 
 def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenant:
-    """Change `name`, `tier` or limits; a limit that is None is again the one of the tier. What is not given stays.
+    """Change `name`, `tier` or limits; None resets a limit to the tier's. Fields not given stay.
 
-    Jobs that run go on; the next admission meets the new limits.
+    Running jobs continue; the next admission uses the new limits.
     """
     values = {k: v for k, v in changes.items() if v is not None or k in LIMITS}
     for name in set(values) & set(LIMITS):
@@ -53,20 +53,21 @@ def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenan
         if values.get("max_jobs_in_flight", 0) is None:
             values["max_jobs_in_flight"] = tier.max_jobs_in_flight
         elif "max_jobs_in_flight" not in values and old["max_jobs_in_flight"] == tier_named(old["tier"]).max_jobs_in_flight:
-            values["max_jobs_in_flight"] = tier.max_jobs_in_flight  # it had its tier's limit, and gets the new one's
+            values["max_jobs_in_flight"] = tier.max_jobs_in_flight  # it had its tier's limit, and now gets the new one's
         _check_order(values, old)
         changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
         return tenant_of(conn.execute(changed).mappings().one())
 
 
 def suspend(platform: Platform, tenant: str, *, reason: str) -> Tenant:
-    """Refuse every call of its keys from now on, with `reason`; nothing new starts, jobs that run go on. Again: only the reason changes."""
+    """Suspend a tenant with `reason`: calls of its keys are refused, nothing new starts, running jobs continue. Again: changes the
+    reason only."""
     _check_text("reason", reason, MAX_REASON_CHARS)
     return _set(platform, tenant, suspended_at=sa.func.coalesce(tenants.c.suspended_at, platform.clock()), suspended_reason=reason)
 
 
 def resume(platform: Platform, tenant: str) -> Tenant:
-    """Let its keys in again; a tenant that was not suspended stays as it is."""
+    """Lift a suspension; does nothing if the tenant is not suspended."""
     return _set(platform, tenant, suspended_at=None, suspended_reason=None)
 
 

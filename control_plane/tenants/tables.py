@@ -1,4 +1,4 @@
-"""Tenants, who acts for them, and what was done."""
+"""Tenants, members, keys, operators, and the audit log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ tenants = sa.Table(
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("tier", sa.Text, nullable=False),
     sa.Column("max_jobs_in_flight", sa.Integer, nullable=False),
-    sa.Column("soft_gpu_hours", sa.Float), sa.Column("hard_gpu_hours", sa.Float),  # a month; null: those of the tier
+    sa.Column("soft_gpu_hours", sa.Float), sa.Column("hard_gpu_hours", sa.Float),  # per month; null: those of the tier
     sa.Column("requests_per_minute", sa.Integer),  # of each key; null: that of the tier
     timestamp("suspended_at", nullable=True), sa.Column("suspended_reason", sa.Text),
     timestamp("created_at"),
@@ -37,13 +37,13 @@ api_keys = sa.Table(
     "api_keys", metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False, index=True),
-    sa.Column("member_id", sa.Text, sa.ForeignKey("members.id")),  # whose it is; null: the tenant's own, for its machines
+    sa.Column("member_id", sa.Text, sa.ForeignKey("members.id")),  # its owner; null: the tenant's own, for machines
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("sha256", sa.Text, nullable=False, unique=True),
     sa.Column("hint", sa.Text, nullable=False),
     sa.Column("scopes", JSONB, nullable=False),
     sa.Column("requests_per_minute", sa.Integer),  # null: the tenant's
-    # of one without a member: it holds admin, and an operator or an owner made it
+    # of a key without a member: it has scope admin, and an operator or an owner created it
     sa.Column("names_owners", sa.Boolean, nullable=False, server_default=sa.false()),
     timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("revoked_at", nullable=True),
     timestamp("last_used_at", nullable=True),
@@ -58,7 +58,7 @@ operator_keys = sa.Table(
     timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("revoked_at", nullable=True),
     timestamp("last_used_at", nullable=True),
 )  # fmt: skip
-"""Of those who run the platform: no tenant's key opens their routes, and theirs opens no tenant's."""
+"""Operators of the platform: tenants' keys do not open their routes, and theirs open no tenant's."""
 
 idempotency_keys = sa.Table(
     "idempotency_keys", metadata,
@@ -72,9 +72,9 @@ idempotency_keys = sa.Table(
 audit_log = sa.Table(
     "audit_log", metadata,
     sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("tenant_id", sa.Text),  # null: of the platform itself; no reference, a line outlives what it speaks of
+    sa.Column("tenant_id", sa.Text),  # null: the platform itself; no foreign key, because a line outlives its subject
     sa.Column("actor_kind", sa.Text, nullable=False),  # key | operator | system
-    sa.Column("actor_id", sa.Text, nullable=False),  # id of the key; of the system: the process
+    sa.Column("actor_id", sa.Text, nullable=False),  # id of the key; for the system, the process
     sa.Column("action", sa.Text, nullable=False),  # <object_type>.created | .updated | .deleted
     sa.Column("object_type", sa.Text, nullable=False),
     sa.Column("object_id", sa.Text, nullable=False),
@@ -84,5 +84,5 @@ audit_log = sa.Table(
     sa.Index("ix_audit_log_tenant_seq", "tenant_id", "seq"),
     sa.Index("ix_audit_log_object", "object_id", "seq"),
 )  # fmt: skip
-"""Written by a trigger in the transaction of the change, for every table that it watches. No line is ever changed or taken out,
-but for what it quotes of a tenant's data, when that data is deleted."""
+"""Written by a trigger in the transaction of the change, for every watched table. Lines are never changed or deleted, except for quoted
+tenant data when that data is deleted."""
