@@ -1,1 +1,1 @@
-"""Webhooks and e-mails: outbox, endpoints, deliveries."""
+"""Webhooks and e-mail: outbox, endpoints, deliveries."""

@@ -1,4 +1,4 @@
-"""What became of each event on its way to an endpoint: listed, sent again, and counted for operators."""
+"""Deliveries of events to endpoints: listed, replayed, and counted for operators."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ REPLAYED_AT_ONCE = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backlog:
-    """What waits to be told, over all tenants: cheap to ask for, a partial index each."""
+    """Pending deliveries over all tenants; cheap, each count has a partial index."""
 
     waiting_events: int
-    """Not fanned out yet."""
+    """Events without deliveries yet."""
     pending: int
     dead: int
-    """Of the last 30 days; they can be replayed."""
+    """Dead deliveries of the last 30 days; they can be replayed."""
     oldest_pending_age_s: float
-    """0 where nothing is pending."""
+    """0 if nothing is pending."""
 
 
 def list_deliveries(
     platform: Platform, tenant: str, endpoint_id: str, *, state: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page:
-    """Newest first; those of the last 30 days."""
+    """Return the deliveries of the last 30 days, newest first."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:80]!r} is not one of {', '.join(STATES)}", code="invalid_delivery_state", param="state")
     webhook_endpoints.get(platform, tenant, endpoint_id)
@@ -49,7 +49,7 @@ def list_deliveries(
 
 
 def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) -> RowMapping:
-    """Send an event to its endpoint again, with all attempts before it, whatever became of it; one that is pending is sent now."""
+    """Send an event to its endpoint again with a fresh set of attempts, whatever its state; a pending one is sent now."""
     with platform.engine.begin() as conn:
         webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
         this = (deliveries.c.id == delivery_id) & (deliveries.c.target == endpoint_id) & (deliveries.c.tenant_id == tenant)
@@ -63,7 +63,7 @@ def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) 
 
 
 def replay_dead(platform: Platform, tenant: str, endpoint_id: str, *, since: datetime) -> int:
-    """Send again what is dead and came up since then, the oldest 10,000 of it; returns how much that is."""
+    """Resend dead deliveries of events since then, at most the oldest 10,000; returns how many."""
     d = deliveries.c
     with platform.engine.begin() as conn:
         webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
@@ -87,7 +87,7 @@ def backlog(platform: Platform) -> Backlog:
 
 
 def _again(which: sa.ColumnElement[bool], now: datetime) -> sa.Update:
-    """A claim on it is void: who holds it finds another number of claims."""
+    """Void the present claim: its holder finds another number of claims."""
     values = {"state": "pending", "attempts": 0, "next_attempt_at": now, "claimed_until": None, "delivered_at": None}
     return sa.update(deliveries).where(which).values(**values, claims=deliveries.c.claims + 1)
 

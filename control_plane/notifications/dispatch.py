@@ -1,8 +1,8 @@
-"""Deliveries on their way: claimed, sent, and what became of them written down. At least once, whatever dies in between.
+"""Sends deliveries: claim, send, record the result. At least once, even if processes die in between.
 
-A claim is a row's `claimed_until`, and `claims`, which only ever grows, says whose it is: who comes back late finds another number
-and changes nothing. Receivers know what they have had by the event's id, which no attempt changes. Whatever goes wrong is an
-attempt, and counts: nothing is tried for ever, and nothing behind it waits for ever.
+A claim is a row's `claimed_until`; `claims`, which only grows, identifies its holder: one that comes back late finds another number and
+changes nothing. Receivers recognize repeated events by their id, which stays the same over all attempts. Every failure counts as an
+attempt, so nothing is retried forever or waits forever behind it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from ft_assets.telemetry import correlation, spans
 from ft_assets.telemetry.spans import Span
 
 LEASE = timedelta(seconds=60)
-"""Of a claim: several times what a delivery may take. After a kill it is sent again that much later."""
+"""Duration of a claim: several times what a delivery may take. After a kill, the delivery is sent again that much later."""
 SLOTS = Slots(total=16, failing=6, mail=4)
-"""Threads that wait for receivers most of the time."""
+"""Threads, which mostly wait for receivers."""
 BETWEEN_ROUNDS_S = 0.02
-"""As long as there is something to do: what ends together is followed by one round."""
+"""Pause between rounds while there is work, so that one round handles deliveries that end together."""
 GONE = 410
 MAX_ERROR_CHARS = 300
 UNKNOWN = "what became of its last attempt is not known: the process that made it did not come to an end"
@@ -70,7 +70,7 @@ CROSS JOIN LATERAL (
 ) d
 LEFT JOIN webhook_endpoints w ON w.id = d.target
 """)
-"""The first deliveries of each target that could be sent now: nothing earlier of their subject is still to be sent there."""
+"""The first delivery of each target that could be sent now: no earlier event of the same subject is pending there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Claim:
     id: str
     attempt: int
     number: int
-    """Of the claim: no other on this delivery has it."""
+    """Number of the claim; unique for this delivery."""
     is_mail: bool
     failing: bool
 
@@ -92,13 +92,13 @@ class Outcome:
     error: str | None = None
     retry_after_s: float | None = None
     final: bool = False
-    """No further attempt can help."""
+    """No further attempt can succeed."""
 
 
 def claim(platform: Platform, slots: Slots) -> list[Claim]:
-    """Take what is to be sent now, as :func:`control_plane.notifications.rules.choose` says; one process at a time chooses.
+    """Claim deliveries to send now, chosen by :func:`control_plane.notifications.rules.choose`; one process chooses at a time.
 
-    What has had its last attempt, none of which came to an end that could be written down, is given up here.
+    Deliveries that used their last attempt without a recorded result are given up here.
     """
     now = platform.clock()
     d = deliveries.c
@@ -127,7 +127,7 @@ def claim(platform: Platform, slots: Slots) -> list[Claim]:
 
 
 def _free(ids: list[str], now: datetime) -> sa.Select[tuple[str]]:
-    """Those of `ids` that are nobody's at this moment, locked: another may have come in between."""
+    """Lock those of `ids` that are still unclaimed: another process may have taken some in between."""
     d = deliveries.c
     unclaimed = sa.or_(d.claimed_until.is_(None), d.claimed_until <= now)
     return sa.select(d.id).where(d.id.in_(ids), d.state == "pending", unclaimed).with_for_update(skip_locked=True)
@@ -141,7 +141,7 @@ def _due(row: RowMapping) -> Due:
 
 
 def deliver(platform: Platform, claimed: Claim) -> None:
-    """Send what was claimed and write down what became of it."""
+    """Send a claimed delivery and record the result."""
     joined = deliveries.join(outbox, outbox.c.seq == deliveries.c.event_seq)
     event = (outbox.c.id.label("event_id"), outbox.c.type, outbox.c.data, outbox.c.created_at.label("happened_at"))
     query = sa.select(deliveries, *event).select_from(joined).where(deliveries.c.id == claimed.id)
@@ -182,7 +182,7 @@ def _post(platform: Platform, row: RowMapping, target: RowMapping) -> Outcome:
 
 
 def judged(answer: WebhookAnswer) -> Outcome:
-    """2xx is delivered and nothing else is: a redirect is an answer of somebody who did not take it."""
+    """Only 2xx counts as delivered: the endpoint that redirects did not accept the event."""
     if answer.status is None:
         return Outcome(delivered=False, error=answer.error)
     if 200 <= answer.status < 300:
@@ -210,18 +210,18 @@ def _mail(platform: Platform, row: RowMapping, member: RowMapping) -> Outcome:
 
 
 def event_body(event_id: str, kind: str, data: dict[str, Any], at: datetime) -> bytes:
-    """What is signed and sent: the same bytes at every attempt."""
+    """The signed body, identical for every attempt."""
     body = {"id": event_id, "object": "event", "created_at": int(at.timestamp()), "type": kind, "data": data}
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
 def live_secrets(secrets: list[dict[str, Any]], now: datetime) -> list[str]:
-    """Newest first; one that was replaced signs until its end."""
+    """Secrets, newest first; a replaced one signs until its end."""
     return [s["secret"] for s in secrets if s["until"] is None or s["until"] > now.timestamp()]
 
 
 def finish(conn: Connection, row: RowMapping, claimed: Claim, outcome: Outcome, *, now: datetime) -> None:
-    """Write down what became of an attempt, unless its claim is void; the endpoint's row is locked before the delivery's."""
+    """Record the result of an attempt unless its claim is void; locks the endpoint's row before the delivery's."""
     endpoint = None
     if row["channel"] == box.WEBHOOK:
         locked = sa.select(webhook_endpoints).where(webhook_endpoints.c.id == row["target"]).with_for_update()
@@ -266,7 +266,7 @@ def _disable(conn: Connection, endpoint: RowMapping, code: str, why: str, now: d
 
 
 def give_up(conn: Connection, endpoint_id: str, why: str) -> None:
-    """End what is still to be sent to an endpoint whose row the caller has locked; it can be replayed."""
+    """End pending deliveries of an endpoint whose row the caller has locked; they can be replayed."""
     conn.execute(_given_up((deliveries.c.target == endpoint_id) & (deliveries.c.state == "pending"), why))
 
 
@@ -275,7 +275,7 @@ def _given_up(which: sa.ColumnElement[bool], why: str) -> sa.Update:
 
 
 class Dispatcher:
-    """Rounds of fan-out and claims; deliveries run in threads of their own, so that none waits for another's receiver."""
+    """Runs rounds of fan-out and claims; deliveries run in their own threads, so that none waits for another's receiver."""
 
     def __init__(self, platform: Platform, *, slots: Slots = SLOTS) -> None:
         self._platform = platform
@@ -285,7 +285,7 @@ class Dispatcher:
         self._ended = threading.Event()
 
     def round(self) -> int:
-        """Begin what there is room for; returns how many events were fanned out and deliveries begun."""
+        """Start as many deliveries as there is room for; returns how many events were fanned out and deliveries started."""
         self._ended.clear()
         done = box.fan_out(self._platform)
         with self._changed:
@@ -304,19 +304,19 @@ class Dispatcher:
         return done + len(claims)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until nothing is on its way; False when that takes longer."""
+        """Wait until nothing is being sent; False on time-out."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
     def pause(self, timeout_s: float) -> None:
-        """Until a delivery has ended since the last round began, :meth:`wake` is called, or time is over."""
+        """Wait until a delivery has ended since the last round began, :meth:`wake` is called, or time is up."""
         self._ended.wait(timeout_s)
 
     def wake(self) -> None:
         self._ended.set()
 
     def drain(self, *, for_s: float) -> int:
-        """Rounds until there is nothing to do now, or time is over; returns how much was done."""
+        """Run rounds until nothing is left to do now, or time is up; returns how much was done."""
         deadline, done = time.monotonic() + for_s, 0
         while time.monotonic() < deadline:
             idle = self.wait(0)
@@ -347,7 +347,7 @@ JOB_PREFIX = "ftjob-"
 
 @contextlib.contextmanager
 def delivery(platform: Platform, row: RowMapping) -> Iterator[Span]:
-    """Log and trace one attempt at a delivery: `row` is its own, with the event's ``event_id`` and ``type``."""
+    """Log and trace one attempt at a delivery: `row` is the delivery's, with the event's ``event_id`` and ``type``."""
     subject = str(row["subject"])
     job_id = subject if subject.startswith(JOB_PREFIX) else None
     about = {"ft__event": row["event_id"], "ft__event_type": row["type"], "ft__delivery_attempt": row["attempts"]}
@@ -361,7 +361,7 @@ def delivery(platform: Platform, row: RowMapping) -> Iterator[Span]:
 
 
 def of_job(platform: Platform, job_id: str) -> str | None:
-    """``traceparent`` of the request that made the job."""
+    """``traceparent`` of the request that created the job."""
     with platform.whole.engine.connect() as conn:
         found: str | None = conn.execute(sa.select(jobs.c.trace_parent).where(jobs.c.id == job_id)).scalar_one_or_none()
     return found

@@ -1,4 +1,4 @@
-"""E-mails that tell of events: what happened, and what to do next. They name ids and states; no tenant's text is in them."""
+"""E-mail about events: what happened, and the next step. It contains ids and states, never texts of the tenant."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 EVERYBODY = ("owner", "admin", "member", "viewer")
 ADMINS = ("owner", "admin")
-"""Roles of members; each has e-mail only if ``notify`` is on."""
+"""Roles of members that get e-mail if their ``notify`` is on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Letter:
     subject: str
-    """With ``{id}`` of the event's object."""
+    """Subject line, with ``{id}`` of the event's object."""
     next_step: str
-    """With ``{id}``, and ``{url}`` of the API."""
+    """Body, with ``{id}``, and ``{url}`` of the API."""
     to: tuple[str, ...] = EVERYBODY
 
 
@@ -70,16 +70,16 @@ LETTERS: Mapping[str, Letter] = {
         to=ADMINS,
     ),
 }
-"""By type of event; the other types are not mailed."""
+"""By type of event; other types are not mailed."""
 
 
 def is_mailed(kind: str, data: Mapping[str, Any]) -> bool:
-    """Whether an event is mailed to anybody: a job that failed its gate is told of by its adapter's quarantine."""
+    """Whether an event is mailed: a job that failed its gate is covered by the event of its adapter's quarantine."""
     return kind in LETTERS and not (kind == "fine_tuning.job.failed" and data.get("error_code") == "gate_failed")
 
 
 def compose(kind: str, what: str, data: Mapping[str, Any], *, tenant: str, url: str) -> Mail:
-    """The e-mail for an event of `kind` whose meaning is `what`."""
+    """Return the e-mail for an event of `kind`, which means `what`."""
     letter, id_ = LETTERS[kind], str(data["id"])
     facts = "".join(f"  {name}: {value}\n" for name, value in sorted(data.items()) if isinstance(value, str | int | float))
     text = (

@@ -1,4 +1,4 @@
-"""The outbox: what tenants are to be told, written in the transaction of the change that it tells, and to whom it goes."""
+"""The outbox: events for tenants, written in the transaction of the change that they report, and fanned out to recipients."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.tables import members
 
 BATCH = 500
-"""Events of one round: a short transaction, even where each goes to ten endpoints."""
+"""Events per round: a short transaction, even if each goes to ten endpoints."""
 FORGOTTEN_AT_ONCE = 2000
 FAN_OUT_LOCK, CLAIM_LOCK = 0x66740001, 0x66740002
-"""Advisory locks of the database; released with the transaction, also when its process is killed."""
+"""Advisory locks of the database, released with the transaction even if its process is killed."""
 WEBHOOK, EMAIL = "webhook", "email"
 DISABLED = "the endpoint was disabled when this happened; enable it, then replay"
 
 
 def publish(conn: Connection, tenant: str, kind: str, subject: str, data: Mapping[str, Any] | None = None, *, now: datetime) -> str:
-    """Have `tenant` told of `kind` (of :data:`EVENT_TYPES`) about the object with id `subject`; returns the event's id.
+    """Queue an event of `kind` (of :data:`EVENT_TYPES`) about the object `subject` for `tenant`; returns the event's id.
 
-    It is told if and only if the caller's transaction commits. Events of one subject are delivered in the order of their
-    writing where the transactions that write them come one after the other: callers hold the lock on the subject's row (a job,
-    file, adapter, endpoint, refund case), or have just inserted a row, in the same order each time, that another round would
-    wait for (the notices of a quota, the alerts of a budget), or tell of a subject once (an invoice). `data` holds ids, states
-    and amounts, and no text of the tenant: receivers keep it.
+    It is sent if and only if the caller's transaction commits. Events of one subject are delivered in the order in which they were written,
+    provided that their transactions run one after the other: callers hold the lock on the subject's row (a job, file, adapter, endpoint,
+    refund case), or have just inserted a row that a concurrent caller would wait for (quota notices, budget alerts), or report on a subject
+    only once (an invoice). `data` holds ids, states and amounts, never texts of the tenant, because receivers keep it.
     """
     return publish_many(conn, [Told(tenant=tenant, kind=kind, subject=subject, data=data or {})], now=now)[0]
 
 
 class Told(NamedTuple):
-    """What :func:`publish` is given."""
+    """Arguments of :func:`publish`."""
 
     tenant: str
     kind: str
@@ -48,7 +47,7 @@ class Told(NamedTuple):
 
 
 def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> list[str]:
-    """:func:`publish` for several subjects at once; returns the ids of the events."""
+    """:func:`publish` for several subjects; returns the ids of the events."""
     rows: list[dict[str, Any]] = []
     for one in told:
         assert one.kind in EVENT_TYPES, f"{one.kind} is not an event type"
@@ -60,17 +59,17 @@ def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> li
 
 
 def alone(conn: Connection, lock: int) -> bool:
-    """Whether this transaction is the only one of its kind until it ends; one whose process hangs is ended by the database."""
+    """Whether this transaction is the only one of its kind until it ends; the database ends it if its process hangs."""
     conn.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '30s'"))
     return bool(conn.execute(sa.select(sa.func.pg_try_advisory_xact_lock(lock))).scalar_one())
 
 
 def fan_out(platform: Platform) -> int:
-    """Make the deliveries of up to :data:`BATCH` events that have none yet; returns how many events those were.
+    """Create the deliveries of up to :data:`BATCH` events without any; returns the number of events.
 
-    1. One for each endpoint that wants the type. Of a disabled one it is dead from the start, and can be replayed.
-    2. One for each member who wants e-mail, where the type is mailed to their role.
-    3. One process at a time does this, in the order of writing: no event of a subject gets its deliveries before an earlier one.
+    1. One for each endpoint subscribed to the type. For a disabled endpoint it is dead from the start, and can be replayed.
+    2. One for each member with e-mail enabled, if the type is mailed to their role.
+    3. One process at a time, in order of writing: no event of a subject gets its deliveries before an earlier one.
     """
     now = platform.clock()
     with platform.whole.engine.begin() as conn:
@@ -122,7 +121,7 @@ def _insert(conn: Connection, rows: sa.Select[Any]) -> None:
 
 
 def forget(platform: Platform) -> int:
-    """Delete the oldest events that are past :data:`KEPT_FOR`, with their deliveries; those under way stay. Returns how many went."""
+    """Delete the oldest events past :data:`KEPT_FOR` with their deliveries, except pending ones. Returns how many."""
     oldest = sa.select(outbox.c.seq, outbox.c.created_at, outbox.c.fanned_out_at).order_by(outbox.c.seq).limit(FORGOTTEN_AT_ONCE).subquery()
     past = sa.select(oldest.c.seq).where(oldest.c.created_at < platform.clock() - KEPT_FOR, oldest.c.fanned_out_at.is_not(None))
     with platform.whole.engine.begin() as conn:

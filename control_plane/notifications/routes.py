@@ -1,4 +1,4 @@
-"""``/v1/webhook_endpoints`` and ``/v1/webhook_event_types``: where events are sent, as OpenAI has it, and what became of them."""
+"""``/v1/webhook_endpoints`` and ``/v1/webhook_event_types``, as in OpenAI's API, and the deliveries."""
 
 from __future__ import annotations
 

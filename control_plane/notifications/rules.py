@@ -1,7 +1,7 @@
-"""What tenants can be told of outside of the API: kinds of events, as webhooks and e-mails carry them.
+"""Notifications: event types, retry schedule, and the choice of deliveries. Pure.
 
-Types are stable, and OpenAI's where it has one. The data of an event names the object, under ``id``, and its new state; it holds
-no text that the tenant uploaded: receivers fetch what they need with a key of their own.
+Types are stable, and OpenAI's where it has one. The data of an event has the object's ``id`` and its new state, but no text that the tenant
+uploaded: receivers fetch what they need with their own key.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ EVENT_TYPES: Mapping[str, str] = {
     "invoice.issued": "the invoice of a month is issued",
     "webhook_endpoint.disabled": "an endpoint has failed for so long that nothing is sent to it any more",
 }
-"""By type: what has happened."""
+"""Meaning of each type."""
 
 EVERY_TYPE = "*"
-"""In an endpoint's list of types: all that there are, those of later versions too."""
+"""In an endpoint's list of types: all types, including those of later versions."""
 
 DELAYS_S = (0, 5, 5 * 60, 30 * 60, 2 * 3600, 5 * 3600, 10 * 3600, 14 * 3600, 20 * 3600, 24 * 3600)
-"""Seconds before each attempt, since the one before it: the schedule that Standard Webhooks gives. Together a little over 3 days."""
+"""Seconds before each attempt since the previous one: the schedule of Standard Webhooks. A little over 3 days in all."""
 JITTER = 0.1
-"""Up to this share is added to a delay, so that what failed together is not sent together again."""
+"""Up to this share is added to a delay, so that deliveries that failed together are not retried together."""
 LONGEST_RETRY_AFTER_S = 24 * 3600
-"""A receiver is not heeded beyond the longest delay of the schedule."""
+"""A receiver's ``retry-after`` counts up to the longest delay of the schedule."""
 DISABLED_AFTER = timedelta(days=5)
-"""An endpoint that has answered nothing well for so long is switched off: longer than all attempts of one event take."""
+"""An endpoint without a success for this long is disabled: longer than all attempts of one event take."""
 KEPT_FOR = timedelta(days=30)
-"""Events and what became of their deliveries, those still under way excepted, which are kept until they end."""
+"""How long events and their deliveries are kept; pending ones are kept until they end."""
 
 
 def next_attempt(attempts: int, *, now: datetime, retry_after_s: float | None, chance: float) -> datetime | None:
-    """When a delivery that has failed `attempts` times is tried again; None when that was the last time.
+    """Return when a delivery that has failed `attempts` times is retried; None after the last attempt.
 
-    1. The delay of the schedule, and up to :data:`JITTER` of it more, by `chance` in 0..1.
-    2. Not before `retry_after_s`, which the receiver asked for, as far as that is within :data:`LONGEST_RETRY_AFTER_S`.
+    1. After the delay of the schedule, plus up to :data:`JITTER` of it, by `chance` in 0..1.
+    2. Not before `retry_after_s`, as requested by the receiver, up to :data:`LONGEST_RETRY_AFTER_S`.
     """
     if attempts >= len(DELAYS_S):
         return None
@@ -71,21 +71,21 @@ class Due:
     target: str
     is_mail: bool
     failing: bool
-    """Its endpoint's last answer was no good one."""
+    """Whether its endpoint's last answer was a failure."""
     due_since: datetime
     seq: int
-    """Of the event."""
+    """Sequence number of the event."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """How many deliveries a dispatcher begins at once; each share keeps what hangs from taking all of them."""
+    """How many deliveries a dispatcher runs at once; separate shares keep hanging receivers from using all of them."""
 
     total: int
     failing: int
-    """Of endpoints that fail: one that hangs is one of them from its second delivery on."""
+    """Share of failing endpoints; a hanging one belongs to them from its second delivery on."""
     mail: int
-    """The mail server may hang, too."""
+    """Share of mail: the mail server may hang, too."""
 
 
 AT_ONCE_TO_ONE_TARGET = 2
@@ -93,11 +93,11 @@ AT_ONCE_FOR_ONE_TENANT = 4
 
 
 def choose(due: Iterable[Due], *, on_the_way: Mapping[str, int], tenants_on_the_way: Mapping[str, int], slots: Slots) -> list[Due]:
-    """Which deliveries to begin now, given how many are on the way by target and by tenant.
+    """Choose the deliveries to start now, given the number in progress by target and by tenant.
 
-    1. Tenants in turn: each one's first before anybody's second, the one with fewer on the way first.
-    2. At most :data:`AT_ONCE_TO_ONE_TARGET` to a target, 1 if it fails, and :data:`AT_ONCE_FOR_ONE_TENANT` for a tenant.
-    3. Within `slots`: failing endpoints and mail have a share of their own, and leave the rest to the others.
+    1. Tenants take turns: the first of each before the second of any, starting with the tenant with the fewest in progress.
+    2. At most :data:`AT_ONCE_TO_ONE_TARGET` per target, 1 if it is failing, and :data:`AT_ONCE_FOR_ONE_TENANT` per tenant.
+    3. Within `slots`: failing endpoints and mail have their own shares.
     4. Longest due first, then the earlier event.
     """
     by_target, by_tenant = dict(on_the_way), dict(tenants_on_the_way)

@@ -1,6 +1,6 @@
-"""Signatures of webhooks, as Standard Webhooks has them: https://www.standardwebhooks.com.
+"""Webhook signatures as defined by Standard Webhooks (https://www.standardwebhooks.com), and the encrypted secrets of endpoints.
 
-Each secret that is live signs; a receiver that knows one of them is content. What is signed is the id, the time and the body's bytes.
+Every active secret signs; a receiver needs to know one of them. The id, the time and the bytes of the body are signed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from control_plane.platform.settings import Settings
 
 SECRET_PREFIX = "whsec_"
 SECRET_BYTES = 32
-"""The standard asks for 24 to 64."""
+"""Bytes of a secret; the standard requires 24 to 64."""
 USER_AGENT = "ft-platform-webhooks/1"
 
 
@@ -28,12 +28,12 @@ def new_secret() -> str:
 
 
 def hint(secret: str) -> str:
-    """Enough to tell one's secrets apart, and of no use to anybody else."""
+    """Enough characters to tell one's secrets apart, but useless to others."""
     return f"{SECRET_PREFIX}...{secret[-4:]}"
 
 
 def headers(*, event_id: str, body: bytes, live: Sequence[str], now: datetime) -> Mapping[str, str]:
-    """What goes with `body`; the id is the same at every attempt, the time and so the signature are the attempt's."""
+    """Return the headers for `body`; the id stays the same over all attempts, time and signature change."""
     timestamp = str(int(now.timestamp()))
     signed = b".".join((event_id.encode(), timestamp.encode(), body))
     return {
@@ -51,18 +51,18 @@ def _mac(secret: str, signed: bytes) -> str:
 
 
 def sealed_url(settings: Settings, url: str) -> dict[str, Any]:
-    """`url` as columns."""
+    """Encrypt `url` into columns."""
     parts = urlsplit(url)
     return {"url": f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", "sealed_url": seal(settings, url)}
 
 
 def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`secrets` as a column."""
+    """Encrypt `secrets` into a column."""
     return {"secrets": [{**s, "secret": seal(settings, s["secret"])} for s in secrets]}
 
 
 def opened(settings: Settings, row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of ``webhook_endpoints`` with its URL and secrets in clear."""
+    """A row of ``webhook_endpoints`` with its URL and secrets decrypted."""
     secrets = [{**s, "secret": unseal(settings, s["secret"])} for s in row["secrets"]]
-    url = unseal(settings, row["sealed_url"]) if row["sealed_url"] else row["url"]  # a deleted one has none
+    url = unseal(settings, row["sealed_url"]) if row["sealed_url"] else row["url"]  # a deleted endpoint has none
     return {**row, "url": url, "secrets": secrets}

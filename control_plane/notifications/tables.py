@@ -1,4 +1,4 @@
-"""What tenants are told outside of the API: the outbox, endpoints, and deliveries."""
+"""Outbox, webhook endpoints and deliveries."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from control_plane.platform.tables import metadata, owner, timestamp
 outbox = sa.Table(
     "outbox", metadata,
     sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
-    sa.Column("id", sa.Text, nullable=False, unique=True),  # evt_...: the id under which every receiver gets it
+    sa.Column("id", sa.Text, nullable=False, unique=True),  # evt_...: the id that every receiver sees
     owner(),
     sa.Column("type", sa.Text, nullable=False),  # fine_tuning.job.succeeded, ...
-    sa.Column("subject", sa.Text, nullable=False),  # id of the object: what happens to one is told in order
+    sa.Column("subject", sa.Text, nullable=False),  # id of the object: its events are delivered in order
     sa.Column("data", JSONB, nullable=False),
     timestamp("created_at"), timestamp("fanned_out_at", nullable=True),
     sa.Index("ix_outbox_waiting", "seq", postgresql_where=sa.text("fanned_out_at IS NULL")),
     sa.Index("ix_outbox_tenant_seq", "tenant_id", "seq"),
 )  # fmt: skip
-"""Written in the transaction of what it tells: neither without the other."""
+"""Written in the transaction of the change it reports: neither exists without the other."""
 
 webhook_endpoints = sa.Table(
     "webhook_endpoints", metadata,
@@ -29,7 +29,7 @@ webhook_endpoints = sa.Table(
     sa.Column("url", sa.Text, nullable=False),  # scheme, host and port
     sa.Column("sealed_url", sa.Text, nullable=False, server_default=""),  # the whole URL, encrypted
     sa.Column("event_types", JSONB, nullable=False),
-    sa.Column("secrets", JSONB, nullable=False),  # [{"secret", "until"}], encrypted, newest first; an old one signs too until it ends
+    sa.Column("secrets", JSONB, nullable=False),  # [{"secret", "until"}], encrypted, newest first; an old one also signs until it ends
     sa.Column("state", sa.Text, nullable=False),  # enabled | disabled
     sa.Column("disabled_reason", sa.Text),
     timestamp("failing_since", nullable=True), timestamp("created_at"), timestamp("updated_at"), timestamp("deleted_at", nullable=True),
@@ -45,8 +45,8 @@ deliveries = sa.Table(
     sa.Column("event_seq", sa.BigInteger, sa.ForeignKey("outbox.seq"), nullable=False),
     sa.Column("subject", sa.Text, nullable=False),  # of the event
     sa.Column("state", sa.Text, nullable=False),  # pending | delivered | dead
-    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),  # since it was made, or replayed
-    sa.Column("claims", sa.Integer, nullable=False, server_default="0"),  # only ever counted up: whose the attempt under way is
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),  # since it was created or replayed
+    sa.Column("claims", sa.Integer, nullable=False, server_default="0"),  # only ever grows; identifies the holder of the present claim
     sa.Column("last_status", sa.Integer), sa.Column("last_error", sa.Text),
     timestamp("created_at"), timestamp("next_attempt_at"), timestamp("claimed_until", nullable=True),
     timestamp("last_attempt_at", nullable=True), timestamp("delivered_at", nullable=True),

@@ -1,4 +1,4 @@
-"""Webhook endpoints of a tenant: made, changed, tried out. What is sent to them is :mod:`control_plane.notifications.dispatch`'s."""
+"""Webhook endpoints of a tenant: create, change, test. :mod:`control_plane.notifications.dispatch` sends to them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound,
 MAX_ENDPOINTS = 10
 MAX_PAGE = 100
 OVERLAP = timedelta(hours=24)
-"""How long a replaced secret signs too, where that is asked for: as OpenAI has it."""
+"""How long a replaced secret also signs, if requested: as in OpenAI's API."""
 MAX_SECRETS = 5
-"""Of an endpoint at once: signatures are one header."""
+"""Active secrets per endpoint: all signatures go into one header."""
 AT_ONCE, AT_ONCE_OF_ONE_TENANT, WAIT_S = 8, 2, 2.0
-"""Calls of the API that wait for somebody's name server or receiver: a few threads of many, and no tenant has them all."""
+"""Calls of the API that wait for a tenant's name server or receiver: they use few threads, and no tenant can use all of these."""
 ENABLED, DISABLED = "enabled", "disabled"
 BY_TENANT = "it was disabled by its tenant"
 
 _changed = threading.Condition()
 _outside: Counter[str] = Counter()
-"""How many of those calls there are, by tenant."""
+"""Number of these calls, by tenant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithSecret:
-    """An endpoint just made or given another secret: the one time that it is told."""
+    """A new endpoint, or one with a new secret; the only time that the secret is returned."""
 
     row: Mapping[str, Any]
     secret: str
@@ -49,7 +49,7 @@ class WithSecret:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """What a receiver said to a test event."""
+    """A receiver's answer to a test event."""
 
     endpoint_id: str
     event_type: str
@@ -58,7 +58,7 @@ class Tried:
 
 
 def create(platform: Platform, tenant: str, *, name: str, url: str, event_types: Sequence[str]) -> WithSecret:
-    """Make an endpoint; events from now on are sent to it. Its URL is looked up and checked now, and again for each delivery."""
+    """Create an endpoint for events from now on. Its URL is resolved and checked now, and again for each delivery."""
     types = _known(event_types)
     with _sender(platform, tenant) as sender:
         sender.check(url)
@@ -80,7 +80,7 @@ def create(platform: Platform, tenant: str, *, name: str, url: str, event_types:
 
 
 def list_endpoints(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[dict[str, Any]], bool]:
-    """Endpoints, newest first, and whether more follow."""
+    """Return the endpoints, newest first, and whether more follow."""
     keys = (webhook_endpoints.c.created_at, webhook_endpoints.c.id)
     with platform.engine.connect() as conn:
         found = page(conn, _mine(tenant), keys, id_column=webhook_endpoints.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
@@ -88,7 +88,7 @@ def list_endpoints(platform: Platform, tenant: str, *, after: str | None = None,
 
 
 def _shown(platform: Platform, row: RowMapping) -> dict[str, Any]:
-    """`row` opened; with scheme and host alone where no key opens it, so that it can be found, and deleted."""
+    """Decrypt `row`; if no key decrypts it, only scheme and host are shown, so that it can be found and deleted."""
     try:
         return opened(platform.settings, row)
     except IntegrityError:
@@ -101,9 +101,9 @@ def get(platform: Platform, tenant: str, endpoint_id: str) -> dict[str, Any]:
 
 
 def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Set `name`, `url`, `event_types` or `state`; what says nothing new changes nothing.
+    """Set `name`, `url`, `event_types` or `state`; unchanged values change nothing.
 
-    Disabling ends what is still to be sent (it can be replayed); enabling begins anew, whatever the endpoint failed at before.
+    Disabling ends pending deliveries (they can be replayed); enabling clears earlier failures.
     """
     wanted = {k: v for k, v in changes.items() if v is not None}
     if "event_types" in wanted:
@@ -128,7 +128,7 @@ def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[s
 
 
 def delete(platform: Platform, tenant: str, endpoint_id: str) -> None:
-    """Nothing is sent to it any more; its URL and secrets are forgotten."""
+    """Delete an endpoint: nothing is sent to it any more, and its URL and secrets are erased."""
     now = platform.clock()
     with platform.engine.begin() as conn:
         locked(conn, tenant, endpoint_id)
@@ -138,7 +138,7 @@ def delete(platform: Platform, tenant: str, endpoint_id: str) -> None:
 
 
 def rotate_secret(platform: Platform, tenant: str, endpoint_id: str, *, keep_old: bool = False) -> WithSecret:
-    """Give an endpoint another secret. The one before it ends at once or, with `keep_old`, signs for another 24 hours too."""
+    """Give an endpoint a new secret. The previous one ends at once or, with `keep_old`, also signs for another 24 hours."""
     now, secret = platform.clock(), signatures.new_secret()
     end = (now + OVERLAP).timestamp()
     with platform.engine.begin() as conn:
@@ -151,7 +151,7 @@ def rotate_secret(platform: Platform, tenant: str, endpoint_id: str, *, keep_old
 
 
 def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: str | None = None) -> Tried:
-    """Send a signed event of `event_type` now, also to a disabled endpoint; ``InvalidRequest`` when no answer comes.
+    """Send a signed event of `event_type` now, even to a disabled endpoint; ``InvalidRequest`` if no answer comes.
 
     Its object does not exist: the id begins with ``test_``. It is sent once, and counts for nothing.
     """
@@ -208,7 +208,7 @@ def _set(conn: Connection, endpoint_id: str, values: Mapping[str, Any]) -> RowMa
 
 
 def _known(event_types: Sequence[str]) -> list[str]:
-    """The types, each once and in the order of the table; one that there is not is refused with those that there are."""
+    """Return the types without repetitions, in the order of the table; an unknown type is refused with the list of known ones."""
     asked = set(event_types)
     if not asked or (unknown := asked - {*EVENT_TYPES, EVERY_TYPE}):
         raise _unknown_types(sorted(unknown) if asked else [])
@@ -226,7 +226,7 @@ def _unknown_types(unknown: Sequence[str]) -> InvalidRequest:
 
 @contextmanager
 def _sender(platform: Platform, tenant: str) -> Iterator[WebhookSender]:
-    """What sends, once there is room for a call of this tenant."""
+    """Return the sender once this tenant may make another call."""
     if platform.webhooks is None:
         raise Unavailable("this platform sends no webhooks; ask its operator", code="webhooks_off")
     with _changed:

@@ -1,1 +1,1 @@
-"""Everything a tenant has, exported or deleted."""
+"""Export and deletion of everything a tenant has stored."""

@@ -1,18 +1,18 @@
-"""Deletions with proof: what was there, that it is gone, when, and why; each chained to the one before it.
+"""Deletions with proof: what existed, that it is gone, when and why; each proof is chained to the previous one.
 
-A deletion is a row that is asked for, carried out in steps that can be gone on with after a crash, and ends with a proof that the
-database keeps for good:
+A deletion is a row, carried out in steps that can be resumed after a crash, and ends with a proof that the database keeps permanently:
 
-1. Wait until nobody needs it: no server loads the adapter, nothing of the tenant runs or was running just now, no job is to start from it.
-2. Read every object that is to go, and keep its size and sha256.
-3. Delete the objects, then the directories on this machine, then what other systems record of a tenant (Dagster, MLflow).
-4. List and search again: what is there, or came since, goes back to step 2. Of a tenant's data that is done once more,
-   minutes after nothing was found, for what a step wrote that nobody knew of.
+1. Wait until nothing needs the data: no server loads the adapter, none of the tenant's work is running or was running just now, and no job
+   is to start from it.
+2. Read every object to be deleted, and keep its size and sha256.
+3. Delete the objects, then the directories on this machine, then the tenant's records in other systems (Dagster, MLflow).
+4. List and search again: objects that still exist, or are new, go back to step 2. For a tenant's data this is repeated minutes after
+   nothing was found, in case a step was still writing.
 5. In one transaction: texts and stages in the database, and the proof, which lists what was searched, what stays, and what was not
-   looked at.
+   examined.
 
-What has gone wrong (a store that is away, a disk, a row that the database refuses to change) is told in ``waiting_for`` and tried
-again by the next round; it keeps no other deletion waiting.
+Errors (an unavailable store, a disk, a row that the database refuses to change) are recorded in ``waiting_for`` and retried by the next
+pass; they do not delay other deletions.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ from ft_assets.training.spec import canonical_json
 ADAPTER, TENANT = "adapter", "tenant"
 CHUNK_BYTES = 1 << 20
 AT_A_TIME = 100
-"""Objects whose deletion is written down together."""
+"""Objects whose deletion is recorded together."""
 BUDGET_S = 30.0
-"""Seconds of one round, the object that it is at aside; the next one goes on."""
+"""Time limit of one pass in seconds, apart from the object under way; the next pass continues."""
 RECORDS_S = 20.0
-"""Seconds for which a round deletes records of one other system. Its own: a search before it may take the round's whole time."""
+"""Separate time limit per pass for deleting records of another system, because the search before it may use up the whole pass."""
 CHAIN_LOCK = 0x66745F64
-"""Of the transaction that appends to the chain."""
+"""Advisory lock of the transaction that appends to the chain."""
 CHAINED = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "proof", "requested_at", "done_at", "previous_sha256")
 
 log = logging.getLogger(__name__)
 
 
 class NotYet(Exception):
-    """Somebody still needs what is to be deleted; the message says who."""
+    """The data to be deleted is still needed; the message says by what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """What a look at all proofs found."""
+    """Result of verifying all proofs."""
 
     num_deletions: int
     head: str | None
-    """sha256 of the last one; whoever writes it down elsewhere can tell later that nothing before it was changed."""
+    """sha256 of the last proof; with a copy kept elsewhere, changes to earlier proofs can be detected."""
     broken: tuple[str, ...]
-    """Ids of proofs that are not what was written, or do not follow the one before them."""
+    """Ids of proofs that were changed, or do not follow their predecessor."""
 
 
 def request(
     conn: Connection, *, tenant: str, kind: str, subject: str, reason: str, requested_by: str, now: datetime
 ) -> RowMapping:  # fmt: skip
-    """Ask for a deletion; one that is open already is the answer."""
+    """Request a deletion; returns the open one if there is one."""
     if not reason.strip():
         raise Conflict("a deletion needs a reason, which is kept in its proof; give one", code="reason_missing", param="reason")
     values = {
@@ -90,7 +90,7 @@ def request(
 
 
 def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
-    """One round over the open deletions, those first that were asked for first; ids of those that are done now."""
+    """Run one pass over the open deletions, oldest request first; returns the ids of those that finished."""
     until = time.monotonic() + budget_s
     with platform.engine.connect() as conn:
         query = sa.select(deletion_requests.c.id).where(deletion_requests.c.done_at.is_(None)).order_by(deletion_requests.c.requested_at)
@@ -105,7 +105,7 @@ def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str
 
 
 def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None, servers: erasure.Servers | None = None) -> bool:
-    """Go on with a deletion; whether it is done. What it waits for is written into its row."""
+    """Continue a deletion; returns whether it is done. What it waits for is written to its row."""
     with platform.engine.connect() as conn:
         asked = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
     if asked["done_at"] is not None:
@@ -117,7 +117,7 @@ def carry_out(platform: Platform, deletion_id: str, *, until: float | None = Non
         waiting_for = str(why)
     except (*FAILURES, FtError, SQLAlchemyError) as error:
         said = str(error.orig if isinstance(error, DBAPIError) else error)
-        waiting_for = said.partition("\n")[0]  # what the database says further on has a row's values
+        waiting_for = said.partition("\n")[0]  # further lines of a database error contain the row's values
         log.warning("deletion %s is not done yet: %s", deletion_id, waiting_for)
     if waiting_for is None:
         return True
@@ -128,12 +128,12 @@ def carry_out(platform: Platform, deletion_id: str, *, until: float | None = Non
 
 
 def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure.Servers) -> str | None:
-    """None once the proof is kept; else what is left to do."""
+    """Return None once the proof is stored; else what is left to do."""
     subject = erasure.subject_of(asked)
     subject.withdraw(platform)
     if (needed := subject.needed_by(platform, servers)) is not None:
         raise NotYet(needed)
-    for _ in range(3):  # what came while it was deleted is deleted, too
+    for _ in range(3):  # objects that appeared meanwhile are deleted, too
         if not _take_stock(platform, asked["id"], subject, until):
             return "reading its objects; the next round continues"
         if not _delete(platform, asked["id"], until):
@@ -153,7 +153,7 @@ def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure
 
 
 def _erase_records(platform: Platform, asked: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
-    """Delete what other systems record; what was searched afterwards, and whether something had to be deleted."""
+    """Delete records in other systems; returns what was searched afterwards, and whether something had to be deleted."""
     ids = subject.recorded_ids(platform) if platform.records else None
     searches, erased, tenant = [], False, asked["tenant_id"]
     for records in platform.records if ids is not None else ():
@@ -174,7 +174,7 @@ def _note_removed(platform: Platform, id_: str, what: Mapping[str, Any]) -> None
 
 
 def _absent_since(platform: Platform, id_: str, *, erased_now: bool) -> datetime:
-    """Since when nothing of it was found; now, where something had to be deleted since."""
+    """Return since when nothing of it was found; now, if something had to be deleted."""
     this = deletion_requests.c.id == id_
     later = sa.exists().where(deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at > deletion_requests.c.absent_at)
     now = sa.literal(platform.clock(), deletion_requests.c.absent_at.type)
@@ -187,7 +187,7 @@ def _absent_since(platform: Platform, id_: str, *, erased_now: bool) -> datetime
 
 
 def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: float) -> bool:
-    """Keep size and sha256 of every object before any of them goes; False where the time was over first."""
+    """Record size and sha256 of every object before any is deleted; returns False if the time ran out."""
     with platform.engine.connect() as conn:
         mine = sa.select(deletion_objects.c.object_key).where(
             deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at.is_(None)
@@ -204,13 +204,13 @@ def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: f
             continue
         subject.forget(platform, key)
         statement = insert(deletion_objects).values(deletion_id=id_, object_key=key, bytes=size, sha256=sha256)
-        with platform.engine.begin() as conn:  # one that is there again with other bytes is another one
+        with platform.engine.begin() as conn:  # an object that exists again with other bytes counts as another one
             conn.execute(statement.on_conflict_do_update(constraint=deletion_objects.primary_key, set_={"deleted_at": None}))
     return True
 
 
 def digest_of(platform: Platform, key: str) -> tuple[int, str]:
-    """Size and sha256 of a stored object, read whole."""
+    """Return size and sha256 of a stored object, read completely."""
     digest, size = hashlib.sha256(), 0
     with platform.objects.open(key) as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -242,7 +242,7 @@ def _batched(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
 
 
 def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path]) -> None:
-    """On this machine; each with the number of files and bytes that it held."""
+    """Directories on this machine, each with the number of files and bytes that it held."""
     for directory in directories:
         if not directory.exists():
             continue
@@ -300,7 +300,7 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, s
 
 
 def chain_sha256(row: Mapping[Any, Any]) -> str:
-    """Of a proof with the sha256 of the one before it, as written into the next one."""
+    """Digest of a proof together with its predecessor's sha256, as stored in the next one."""
     body = {k: _told(row[k]) if isinstance(row[k], datetime) else row[k] for k in CHAINED}
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
@@ -310,7 +310,7 @@ def _told(at: datetime | None) -> str | None:
 
 
 def verify_chain(platform: Platform) -> Chain:
-    """Compute every proof's digest anew, and hold it against the one that follows."""
+    """Recompute every proof's digest and compare it with the next proof."""
     broken, head, num = [], None, 0
     with platform.engine.connect() as conn:
         rows = conn.execution_options(yield_per=100).execute(sa.select(deletions).order_by(deletions.c.seq)).mappings()
@@ -322,7 +322,7 @@ def verify_chain(platform: Platform) -> Chain:
 
 
 def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
-    """The tenant's deletions, done or not, newest first."""
+    """Return the tenant's deletions, open and done, newest first."""
     query = sa.select(deletion_requests).where(deletion_requests.c.tenant_id == tenant)
     keys = (deletion_requests.c.requested_at, deletion_requests.c.id)
     with platform.engine.connect() as conn:
@@ -330,7 +330,7 @@ def list_deletions(platform: Platform, tenant: str, *, after: str | None = None,
 
 
 def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
-    """A deletion of the tenant, with its proof once it is done."""
+    """Return a deletion of the tenant, with its proof once it is done."""
     with platform.engine.connect() as conn:
         mine = sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id, deletion_requests.c.tenant_id == tenant)
         asked = conn.execute(mine).mappings().one_or_none()
@@ -348,5 +348,5 @@ def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
 
 
 def json_of(row: Mapping[str, Any]) -> str:
-    """A deletion as a document: what ``verify`` computes is over the same fields."""
+    """Return a deletion as a document; ``verify`` uses the same fields."""
     return json.dumps({k: _told(v) if isinstance(v, datetime) else v for k, v in row.items()}, indent=1, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Who asks for deletions: retention, for adapters whose grace is over, and tenants or operators, for everything that a tenant stored."""
+"""Requests of deletions: by retention, for adapters past their grace period, and by tenants or operators, for all of a tenant's data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ AT_A_TIME = 100
 
 
 def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str) -> Mapping[str, Any]:
-    """Ask for the deletion of all that `tenant` stored, now and until it is done; asking again finds the one that is under way.
+    """Request the deletion of everything `tenant` has stored, now and until it is done; returns the open one if there is one.
 
-    `confirm` is the tenant's id once more: there is no way back.
+    `confirm` is the tenant's id again, because a deletion cannot be undone.
     """
     tenants.get(platform, tenant)
     if confirm != tenant:
@@ -42,9 +42,9 @@ def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str
 
 
 def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
-    """Archive the deprecated adapters whose grace is over and that nobody needs; ids of their deletions, which follow.
+    """Archive deprecated adapters past their grace period that nothing needs; returns the ids of their deletions.
 
-    Archived and asked for in one transaction: from then on an adapter cannot be promoted, and its files go.
+    Archives and requests in one transaction: from then on the adapter cannot be promoted, and its files are deleted.
     """
     due = adapters.c.deprecated_at <= platform.clock() - GRACE
     query = sa.select(adapters.c.id, adapters.c.tenant_id).where(adapters.c.stage == Stage.DEPRECATED.value, due)
@@ -59,7 +59,7 @@ def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
 
 
 def _archive(platform: Platform, tenant: str, adapter_id: str) -> str | None:
-    """None where it was promoted again meanwhile."""
+    """Return None if it was promoted again meanwhile."""
     now = platform.clock()
     with platform.engine.begin() as conn:
         still = sa.select(adapters.c.deprecated_at).where(adapters.c.id == adapter_id, adapters.c.stage == Stage.DEPRECATED.value)

@@ -1,7 +1,7 @@
-"""What a deletion is about: who still needs it, its objects and directories, and what of it the database forgets.
+"""What a deletion covers: what still needs the data, its objects and directories, and what the database erases.
 
-An adapter loses its files and keeps its record. A tenant loses every object and every text that came from it or from its data;
-ids, digests, counts, times and what was billed stay, so that invoices hold and proofs can be read.
+An adapter loses its files and keeps its record. A tenant loses every object and every text that came from it or from its data; ids,
+digests, counts, times and amounts billed stay, so that invoices remain valid and proofs readable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ft_assets.errors import Conflict, NotFound
 
 ERASED = "erased"
 KEPT_REPORT: Mapping[str, Any] = {"erased": True, "stats": {}, "policies": {}, "problems": [], "warnings": []}
-"""What is left of a dataset's report: readers find its parts, and nothing in them."""
+"""What is left of a dataset's report: all parts exist, but are empty."""
 TEXTS_OF_REQUEST = ("metadata", "integrations", "suffix")
 OWN_SUITES = ("holdout", "validation", "unwanted")
 """Suites whose items are a tenant's."""
@@ -58,23 +58,24 @@ KEPT: Sequence[Mapping[str, str]] = (
     {"what": "tenant, members, keys, budgets and webhook endpoints", "why": "the account stays open"},
     {"what": "deletions with their reasons and proofs", "why": "evidence of the deletion"},
 )
-"""What of a tenant stays in the database."""
+"""What stays in the database about a tenant."""
 NOT_INSPECTED = (
     "logs of the platform's services and of the database server",
     "what collectors of logs and traces, webhook endpoints and e-mail receivers were sent",
     "work directories of other machines: the API on each removes there what a killed process left",
     "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
 )
-"""What no deletion reads or changes."""
+"""What deletions neither read nor change."""
 FILE = re.compile(r"(?P<directory>tenants/[^/]+/files/[^/]+)/(?P<name>[^/]+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 QUIET = timedelta(minutes=2)
-"""Since its last beat, after which a step of a job, an evaluation or an export writes nothing any more: they beat every few seconds."""
+"""Time since the last heartbeat after which a step of a job, an evaluation or an export no longer writes: heartbeats come every few
+seconds."""
 
 
 @dataclass(kw_only=True)
 class Servers:
-    """What every server says of itself: asked once a round, and not before somebody wants to know."""
+    """State of every server, asked for on first use and once per pass."""
 
     platform: Platform
 
@@ -85,27 +86,27 @@ class Servers:
 
 class Subject(Protocol):
     SETTLES: ClassVar[timedelta]
-    """How long nothing may have been found, before a last look."""
+    """How long nothing may have been found before the final search."""
 
     def withdraw(self, platform: Platform) -> None:
-        """See to it that nobody needs it for long; repeated by every round."""
+        """End what still uses the data; repeated by every pass."""
 
     def needed_by(self, platform: Platform, servers: Servers) -> str | None:
-        """Who needs it now, or still writes to it; None where it can go."""
+        """Return what needs the data now, or still writes to it; None if it can be deleted."""
 
     def keys(self, platform: Platform) -> Iterator[str]:
-        """Objects that are there and are to go."""
+        """Return existing objects that are to be deleted."""
 
     def forget(self, platform: Platform, key: str) -> None:
-        """Forget what an object points at, before it goes; called once an object."""
+        """Erase what an object refers to, before it is deleted; called once per object."""
 
     def directories(self, platform: Platform) -> Iterator[Path]: ...
 
     def recorded_ids(self, platform: Platform) -> Sequence[str] | None:
-        """Ids by which other systems (:attr:`Platform.records`) know it; None where their records stay."""
+        """Ids under which other systems (:attr:`Platform.records`) know it; None if their records stay."""
 
     def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
-        """What the database forgets; rows changed or removed, by table."""
+        """Erase the texts in the database; returns rows changed or deleted, by table."""
 
 
 def subject_of(asked: Mapping[Any, Any]) -> Subject:
@@ -115,31 +116,31 @@ def subject_of(asked: Mapping[Any, Any]) -> Subject:
 
 
 def proven_key(key: str) -> str:
-    """`key` as a proof names it: a name that a tenant gave to a file is one of the texts that are deleted, so its digest stands there."""
+    """Return `key` as a proof shows it: a file name given by a tenant is erased too, so its digest is shown instead."""
     named = FILE.fullmatch(key)
     return key if named is None else f"{named['directory']}/sha256:{hashlib.sha256(named['name'].encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterFiles:
-    """The files of an archived adapter: its own, the finished ones of its job that are the same, and its exports."""
+    """The files of an archived adapter: its own, the identical finished ones of its job, and its exports."""
 
     SETTLES: ClassVar = timedelta()
     tenant: str
     id: str
 
     def withdraw(self, platform: Platform) -> None:
-        """Nothing is to do: what is archived is neither promoted nor started from."""
+        """Nothing to do: archived adapters are neither promoted nor used as a start."""
 
     def needed_by(self, platform: Platform, servers: Servers) -> str | None:
         return served_by(platform, [self.id], servers) or _starting_from(platform, self.id)
 
     def forget(self, platform: Platform, key: str) -> None:
-        """Nothing is to do: its reports stay."""
+        """Nothing to do: its reports stay."""
 
     def keys(self, platform: Platform) -> Iterator[str]:
         prefix, job_id = self._places(platform)
-        reports = f"{prefix}/evaluations/"  # they say why it was served
+        reports = f"{prefix}/evaluations/"  # they document why it was served
         yield from (info.key for info in platform.objects.list(prefix) if not info.key.startswith(reports))
         for also in (f"{layout.job_prefix(self.tenant, job_id)}/final", f"{layout.tenant_prefix(self.tenant)}/exports/{self.id}"):
             yield from (info.key for info in platform.objects.list(also))
@@ -171,7 +172,7 @@ class AdapterFiles:
         return str(row.object_prefix), str(row.job_id)
 
     def _finals(self, platform: Platform, job_id: str) -> list[str]:
-        """Prefixes of finished checkpoints that lie elsewhere than under ``final``."""
+        """Prefixes of finished checkpoints stored elsewhere than under ``final``."""
         query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.final)
         under = f"{layout.job_prefix(self.tenant, job_id)}/final/"
         with platform.engine.connect() as conn:
@@ -180,14 +181,14 @@ class AdapterFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantData:
-    """Everything that a tenant has stored, whoever made it. The tenant itself stays, with its keys and what it owes."""
+    """Everything that a tenant has stored, whoever created it. The tenant itself stays, with its keys and its debts."""
 
     SETTLES: ClassVar = timedelta(minutes=5)
     tenant: str
     id: str
 
     def withdraw(self, platform: Platform) -> None:
-        """Cancel what runs and what waits, and take every adapter out of service. Nothing begins anew: files cannot be named any more."""
+        """Cancel running and waiting work, and withdraw every adapter. Nothing new can start, because files can no longer be named."""
         with platform.engine.connect() as conn:
             live = sa.select(jobs.c.id).where(jobs.c.tenant_id == self.tenant, jobs.c.state.not_in(FINAL))
             open_sweeps = sa.select(sweeps_table.c.id).where(
@@ -222,8 +223,8 @@ class TenantData:
         return served_by(platform, mine, servers)
 
     def forget(self, platform: Platform, key: str) -> None:
-        """Cached answers to the tenant's items: an entry of items that two tenants have names the first of them, but reports say which
-        suites were asked."""
+        """Delete cached answers to the tenant's items: an entry for items of two tenants names only the first, but reports show which
+        suites were requested."""
         if not (("/evals/" in key or "/evaluations/" in key) and key.endswith(".json")):
             return
         own = eval_scores.c.suite.in_(OWN_SUITES) & eval_scores.c.suite_digest.in_(_digests(platform, key))
@@ -254,7 +255,7 @@ class TenantData:
             return list(conn.execute(mine).scalars())
 
     def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
-        archived = adapters.c.stage != Stage.ARCHIVED.value  # first: a record of before the rules may change only so
+        archived = adapters.c.stage != Stage.ARCHIVED.value  # first, because an older record may change only this way
         stage = {"stage": Stage.ARCHIVED.value, "archived_at": now}
         ended = conn.execute(sa.update(adapters).where(adapters.c.tenant_id == self.tenant, archived).values(stage)).rowcount
         counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
@@ -262,7 +263,7 @@ class TenantData:
 
 
 def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) -> str | None:
-    """The server that has one of the adapters loaded, as the servers say, or as was seen last where one does not answer."""
+    """Return a server that has one of the adapters loaded, as reported now, or as last observed if it does not answer."""
     if not adapter_ids:
         return None
     loaded = sa.select(replica_adapters.c.replica, replica_adapters.c.adapter_id).where(
@@ -283,7 +284,7 @@ def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) 
 
 
 def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
-    """Who may still write objects of the tenant, though nobody wants them any more: runs hold no reservation."""
+    """Return what may still write objects of the tenant although its result is no longer needed: runs hold no reservation."""
     since = now - QUIET
     claimed_at = files.c.progress["at"].as_float()
     writers = {
@@ -311,7 +312,7 @@ def _starting_from(platform: Platform, adapter_id: str) -> str | None:
 
 
 def _unless_over(cancel: Any, platform: Platform, tenant: str, id_: str) -> None:
-    """One that has ended meanwhile needs no cancelling."""
+    """It has ended meanwhile and needs no cancelling."""
     try:
         cancel(platform, tenant, id_)
     except Conflict:
@@ -325,7 +326,7 @@ def _end_evaluations(conn: Connection, tenant: str, now: datetime) -> None:
 
 
 def _digests(platform: Platform, key: str) -> set[str]:
-    """Every sha256 that a report holds."""
+    """Yield every sha256 in a report."""
     try:
         return set(SHA256.findall(json.dumps(json.loads(platform.objects.get_bytes(key)))))
     except (NotFound, ValueError):
@@ -380,6 +381,6 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "outbox": sa.update(outbox).where(outbox.c.tenant_id == tenant).values(data={}),
         "audit_log": sa.update(audit_log).where(audit_log.c.tenant_id == tenant, audit_log.c.redacted_at.is_(None)).values(
-            changes={}, ip=None, user_agent=None, redacted_at=now  # last: what is done above is in it, with what was there before
+            changes={}, ip=None, user_agent=None, redacted_at=now  # last, because it also covers the log lines of the changes above
         ),
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Everything that a tenant has, as one ZIP archive that is made while it is sent: nothing is stored, and memory stays bounded.
+"""Everything a tenant has, as one ZIP archive that is built while it is sent: nothing is stored, and memory stays bounded.
 
-``objects/`` holds every stored object, ``database/`` a file of JSON lines for each table, and ``manifest.json``, the last member, lists
-path, kind, bytes and sha256 of all others. An archive without it is incomplete. Rows are read page by page, each in a transaction of its
-own: what changes meanwhile may be in one file and not in another.
+``objects/`` has every stored object, ``database/`` a file of JSON lines per table, and ``manifest.json``, the last member, lists path,
+kind, bytes and sha256 of all others. An archive without it is incomplete. Rows are read page by page, each in its own transaction:
+concurrent changes may appear in one file and not in another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ft_assets.errors import NotFound
 
 CHUNK_BYTES = 1 << 20
 ROWS = 1000
-"""Rows of one page: about 1 MB of job events."""
+"""Rows per page: about 1 MB of job events."""
 MANIFEST = "manifest.json"
 FORMAT = 1
 EXPORTED: Mapping[str, Sequence[str]] = {
@@ -42,7 +42,7 @@ EXPORTED: Mapping[str, Sequence[str]] = {
     "refund_cases": ("decided_by", "note"), "invoices": (), "invoice_entries": (), "storage_samples": (),
     "deletions": (), "deletion_requests": (),
 }  # fmt: skip
-"""Tables, and which of their columns stay: secrets, and how the platform works inside."""
+"""Exported tables and their columns, without secrets and internals."""
 LEFT_OUT: Mapping[str, str] = {
     "audit_log": "written to audit_log.jsonl as GET /v1/audit_log shows it",
     "outbox": "repeats job events and adapters for webhooks; deliveries lists what was sent",
@@ -51,17 +51,17 @@ LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(("reservations", "run_launches", "deployments", "replica_adapters"), "the platform's nodes and servers"),
     **dict.fromkeys(("operator_keys", "node_drains", "scheduler_state", "mirrors", "adapter_stage_moves"), "not about a tenant"),
 }
-"""Tables that the archive does not hold, and why."""
+"""Tables that are not exported, and why."""
 ROWS_SHOWN: Mapping[str, sa.ColumnElement[bool]] = {
     "job_events": shown_to_tenant(),
     "health_verdicts": health_verdicts.c.audience == "tenant",
     "eval_suites": eval_suites.c.tenant_id.is_not(None),
 }
-"""Rows of a table that are the tenant's to see; row security bounds every table to its own."""
+"""Rows of a table; row security limits every table to the tenant's own."""
 
 
 class _Sent(io.RawIOBase):
-    """Collects what the archive writes until it is sent; it cannot seek, so the archive never goes back."""
+    """Buffers archive output until it is sent; it cannot seek, so the archive is written strictly forward."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []
@@ -86,7 +86,7 @@ class _Archive:
     listed: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, path: str, kind: str, chunks: Iterator[bytes], *, compressed: bool) -> Iterator[bytes]:
-        """Write a member and yield what there is to send of it."""
+        """Write a member and yield the output so far."""
         digest, size = hashlib.sha256(), 0
         info = zipfile.ZipInfo(path)
         info.compress_type = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
@@ -101,7 +101,7 @@ class _Archive:
 
 
 def archive(platform: Platform, tenant: str) -> Iterator[bytes]:
-    """The archive of `tenant`, piece by piece; `platform` is in the tenant's scope."""
+    """Yield the archive of `tenant`; `platform` is in the tenant's scope."""
     return filter(None, _archive(platform, tenant))
 
 
@@ -128,7 +128,7 @@ def _archive(platform: Platform, tenant: str) -> Iterator[bytes]:
 
 
 def _rows(platform: Platform, name: str, without: Sequence[str]) -> Iterator[bytes]:
-    """Rows of a table as JSON lines, in the order of its key."""
+    """Yield rows of a table as JSON lines, in key order."""
     table: sa.Table = metadata.tables[name]
     keys = list(table.primary_key)
     columns = [column for column in table.c if column.name not in without]

@@ -1,4 +1,4 @@
-"""Deletions as the API returns them."""
+"""API responses for deletions."""
 
 from __future__ import annotations
 

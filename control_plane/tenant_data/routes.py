@@ -1,4 +1,4 @@
-"""``/v1/data_export``, ``/v1/data_deletions``, ``/v1/deletions``: everything that a tenant has, exported or deleted, with proofs."""
+"""``/v1/data_export``, ``/v1/data_deletions`` and ``/v1/deletions``."""
 
 from __future__ import annotations
 

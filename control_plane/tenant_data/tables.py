@@ -14,8 +14,8 @@ deletions = sa.Table(
     sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | dataset | tenant
     sa.Column("subject_id", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
-    sa.Column("proof", JSONB, nullable=False),  # every object with its size and sha256, and that it was looked for afterwards
-    sa.Column("sha256", sa.Text, nullable=False),  # of the proof and of the previous deletion's: a chain
+    sa.Column("proof", JSONB, nullable=False),  # every object with its size and sha256, and that it was searched for afterwards
+    sa.Column("sha256", sa.Text, nullable=False),  # of the proof and the previous deletion's: a chain
     sa.Column("previous_sha256", sa.Text),
     sa.Column("seq", sa.BigInteger, sa.Identity(), nullable=False, unique=True),  # order of the chain
     timestamp("requested_at"), timestamp("done_at"),
@@ -23,16 +23,16 @@ deletions = sa.Table(
 
 deletion_requests = sa.Table(
     "deletion_requests", metadata,
-    sa.Column("id", sa.Text, primary_key=True),  # del-...: that of the proof that follows
+    sa.Column("id", sa.Text, primary_key=True),  # del-...: also the id of its proof
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
     sa.Column("subject_kind", sa.Text, nullable=False),  # adapter | tenant
     sa.Column("subject_id", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("requested_by", sa.Text, nullable=False),  # id of a key, operator, or retention
     sa.Column("waiting_for", sa.Text),  # why it is not done yet
-    sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories and records of other systems, with what they held
+    sa.Column("removed", JSONB, nullable=False, server_default="[]"),  # directories and records of other systems, with their contents
     timestamp("requested_at"),
-    timestamp("absent_at", nullable=True),  # when nothing of it was found; a second look follows before it is done
+    timestamp("absent_at", nullable=True),  # when nothing of it was found; a second search follows
     timestamp("done_at", nullable=True),
     sa.Index("ix_deletion_requests_tenant_id", "tenant_id"),
     sa.Index(
@@ -45,7 +45,7 @@ deletion_objects = sa.Table(
     sa.Column("deletion_id", sa.Text, sa.ForeignKey("deletion_requests.id"), primary_key=True),
     sa.Column("object_key", sa.Text, primary_key=True),
     sa.Column("bytes", sa.BigInteger, nullable=False),
-    sa.Column("sha256", sa.Text, primary_key=True),  # read from the store before it was deleted; a key can come again with other bytes
+    sa.Column("sha256", sa.Text, primary_key=True),  # read from the store before deletion; a key can come back with other bytes
     timestamp("deleted_at", nullable=True),
 )  # fmt: skip
-"""What a deletion has found and what of it is gone; moves into the proof at its end."""
+"""Objects found by a deletion, and which of them are gone; moves into the proof at its end."""
