@@ -1,8 +1,8 @@
-"""Where a model comes from, in one answer: from what a request put into ``model`` back to the uploaded file, and whether it holds.
+"""Lineage of a model in one response: from the ``model`` of a request back to the uploaded file, and whether it verifies.
 
-Each step names the digest by which it is tied to the next: the adapter's manifest, the frozen spec, the lock, the base model, the
-pack, the dataset's content, the file as it was uploaded. With `verify` the stored bytes are read again and held against them, once
-the rows are gathered: no connection to the database waits for a store.
+Each step has the digest that ties it to the next: the adapter's manifest, the frozen spec, the lock, the base model, the pack, the
+dataset's content, the file as uploaded. With `verify`, the stored bytes are read again and compared, after the rows were gathered, so that
+no database connection waits for a store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.errors import FtError, NotFound
 
 MAX_PARENTS = 20
-"""Warm starts that are followed back; ``more_parents`` says that there are others."""
+"""Warm starts followed back; ``more_parents`` shows that there are more."""
 RECORD = (
     "id", "name", "type", "stage", "eval_passed", "approval", "approved_by", "approved_at", "approval_note", "rank", "alpha", "modules",
     "manifest_sha256", "metrics", "created_at", "promoted_at", "deprecated_at", "archived_at",
@@ -40,7 +40,7 @@ Lineage = Mapping[str, Any]
 
 
 def of_adapter(platform: Platform, tenant: str, reference: str, *, verify: bool = False) -> Lineage:
-    """The lineage of one adapter, by its id or its ``ft:`` name."""
+    """Return the lineage of one adapter, by its id or its ``ft:`` name."""
     with platform.engine.connect() as conn:
         row = _adapter(conn, tenant, (adapters.c.id == reference) | (adapters.c.name == reference))
         if row is None:
@@ -52,10 +52,10 @@ def of_adapter(platform: Platform, tenant: str, reference: str, *, verify: bool 
 
 
 def of_model(platform: Platform, tenant: str, name: str, *, verify: bool = False) -> Lineage:
-    """The lineage of whatever a request may put into ``model``, in production or not.
+    """Return the lineage of any ``model`` that a request may name, in production or not.
 
     1. A base model: itself, with its pins.
-    2. A route of the tenant: every one of its targets, with its weight.
+    2. A route of the tenant: every target, with its weight.
     3. An ``ft:`` name without its last part: the newest production adapter of that lineage.
     4. An adapter's id or full name.
     """
@@ -68,7 +68,7 @@ def of_model(platform: Platform, tenant: str, name: str, *, verify: bool = False
 
 
 def _rows(conn: Connection, tenant: str, name: str) -> tuple[str, list[tuple[RowMapping, Any]]]:
-    """What kind of name it is, and the adapters that it stands for, each with its weight."""
+    """Return the kind of name, and the adapters that it stands for, each with its weight."""
     route = sa.select(model_routes.c.targets).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
     if (targets := conn.execute(route).scalar()) is not None:
         found = [(_adapter(conn, tenant, adapters.c.id == t.get("adapter_id")), t.get("weight")) for t in targets]
@@ -96,7 +96,7 @@ def _newest(conn: Connection, tenant: str, name: str) -> RowMapping | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Gathered:
-    """What the database knows of one adapter and of what it was started from, newest first."""
+    """Return the database's records of one adapter and of its warm-start parents, newest first."""
 
     weight: Any
     steps: list[tuple[RowMapping, dict[str, Any]]]
@@ -121,7 +121,7 @@ def _answer(platform: Platform, asked: str, kind: str, found: list[_Gathered], *
 
 
 def _lineage(platform: Platform, one: _Gathered, *, verify: bool) -> dict[str, Any]:
-    """One adapter, from the newest to the oldest: its own steps, then those of what it was started from."""
+    """Return one adapter's steps, then those of its parents."""
     links: list[Link] = []
     for row, steps in one.steps:
         steps["files"] = lineage_checks.manifest(platform, row)
@@ -136,12 +136,12 @@ def _lineage(platform: Platform, one: _Gathered, *, verify: bool) -> dict[str, A
 
 
 def _holds(links: list[Link]) -> bool:
-    """Nothing that was looked at is other than recorded; what was deleted on purpose has its proof in place of its bytes."""
+    """Whether nothing examined differs from its record; deliberately deleted data is covered by its proof."""
     return all(link.holds is not False for link in links)
 
 
 def _parent(conn: Connection, row: RowMapping) -> RowMapping | None:
-    """The adapter that the training started from; of a start from a checkpoint, the adapter of its job."""
+    """Return the adapter that training started from; for a start from a checkpoint, the adapter of its job."""
     parent = row["parent_adapter_id"]
     if parent is None and row["parent_checkpoint_id"] is not None:
         of_job = sa.select(adapters.c.id).join(checkpoints, checkpoints.c.job_id == adapters.c.job_id)
@@ -153,10 +153,10 @@ def _steps(platform: Platform, conn: Connection, row: RowMapping) -> dict[str, A
     tenant = row["tenant_id"]
     job = conn.execute(sa.select(jobs).where(jobs.c.id == row["job_id"])).mappings().one()
     mine = (datasets.c.tenant_id == tenant) & (datasets.c.id == row["dataset_id"])
-    dataset = conn.execute(sa.select(datasets).where(mine)).mappings().one_or_none()  # without: a record of before this was enforced
+    dataset = conn.execute(sa.select(datasets).where(mine)).mappings().one_or_none()  # none: a record from before this was enforced
     return {
         "adapter": {k: row[k] for k in RECORD} | {"uri": platform.objects.uri(row["object_prefix"])},
-        "files": {},  # of its manifest, which is read once the rows are gathered
+        "files": {},  # from its manifest, which is read once the rows are gathered
         "evaluations": _evaluations(conn, row),
         "job": _job(conn, job),
         "training": {
@@ -172,7 +172,7 @@ def _steps(platform: Platform, conn: Connection, row: RowMapping) -> dict[str, A
 
 
 def _evaluations(conn: Connection, row: RowMapping) -> list[dict[str, Any]]:
-    """The gate's at registration first, then those on later bases, oldest first."""
+    """The gate's verdict at registration first, then those on later bases, oldest first."""
     query = sa.select(evaluations).where(evaluations.c.adapter_id == row["id"]).order_by(evaluations.c.created_at)
     shown = ("id", "kind", "state", "outcome", "reasons", "base_model", "base_digest", "report_key", "finished_at")
     gate = {"kind": "gate", "outcome": "passed" if row["eval_passed"] else "quarantined", "report_key": row["eval_report_key"]}
@@ -196,14 +196,14 @@ def _attempts(conn: Connection, job_id: str) -> list[dict[str, Any]]:
 
 
 def _checkpoints(conn: Connection, job_id: str) -> list[dict[str, Any]]:
-    """Those that it went through; what is not kept any more has its time of removal."""
+    """Checkpoints of the training; deleted ones have their time of removal."""
     shown = ("id", "attempt", "step", "manifest_sha256", "final", "created_at", "removed_at")
     query = sa.select(*(checkpoints.c[k] for k in shown)).where(checkpoints.c.job_id == job_id).order_by(checkpoints.c.step)
     return [dict(row) for row in conn.execute(query).mappings()]
 
 
 def _base(platform: Platform, id_: str, digest: str | None) -> dict[str, Any]:
-    """What the adapter was trained on, and whether the catalogue still has those bytes."""
+    """The base that the adapter was trained on, and whether the catalogue still has those bytes."""
     try:
         card = platform.models.card(id_)
     except FtError:
@@ -220,7 +220,7 @@ def _dataset(row: RowMapping) -> dict[str, Any]:
 
 
 def _uploads(conn: Connection, job: RowMapping) -> list[dict[str, Any]]:
-    """The file that the job named, and its validation file; bytes as they came."""
+    """The job's training file and validation file, as uploaded."""
     named = {"training": job["training_file"], "validation": job["validation_file"]}
     rows = {r["id"]: r for r in conn.execute(sa.select(files).where(files.c.id.in_([i for i in named.values() if i]))).mappings()}
     shown = ("id", "filename", "sha256", "bytes", "source", "dataset_id", "created_at", "deleted_at")
@@ -228,7 +228,7 @@ def _uploads(conn: Connection, job: RowMapping) -> list[dict[str, Any]]:
 
 
 def _deletion(conn: Connection, row: RowMapping) -> dict[str, Any] | None:
-    """The deletion that took, or is taking, its files; None while they are there."""
+    """The deletion of its files; None while they exist."""
     asked = deletion_requests
     this = sa.or_(
         (asked.c.subject_kind == "adapter") & (asked.c.subject_id == row["id"]),

@@ -1,4 +1,4 @@
-"""Whether the links of a lineage hold: stored bytes read again and held against the digests that were recorded."""
+"""Verifies the links of a lineage: reads stored bytes again and compares them with the recorded digests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import canonical_json
 
 AT_ONCE = 2
-"""Verifications of one process at once: each reads gigabytes."""
+"""Concurrent verifications per process: each reads gigabytes."""
 _turns = threading.BoundedSemaphore(AT_ONCE)
 
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Holds one of the process's turns to verify; ``QuotaExceeded`` (``too_many_verifications``) where none is free."""
+    """Hold one of the process's verification slots; ``QuotaExceeded`` (``too_many_verifications``) if none is free."""
     if not _turns.acquire(blocking=False):
         raise QuotaExceeded(
             f"{AT_ONCE} lineages are being verified, and each reads all of its bytes; ask again when one is done, or without verify",
@@ -47,14 +47,14 @@ class Link:
     """One digest that ties two steps together."""
 
     link: str
-    """What was looked at: ``adapter manifest``, ``dataset``, ..."""
+    """What was verified: ``adapter manifest``, ``dataset``, ..."""
     recorded: str | None
     found: str | None
     holds: bool | None
-    """None: there is nothing to look at any more, and that is recorded (deleted), or it cannot be looked at now."""
+    """None: its deletion is recorded, or it cannot be read now."""
     detail: str = ""
     adapter_id: str | None = None
-    """Of a parent's link."""
+    """Set for a parent's link."""
 
     def of(self, adapter_id: str) -> Link:
         return replace(self, adapter_id=adapter_id)
@@ -64,7 +64,7 @@ class Link:
 
 
 def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
-    """The adapter's files with their sha256, as its manifest lists them; empty once they are deleted, with the reason."""
+    """Return the adapter's files with their sha256 from its manifest; empty once they are deleted, with the reason."""
     key = f"{row['object_prefix']}/{MANIFEST}"
     try:
         body = platform.objects.get_bytes(key)
@@ -75,7 +75,7 @@ def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
 
 
 def check(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> list[Link]:
-    """Every link of one adapter, in the order of the answer. Reads its files, its dataset and the uploads whole."""
+    """Verify every link of one adapter, in order. Reads its files, its dataset and the uploads completely."""
     return [*_adapter(platform, row, told), *_training(platform, row, told), *_data(platform, row, told)]
 
 
@@ -118,7 +118,7 @@ def _data(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Itera
 
 
 def _content(platform: Platform, row: RowMapping, dataset: Mapping[str, Any], *, gone: bool) -> Link:
-    """Of the rows, not of the file that holds them: the same rows have the same digest however they were compressed."""
+    """Digest of the rows, not of their file: equal rows have the same digest under any compression."""
     key = f"{layout.dataset_prefix(row['tenant_id'], dataset['id'])}/rows.parquet"
     try:
         with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
@@ -156,7 +156,7 @@ def _key(platform: Platform, file_id: str) -> str:
 
 
 def _listed(body: bytes) -> dict[str, str]:
-    """Name and sha256 of each file; nothing of a manifest that cannot be read, which its digest tells."""
+    """Return name and sha256 of each file; empty if the manifest is unreadable, which its digest reveals."""
     try:
         listed = json.loads(body)["files"]
         return {str(name): str(one["sha256"] if isinstance(one, dict) else one) for name, one in listed.items()}

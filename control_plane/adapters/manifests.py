@@ -1,4 +1,4 @@
-"""Objects of a cluster for what the registry holds: a server for a whole model, a pool for a base, a rewrite for a route."""
+"""Kubernetes manifests from the registry: a server for a whole model, a pool for a base, a rewrite for a route."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 
 
 def server(platform: Platform, tenant: str, reference: str) -> str:
-    """YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
+    """Return the YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
     record = adapters.find_record(platform, tenant, reference)
     base = platform.models.card(record.base_model)
     settings = _settings(platform)
@@ -34,7 +34,7 @@ def server(platform: Platform, tenant: str, reference: str) -> str:
 
 
 def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> str:
-    """YAML of the servers of a base model, as it is in the catalogue now; its first lines say what to tell the platform."""
+    """Return the YAML of the servers of a base model in its present state; the first lines say what to configure on the platform."""
     base = platform.models.card(model)
     settings = _settings(platform)
     try:
@@ -54,7 +54,7 @@ def _told(pool: Pool, settings: ClusterSettings) -> str:
 
 
 def route(platform: Platform, tenant: str, name: str) -> str:
-    """YAML of a route as an InferenceModelRewrite; its targets have to be on one base, as a rewrite holds within one pool."""
+    """Return the YAML of a route as an InferenceModelRewrite; its targets must share a base, because a rewrite applies to one pool."""
     targets = model_routes.get(platform, tenant, name)["targets"]
     bases = sorted({_base_of(platform, tenant, target) for target in targets})
     if len(bases) != 1:

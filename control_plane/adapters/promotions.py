@@ -1,4 +1,4 @@
-"""What is served: adapters promoted, rolled back, deprecated, and the model that a request names.
+"""Promote, roll back, deprecate and approve adapters, and resolve the model of a request.
 
 The desired state is a row, written in one transaction with the stage; serving follows it (:mod:`control_plane.serving.rollout`).
 """
@@ -35,21 +35,21 @@ class RolledBack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """What to put into ``model`` of a request to the fleet."""
+    """Value for ``model`` in a request to the fleet."""
 
     model: str
     adapter: Adapter | None
     """None for a base model."""
     served_on: Sequence[str] | None = None
-    """URLs of the servers that were seen to answer with it; None where nobody has looked yet, and for a base model."""
+    """URLs of servers seen to answer with it; None if not examined yet, and for a base model."""
 
 
 def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
-    """Put an adapter into production and load it on every server; a second call finds it done.
+    """Promote an adapter to production and load it on every server; a second call changes nothing.
 
-    All refusals are named at once (``Conflict``, code ``promotion_refused``). A fleet that does not answer is no refusal:
-    the adapter is promoted, and `observed` and `detail` say that it is not served yet. Requests to its lineage go on to the
-    one before until a server was seen to answer with this one (:func:`resolve_model`).
+    All reasons against it are listed at once (``Conflict``, code ``promotion_refused``). An unreachable fleet is not one: the adapter is
+    promoted, and `observed` and `detail` show that it is not served yet. Requests to its lineage go to its predecessor until a server was
+    seen to answer with this one (:func:`resolve_model`).
     """
     current = find_record(platform, tenant, reference)
     asked = rollout.ask(platform)
@@ -71,7 +71,7 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
 def deploy(platform: Platform, tenant: str, reference: str, *, stage: str = Stage.PRODUCTION) -> Adapter:
     """Move an adapter to `stage`: ``production`` promotes it (:func:`promote`), ``staging`` holds it, unserved, for a later promotion.
 
-    A second call finds it done. A production adapter is not moved back to staging: ``Conflict`` names the calls that withdraw it.
+    A second call changes nothing. A production adapter cannot return to staging: ``Conflict`` names the calls that withdraw it.
     """
     if stage == Stage.PRODUCTION:
         return promote(platform, tenant, reference)
@@ -102,7 +102,8 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
 
 
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
-    """`candidate` by the catalogue and the verdicts of now: an update of its base waits for the adapter's locked row, or is seen."""
+    """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
+    seen."""
     present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
     served = candidate.served_digests if candidate.told else (present,)
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
@@ -118,7 +119,7 @@ def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked)
     served = told or {in_catalogue}
     looked: _Looked = ((), ())
     accepted = frozenset({current.base_digest})
-    if current.type == LORA:  # a whole model is not fetched to be refused
+    if current.type == LORA:  # refuse a whole model before fetching it
         looked = _look(platform, current)
         with platform.engine.connect() as conn:
             accepted = _accepted(conn, current)
@@ -130,12 +131,12 @@ def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked)
 
 _Looked = tuple[Sequence[Refusal], Sequence[Refusal]]
 _looked: dict[tuple[object, ...], _Looked] = {}
-"""What was found in a directory, as long as the file system says that its files are the same."""
+"""Verification results of directories, valid while the file system shows their files as unchanged."""
 MAX_LOOKED = 4096
 
 
 def _look(platform: Platform, record: AdapterRecord) -> _Looked:
-    """Differences from the manifest, and what the servers could not serve: every byte is read once for each directory."""
+    """Return differences from the manifest, and what servers could not serve; reads every byte once per directory."""
     directory = node_files.materialise(platform, record)
     key = (directory, record.manifest_sha256, *node_files.stats(directory))
     if key not in _looked:
@@ -146,19 +147,18 @@ def _look(platform: Platform, record: AdapterRecord) -> _Looked:
             unservable(platform, record.base_model, directory),
         )
         if found[0]:
-            return found  # a disk that failed once may read them now
+            return found  # a disk that failed once may recover
         _looked[key] = found
     return _looked[key]
 
 
 def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
-    """Withdraw a production adapter in favour of the one promoted before it in the same lineage, in one call.
+    """Withdraw a production adapter in favor of the one promoted before it in the same lineage, in one call.
 
-    The lineage is tenant, base model and suffix. The earlier adapter is in production and so loaded still; where it is not,
-    it is loaded before anything changes, and where no server that is ready answers with it then, nothing does: ``Conflict``
-    (``previous_not_served``). A fleet without a ready server is no refusal, as for a promotion. The commit switches requests
-    over; the withdrawn adapter is unloaded once the requests that were on their way to it have ended. A second call finds it
-    done; ``Conflict`` (``no_previous_adapter``) if there is nothing to go back to.
+    The lineage is tenant, base model and suffix. The earlier adapter is usually still in production and loaded; if not, it is loaded before
+    anything changes, and if no ready server then answers with it, nothing changes: ``Conflict`` (``previous_not_served``). A fleet without
+    a ready server is not an obstacle, as for a promotion. The commit switches requests over; the withdrawn adapter is unloaded once its
+    open requests have ended. A second call changes nothing; ``Conflict`` (``no_previous_adapter``) if there is no earlier adapter.
     """
     id_ = find_record(platform, tenant, reference).id
     brought_back: str | None = None
@@ -170,7 +170,7 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
                 break
             observations.forgive(conn, previous.id)
         _bring_back(platform, current, previous)
-        brought_back = previous.id  # and again for another one that is promoted in between
+        brought_back = previous.id  # repeat if another one is promoted in between
     return RolledBack(withdrawn=get_adapter(platform, tenant, current.id), serving=get_adapter(platform, tenant, previous.id))
 
 
@@ -181,12 +181,13 @@ def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previ
         outbox.publish(conn, current.tenant_id, "adapter.rolled_back", current.id, data, now=platform.clock())
         model_routes.tell_of_withdrawal(conn, current, platform.clock())
     wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
-    for _, record, desired in wishes:  # in one order, so that two rollbacks never wait for each other
+    for _, record, desired in wishes:  # in a fixed order, so that two rollbacks cannot deadlock
         rollout.desire(conn, record, desired, platform.clock())
 
 
 def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRecord) -> None:
-    """Load the earlier adapter; ``Conflict`` if servers are ready and none answers with it, or none serves bytes that it is accepted on."""
+    """Load the earlier adapter; ``Conflict`` if servers are ready and none answers with it, or none serves a base that it is accepted
+    on."""
     asked = rollout.ask(platform)
     ready = asked.pool(previous.base_model)
     why = rollout.load(platform, previous, asked)
@@ -209,7 +210,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
 
 
 def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecord, AdapterRecord]:
-    """The adapter, locked, and the one before it."""
+    """Return the adapter, locked, and its predecessor."""
     current = AdapterRecord.from_row(locked_row(conn, tenant, id_))
     again = current.stage == Stage.STAGING and current.promoted_at is not None
     if current.stage != Stage.PRODUCTION and not again:
@@ -226,9 +227,9 @@ def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecor
 
 
 def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> None:
-    """Withdraw an adapter from a promotion that is not wanted any more, one promoted again since then excepted.
+    """Undo a promotion that is no longer wanted, unless the adapter was promoted again since.
 
-    It goes back to the stage that it had `before`, where that is a legal move; a draft waits in staging.
+    It returns to its stage `before`, if that is a legal move; a draft goes to staging.
     """
     record = AdapterRecord.from_row(before)
     with platform.engine.begin() as conn:
@@ -242,9 +243,9 @@ def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> No
 
 
 def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
-    """Stop serving an adapter; its files stay for the days of grace. A second call finds it done.
+    """Stop serving an adapter; its files stay for the grace period. A second call changes nothing.
 
-    No new request reaches it; it is unloaded once those that were on their way have ended.
+    New requests no longer reach it; it is unloaded once open ones have ended.
     """
     with platform.engine.begin() as conn:
         record = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
@@ -260,7 +261,7 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
 def delete(platform: Platform, tenant: str, model: str) -> None:
     """OpenAI's deletion of a fine-tuned model: :func:`deprecate`, by its model name or id. Deleting again changes nothing.
 
-    What is not served and never was (a quarantined model) only leaves by its deletion with all data; ``Conflict`` says so.
+    A model that was never served (quarantined) is only deleted with all of the tenant's data; ``Conflict`` says so.
     """
     if model in platform.models.ids():
         raise Forbidden(
@@ -281,12 +282,12 @@ def delete(platform: Platform, tenant: str, model: str) -> None:
 
 
 def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str = "") -> Resolved:
-    """What the fleet calls the model that a tenant's request names, and which servers have it.
+    """Return the fleet's name for the model of a tenant's request, and the servers that have it.
 
     1. A base model of the catalogue.
-    2. A logical name of the tenant: one of its targets, the same one for the same `affinity`.
-    3. An ``ft:`` name without its last part: the newest production adapter of that lineage that a server was seen to answer
-       with; the newest if there is none.
+    2. A route of the tenant: one of its targets, the same one for the same `affinity`.
+    3. An ``ft:`` name without its last part: the newest production adapter of that lineage that a server was seen to answer with; the
+       newest if there is none.
     4. An adapter id or full ``ft:`` name: that adapter, if it is in production.
     """
     if name in platform.models.ids():
@@ -329,7 +330,7 @@ def _with_servers(query: sa.Select[Any]) -> sa.Select[Any]:
 
 
 def _production(tenant: str, base: str, name_prefix: str) -> sa.Select[Any]:
-    """Production adapters of one lineage with the servers that have them, the newest first."""
+    """Return the production adapters of one lineage with their servers, newest first."""
     return (
         _with_servers(select_adapters(tenant))
         .where(
@@ -353,13 +354,14 @@ MAX_NOTE_CHARS = 2000
 
 
 def approve(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None, and_promote: bool = False) -> Adapter:
-    """Let an adapter be promoted, and promote it if asked to. Approving again changes nothing; what was rejected can be approved."""
+    """Approve an adapter for promotion, and promote it if requested. Approving again changes nothing; a rejected adapter can be
+    approved."""
     decided = _decide(platform, tenant, reference, APPROVED, key_id=key_id, note=note)
     return promote(platform, tenant, decided["id"]) if and_promote else decided
 
 
 def reject(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None) -> Adapter:
-    """Keep an adapter from being promoted; one that is in production has to be rolled back or deprecated first."""
+    """Reject an adapter, so that it cannot be promoted; one in production has to be rolled back or deprecated first."""
     return _decide(platform, tenant, reference, REJECTED, key_id=key_id, note=note)
 
 

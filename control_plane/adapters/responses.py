@@ -1,4 +1,4 @@
-"""Adapters, their lineage and exports as the API returns them."""
+"""API responses for adapters, their lineage and exports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lineage(found: Mapping[str, Any]) -> schemas.Lineage:
 
 
 def _plain(value: Any) -> Any:
-    """Times as seconds, whatever they lie in."""
+    """Convert all times to seconds, at any depth."""
     if isinstance(value, datetime):
         return epoch_seconds(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""``/v1/adapters``: look, trace, approve, promote, roll back, deprecate. Ids may be model names, which may hold ``/``."""
+"""``/v1/adapters``: get, trace, approve, promote, roll back, deprecate. Ids may be model names, which may contain ``/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/adapters/{adapter}/exports``: ask for one, look, download, delete. An adapter is named by its id or its model name."""
+"""``/v1/adapters/{adapter}/exports``: request, get, download, delete. An adapter is named by its id or its model name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects for a cluster, as YAML: ``GET /v1/adapters/{id}/server`` and ``GET /v1/model_routes/{name}/rewrite``."""
+"""Kubernetes manifests as YAML: ``GET /v1/adapters/{id}/server`` and ``GET /v1/model_routes/{name}/rewrite``."""
 
 from __future__ import annotations
 

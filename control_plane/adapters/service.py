@@ -1,6 +1,6 @@
-"""The registry of adapters: entered with their complete lineage, listed, found.
+"""The registry of adapters: register with complete lineage, list, find.
 
-What is served is :mod:`control_plane.adapters.promotions`.
+:mod:`control_plane.adapters.promotions` decides what is served.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_PAGE = 100
 
 Adapter = Mapping[str, Any]
 """The fields of an :class:`AdapterRecord`, with ``desired`` and ``observed`` (``loaded``, ``unloaded``, ``failed``) and ``detail``: why
-they differ, where they do."""
+they differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,20 +51,19 @@ class AdapterPage:
 
 
 def adapter_id(job_id: str) -> str:
-    """The id of a job's adapter: known before it exists, so that making it twice makes it once."""
+    """Return the id of a job's adapter, derived from the job, so that registering it twice creates one."""
     return f"adp-{hashlib.sha256(job_id.encode()).hexdigest()[:24]}"
 
 
 def register(
     platform: Platform, *, tenant: str, job_id: str, directory: Path, report: EvalReport, verdict: Verdict, eval_report_key: str
 ) -> Adapter:
-    """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns
-    the first's.
+    """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns the first
+    result.
 
-    Lineage is taken from the job's row and must be complete. A draft whose job asked for a person's approval waits for it from
-    the first, however the job ends. An adapter that the servers could not serve is quarantined
-    too, whatever the verdict, and so is a whole model that is not one of its base; ``refusals`` of the answer says why. The
-    caller moves the job.
+    Lineage is taken from the job's row and must be complete. If the job requires approval, the draft waits for it from the start, however
+    the job ends. An adapter that the servers could not serve is quarantined whatever its verdict, and so is a whole model that does not
+    match its base; ``refusals`` lists the reasons. The caller moves the job.
     """
     job = _job(platform, tenant, job_id)
     with platform.engine.connect() as conn:
@@ -92,7 +91,7 @@ def register(
 def list_adapters(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, stage: str | None = None, approval: str | None = None
 ) -> AdapterPage:
-    """The tenant's adapters, newest first."""
+    """Return the tenant's adapters, newest first."""
     query = select_adapters(tenant)
     if approval is not None:
         query = query.where(adapters.c.approval == approval)
@@ -105,7 +104,7 @@ def list_adapters(
 
 
 def get_adapter(platform: Platform, tenant: str, reference: str) -> Adapter:
-    """The tenant's adapter with this id or this ``ft:`` name."""
+    """Return the tenant's adapter with this id or ``ft:`` name."""
     query = select_adapters(tenant).where(sa.or_(adapters.c.id == reference, adapters.c.name == reference))
     with platform.engine.connect() as conn:
         row = conn.execute(query).mappings().one_or_none()
@@ -191,9 +190,9 @@ def locked_row(conn: Connection, tenant: str, id_: str) -> RowMapping:
 
 
 def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
-    """Move an adapter; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
+    """Move an adapter to another stage; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
 
-    Its grace runs from `deprecated_at`: now, unless `columns` say when; cleared by every other move but that to the archive.
+    Its grace period starts at `deprecated_at`: now, unless `columns` set it; every other move except to the archive clears it.
     """
     if stage is Stage.DEPRECATED:
         columns.setdefault("deprecated_at", utc_now())
@@ -208,13 +207,13 @@ TOLD = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quaran
 
 
 def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
-    """Have the tenant told of the stage that an adapter has now; None where nothing was changed."""
+    """Notify the tenant of an adapter's present stage; nothing if unchanged."""
     if row is not None and row["stage"] in TOLD:
         tell(conn, row, TOLD[Stage(row["stage"])], now)
 
 
 def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:
-    """Have the tenant told of `kind` about an adapter: ids and its stage, nothing else."""
+    """Notify the tenant of `kind` about an adapter: ids and its stage only."""
     outbox.publish(conn, row["tenant_id"], kind, row["id"], {"stage": row["stage"], "job_id": row["job_id"]}, now=now)
 
 
@@ -239,7 +238,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
 
 @contextmanager
 def kept(subject: str) -> Iterator[None]:
-    """Say ``LineageIncomplete`` or ``Conflict`` where the wrapped statements break a rule of the registry."""
+    """Translate a violated rule of the registry in the wrapped statements into ``LineageIncomplete`` or ``Conflict``."""
     try:
         yield
     except Violation as violation:
@@ -250,7 +249,7 @@ def kept(subject: str) -> Iterator[None]:
 
 
 def explained(violation: Violation, subject: str) -> FtError | None:
-    """The error that a refusal of the database stands for; None where it is none of the registry's."""
+    """Return the error for a refusal of the database; None if it is not a rule of the registry."""
     diagnosis = getattr(violation.orig, "diag", None)
     constraint = getattr(diagnosis, "constraint_name", None) or ""
     column = getattr(diagnosis, "column_name", None)
@@ -266,7 +265,7 @@ def explained(violation: Violation, subject: str) -> FtError | None:
 
 
 def _gap(constraint: str, column: str | None) -> str | None:
-    if constraint == "adapters_enter" or not constraint:  # of a column that must not be null there is no constraint's name
+    if constraint == "adapters_enter" or not constraint:  # not-null violations have no constraint name
         return column
     found = OF_FIELD.fullmatch(constraint)
     return GAPS.get(constraint) or (None if found is None else _column(found["field"]))

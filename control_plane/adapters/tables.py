@@ -18,7 +18,7 @@ adapters = sa.Table(
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, unique=True),
     sa.Column("dataset_id", sa.Text, nullable=False),
     sa.Column("pack_fingerprint", sa.Text, nullable=False),
-    sa.Column("spec_sha256", sa.Text, nullable=False),  # of the job's frozen spec; a trigger holds this and the above against the job
+    sa.Column("spec_sha256", sa.Text, nullable=False),  # of the job's frozen spec; a trigger compares this and the above with the job
     sa.Column("lock_sha256", sa.Text, nullable=False),
     sa.Column("commit", sa.Text, nullable=False),
     sa.Column("metrics", JSONB, nullable=False),
@@ -28,7 +28,7 @@ adapters = sa.Table(
     sa.Column("object_prefix", sa.Text, nullable=False),
     sa.Column("manifest_sha256", sa.Text, nullable=False),
     sa.Column("stage", sa.Text, nullable=False),
-    sa.Column("parent_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # of a warm start
+    sa.Column("parent_adapter_id", sa.Text, sa.ForeignKey("adapters.id")),  # set by a warm start
     sa.Column("parent_checkpoint_id", sa.Text, sa.ForeignKey("checkpoints.id")),
     sa.Column("approval", sa.Text, nullable=False, server_default="none"),  # none | pending | approved | rejected
     sa.Column("approved_by", sa.Text), timestamp("approved_at", nullable=True),  # id of the key that approved or rejected it
@@ -40,27 +40,27 @@ adapters = sa.Table(
     sa.Index("ix_adapters_pending", "tenant_id", "created_at", postgresql_where=sa.text("approval = 'pending'")),
     sa.Index("ix_adapters_deprecated", "deprecated_at", postgresql_where=sa.text("stage = 'deprecated'")),
 )  # fmt: skip
-"""Checks and triggers of the migrations enforce the rest: what a record must hold, that it never changes, how its stage moves."""
+"""Checks and triggers of the migrations enforce the rest: complete records that never change, and legal moves between stages."""
 
 adapter_stage_moves = sa.Table(
     "adapter_stage_moves", metadata,
     sa.Column("from_stage", sa.Text, primary_key=True),
     sa.Column("to_stage", sa.Text, primary_key=True),
 )  # fmt: skip
-"""``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses every other move."""
+"""``ft_assets.adapters.stages.TRANSITIONS``, for the trigger that refuses all other moves."""
 
 exports = sa.Table(
     "exports", metadata,
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), nullable=False),
     sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), nullable=False),
-    sa.Column("key", sa.Text, nullable=False),  # of what it is made of: adapter's manifest, base, format, precision
+    sa.Column("key", sa.Text, nullable=False),  # of its inputs: adapter's manifest, base, format, precision
     sa.Column("format", sa.Text, nullable=False),  # adapter | merged | gguf | tokenizer
     sa.Column("precision", sa.Text),  # of gguf: f32 | f16 | q8_0
     sa.Column("status", sa.Text, nullable=False),  # queued | running | ready | failed
     sa.Column("error", JSONB),
     sa.Column("progress", JSONB),
-    sa.Column("claim", sa.Text),  # token of whoever makes it
+    sa.Column("claim", sa.Text),  # token of the process that makes it
     sa.Column("object_key", sa.Text), sa.Column("bytes", sa.BigInteger), sa.Column("sha256", sa.Text),
     sa.Column("manifest", JSONB),
     timestamp("created_at"), timestamp("beat_at", nullable=True),

@@ -1,4 +1,4 @@
-"""Datasets that no job has used for long move to cheaper storage; they are read from there as before."""
+"""Moves datasets that no job has used for long to cheaper storage; they can still be read from there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ft_assets import layout
 log = logging.getLogger(__name__)
 
 BUDGET_S = 15.0
-"""Seconds of one round, the dataset that it is at aside."""
+"""Time limit of one pass in seconds, apart from the dataset under way."""
 MAX_DATASETS = 100
 
 
 def cool_unused(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: int = MAX_DATASETS) -> int:
-    """Move datasets, and the uploads that they came from, that no job has needed for ``cold_after_days``; returns how many.
+    """Move datasets, and their uploads, that no job has needed for ``cold_after_days``; returns how many.
 
-    One that is used later stays where it is: cold storage is slower or dearer to read, not closed.
+    A dataset that is used later stays there: cold storage is slower or costlier to read, but readable.
     """
     until = time.monotonic() + budget_s
     with platform.engine.connect() as conn:
@@ -36,7 +36,7 @@ def cool_unused(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: in
             break
         try:
             if not _cool(platform, row.tenant_id, row.id):
-                return cooled  # the store has nowhere to put it
+                return cooled  # the store has no cold storage
         except FAILURES as error:
             log.warning("dataset %s of %s is not in cold storage yet: %s", row.id, row.tenant_id, error)
             continue
@@ -45,7 +45,7 @@ def cool_unused(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: in
 
 
 def _unused(platform: Platform) -> sa.Select[tuple[str, str]]:
-    """Oldest first. A job counts from its end, and until then."""
+    """Oldest first. A job counts from its end, and as use until then."""
     limit = platform.clock() - timedelta(days=platform.settings.cold_after_days)
     mine = (jobs.c.tenant_id == datasets.c.tenant_id) & (jobs.c.dataset_id == datasets.c.id)
     used = sa.exists().where(mine, sa.or_(jobs.c.state.not_in(FINAL), sa.func.coalesce(jobs.c.finished_at, jobs.c.created_at) > limit))
@@ -60,7 +60,7 @@ def _unused(platform: Platform) -> sa.Select[tuple[str, str]]:
 
 
 def _cool(platform: Platform, tenant: str, dataset_id: str) -> bool:
-    """False where the store has no cold storage."""
+    """Returns False if the store has no cold storage."""
     with platform.engine.connect() as conn:
         query = sa.select(files.c.id).where(files.c.tenant_id == tenant, files.c.dataset_id == dataset_id, files.c.deleted_at.is_(None))
         uploads = [f"{layout.tenant_prefix(tenant)}/files/{layout.checked_id(id_)}" for id_ in conn.execute(query).scalars()]

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub, brought in as files of a tenant: named here at a pinned revision, fetched behind the answer."""
+"""Imports of Hugging Face datasets as files of a tenant: recorded with a pinned revision, fetched after the response."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ft_assets.datasets.readers.hub.hub_dataset import HubFile, HubId
 
 MAX_PENDING = 10
-"""Imports of a tenant that wait for their bytes: one downloads at once, and nobody needs a day's worth in line."""
+"""Unfetched imports per tenant: one downloads at a time, and a long backlog helps no tenant."""
 ASKING = threading.BoundedSemaphore(2)
-"""Requests that may ask the Hub at once what a branch is today: such an answer may take a minute."""
+"""Concurrent requests that may ask the Hub for the present commit of a branch, which may take a minute."""
 
 
 def import_dataset(
@@ -37,9 +37,9 @@ def import_dataset(
     model: str | None = None,
     hub_token: str = "",
 ) -> RowMapping:
-    """A file that will have the rows of `hub_id`; the caller sees to it that :func:`files.validate` is called with the token.
+    """Create a file for the rows of `hub_id`; the caller must then call :func:`files.validate` with the token.
 
-    `hub_token` is the tenant's own, for a dataset that is not public: the operator's is not for tenants. It is not stored.
+    `hub_token` is the tenant's own, for a dataset that is not public; the operator's token is never used for tenants. It is not stored.
     """
     uploaded_files.check_request(platform, policies=policies, model=model)
     if not platform.settings.hub_endpoint:
@@ -55,7 +55,7 @@ def import_dataset(
 
 
 def fetched(settings: Settings, hub_id: str, directory: Path, *, max_bytes: int = MAX_BYTES) -> HubFile:
-    """The rows of `hub_id` as one file in `directory`, for whoever runs `ft` on this machine, with this machine's token."""
+    """Fetch the rows of `hub_id` as one file in `directory`, for a user of `ft` on this machine, with this machine's token."""
     from ft_assets.datasets.readers.hub import hub_dataset
 
     endpoint, token = settings.hub_endpoint, settings.hub_token or None
@@ -64,7 +64,7 @@ def fetched(settings: Settings, hub_id: str, directory: Path, *, max_bytes: int 
 
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:
-    """The id that `hub_id` spells; one that pins no commit is refused with the one of today, if the Hub can be asked now."""
+    """Parse `hub_id`; an id without a commit is refused with the present commit, if the Hub can be asked now."""
     from ft_assets.datasets.readers.hub.hub_dataset import parse_hub_id
 
     if not ASKING.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""From an import's row to its bytes: fetched from the Hub and joined by a child process, then stored as an upload is."""
+"""Fetches an import: a child process downloads and joins its shards, and the result is stored like an upload."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from ft_assets.layout import file_key, safe_filename
 
 FETCHER = "control_plane.sandbox.task_fetch"
 WALL_S = 7 * 3600.0
-"""The six hours of a download of 10 GB at half a megabyte a second, and one to join its shards."""
+"""Six hours for 10 GB at half a megabyte per second, and one to join its shards."""
 NETWORK = (
     *(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO")),
     *(f"{name}_proxy" for name in ("http", "https", "all", "no")),
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 )  # fmt: skip
-"""Variables that say how this machine reaches others."""
+"""Environment variables that configure this machine's network access."""
 TOKEN_LOST_AFTER = timedelta(minutes=15)
-"""Age at which an import whose token nobody here has is given up: another process may have it, and be busy with others."""
+"""Age at which an import without its token is given up: the token may be in another process that is busy with other imports."""
 
 
 def is_fetched(file: Mapping[Any, Any] | RowMapping) -> bool:
-    """Whether the bytes of `file` are there: an upload's always are."""
+    """Whether the bytes of `file` are stored; those of an upload always are."""
     return bool(file["sha256"])
 
 
 def waits_for_token(platform: Platform, file: RowMapping, hub_token: str) -> bool:
-    """Whether only another process can fetch `file`, and may yet do so: a token is kept in the memory of one alone."""
+    """Whether only another process can fetch `file`, and may still do so: a token is kept in the memory of one process."""
     if is_fetched(file) or not file["hub_token_given"] or hub_token:
         return False
     return bool(file["created_at"] > platform.clock() - TOKEN_LOST_AFTER)
 
 
 def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
-    """Fetch and store the bytes of an import; what its row is to say of them."""
+    """Fetch and store the bytes of an import; returns the values for its row."""
     tenant = file["tenant_id"]
     tier = tier_named(get_tenant(platform, tenant).tier)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:

@@ -15,13 +15,13 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 
 MAX_EXAMPLES = 100
-"""An answer that a person can read, and a few megabytes at most."""
+"""Readable, and a few megabytes at most."""
 
 
 def preview_dataset(
     platform: Platform, tenant: str, subject: str, *, model: str, num_examples: int, max_seq_len: int | None
 ) -> list[dict[str, Any]]:
-    """Rendered text, token ids, spans with loss and truncation of the first examples of a dataset, or of a validated file's."""
+    """Return rendered text, token ids, spans with loss and truncation of the first examples of a dataset, or of a validated file's."""
     if not 1 <= num_examples <= MAX_EXAMPLES:
         raise InvalidRequest(f"num_examples {num_examples} is outside 1..{MAX_EXAMPLES}", code="invalid_limit", param="num_examples")
     base = platform.models.get(model)
@@ -55,7 +55,7 @@ def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
 
 
 def rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:
-    """``rows.parquet`` of the dataset in this machine's cache; it never changes, so it is fetched once."""
+    """Return ``rows.parquet`` of the dataset in this machine's cache; it never changes, so it is fetched once."""
     target = platform.settings.work_dir / "datasets" / layout.checked_id(tenant) / layout.checked_id(dataset_id) / "rows.parquet"
     if not target.exists():
         platform.objects.get_file(f"{layout.dataset_prefix(tenant, dataset_id)}/rows.parquet", target)

@@ -1,4 +1,4 @@
-"""Bytes of a file on their way into the object store: counted, hashed, and cut off at a limit."""
+"""Receives a file into the object store: counts and hashes its bytes, and stops at a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ft_assets.errors import InvalidRequest
 
 
 class Received:
-    """The caller's stream, read by the store; beyond `max_bytes` what `refusal` makes is raised, and nothing more is read."""
+    """The caller's stream, read by the store; raises what `refusal` returns beyond `max_bytes`, and reads no further."""
 
     def __init__(self, stream: BinaryIO, max_bytes: int, refusal: Callable[[], InvalidRequest]) -> None:
         self._stream = stream
@@ -35,7 +35,7 @@ class Received:
 
 
 def too_large(tier: Tier, *, num_bytes: int | None = None, param: str = "file") -> InvalidRequest:
-    """The refusal of a file that is larger than `tier` allows; of one that is being received nobody knows how large it is."""
+    """Return the refusal of a file larger than `tier` allows; its size is unknown while it is being received."""
     size = "the file" if num_bytes is None else f"a file of {num_bytes:,} bytes"
     return InvalidRequest(
         f"{size} is larger than the {tier.max_file_bytes / GIB:g} GiB that tier {tier.name} may upload; "
@@ -46,12 +46,12 @@ def too_large(tier: Tier, *, num_bytes: int | None = None, param: str = "file") 
 
 
 def receive(objects: ObjectStore, key: str, stream: BinaryIO, tier: Tier) -> Received:
-    """Store all of `stream` under `key`, as far as `tier` lets a file be large."""
+    """Store all of `stream` under `key`, up to the largest file of `tier`."""
     return receive_up_to(objects, key, stream, tier.max_file_bytes, lambda: too_large(tier))
 
 
 def receive_up_to(objects: ObjectStore, key: str, stream: BinaryIO, max_bytes: int, refusal: Callable[[], InvalidRequest]) -> Received:
-    """Store all of `stream` under `key`; beyond `max_bytes` nothing is stored, and what `refusal` makes is raised."""
+    """Store all of `stream` under `key`; beyond `max_bytes` stores nothing and raises what `refusal` returns."""
     received = Received(stream, max_bytes, refusal)
     objects.put_stream(key, cast(BinaryIO, received))
     return received

@@ -1,4 +1,4 @@
-"""Rows of files, datasets and suites as the API returns them."""
+"""API responses for files, datasets and suites."""
 
 from __future__ import annotations
 

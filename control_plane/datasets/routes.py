@@ -1,4 +1,4 @@
-"""``/v1/datasets``: versions, their reports, approval, previews, and imports from the Hub."""
+"""``/v1/datasets`` and ``/v1/suites``: versions, reports, approval, previews, imports from the Hub, and evaluation suites."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ FORM = {
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
     """Register an evaluation suite of your own. Files validated from now on are checked for its items."""
-    async with request.form(max_files=1) as form:  # here, and not as a parameter: the key has been looked at before
+    async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")
         if not isinstance(file, UploadFile):

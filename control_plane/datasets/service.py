@@ -1,4 +1,4 @@
-"""Dataset versions as their tenant sees them: immutable, listed, reported on, and approved where a policy asked for review."""
+"""Dataset versions as their tenant sees them: immutable, listed, with a report, and approved where a policy requires review."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ft_assets.training import methods
 Review = Literal["none", "pending", "approved"]
 SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
 STATS = datasets.c.report["stats"].label("stats")
-"""Of the report, all that a list shows: the whole of it may hold a thousand problems."""
+"""The part of the report that lists show; a whole report may have a thousand problems."""
 
 
 def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
-    """Dataset versions of the tenant, newest first."""
+    """Return the tenant's dataset versions, newest first."""
     query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         keys = (datasets.c.created_at, datasets.c.id)
@@ -31,13 +31,13 @@ def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, 
 
 
 def get(platform: Platform, tenant: str, dataset_id: str) -> RowMapping:
-    """The dataset version; another tenant's is ``NotFound``."""
+    """Return the dataset version; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _get(conn, tenant, dataset_id)
 
 
 def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) -> RowMapping:
-    """Let jobs train on a dataset that a policy held back; who did it and when is kept. Approving again changes nothing."""
+    """Let jobs train on a dataset held for review; records who approved it and when. Approving again changes nothing."""
     these = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
     with platform.engine.begin() as conn:
         approval = {"review": "approved", "approved_at": platform.clock(), "approved_by": key_id}
@@ -46,7 +46,7 @@ def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) ->
 
 
 def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
-    """Refuse to train on a dataset that nobody has approved yet."""
+    """Refuse to train on a dataset that still needs approval."""
     if review == "pending":
         raise InvalidDataset(
             f"{param}: dataset {dataset_id} waits for your review, as its policies require; read GET /v1/datasets/{dataset_id}/report, "
@@ -57,7 +57,7 @@ def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
 
 
 def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
-    """Refuse rows that the method cannot use, as their packing would."""
+    """Refuse rows that the method cannot use, as packing would."""
     of = methods.get(method)
     kind = "chat" if format == "prompt_completion" else format
     if kind in of.rows:
@@ -76,13 +76,13 @@ def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
 
 
 def check_enough_to_train(num_rows: int, *, training_file: str) -> None:
-    """Refuse a training file with fewer good examples than training needs."""
+    """Refuse a training file with fewer valid examples than training needs."""
     if (shortage := too_few_to_train(num_rows)) is not None:
         raise InvalidDataset(f"training_file {training_file}: {shortage}", param="training_file")
 
 
 def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
-    """The validation report of a dataset version, or of a file: a refused file has a report and no dataset."""
+    """Return the validation report of a dataset version or a file: a refused file has a report and no dataset."""
     with platform.engine.connect() as conn:
         of_dataset = sa.select(datasets.c.report).where(datasets.c.tenant_id == tenant, datasets.c.id == subject)
         of_file = sa.select(files.c.report).where(files.c.tenant_id == tenant, files.c.id == subject, files.c.deleted_at.is_(None))
@@ -95,7 +95,7 @@ def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:
 
 
 def dataset_name(filename: str) -> str:
-    """The file's name without its suffixes: ``support.jsonl.gz`` is ``support``."""
+    """Return the file's name without suffixes: ``support.jsonl.gz`` is ``support``."""
     return filename.split(".", 1)[0] or "dataset"
 
 

@@ -1,7 +1,7 @@
-"""Evaluation suites that datasets are held against (those that ship, the operator's, each tenant's own), and the index over a set of them.
+"""Evaluation suites that datasets are checked against (built-in ones, the operator's, each tenant's own), and the index over a set of them.
 
-A suite that an operator registers under the name of one that ships takes its place. The index is built once per set, stored by the
-set's digest, and kept on this machine's disk for the next validation.
+An operator's suite replaces a built-in one of the same name. The index is built once per set, stored under the set's digest, and cached on
+this machine's disk.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 MAX_FILE_BYTES = 256 << 20
-"""Of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
+"""Size limit of one suite's file: MMLU's test split, the largest of the usual ones, has 7 MB."""
 MAX_ITEM_BYTES = 128 << 20
-"""Of the items of all of a tenant's suites (of one of the operator's). Their index is built in 13 times their size (measured with
-96 MiB): this leaves a third of what a child may take to the operator's suites, which are in the same index."""
+"""Limit on the items of all of a tenant's suites (or of one of the operator's). Their index takes 13 times their size to build (measured
+with 96 MiB); this leaves a third of a child's memory to the operator's suites, which share the index."""
 MAX_ITEMS = 200_000
 MAX_FIELDS = 8
-"""A question, its answers and what they rest on: MMLU has two, the widest of the usual suites five."""
+"""Fields joined into an item: a question, its answers and their context. MMLU has two, the widest of the usual suites five."""
 MAX_SUITES = 20
-"""Of a tenant: the usual ones for language models are about a dozen, and the operator has those."""
+"""Suites per tenant: there are about a dozen usual ones for language models, and the operator has those."""
 INDEXER = "control_plane.sandbox.task_index"
 INDEX_WALL_S = 900.0
-"""Thirty times what 128 MiB of items take (5 MiB a second of one core)."""
+"""Time limit of building: thirty times what 128 MiB of items take (5 MiB per second on one core)."""
 CHUNK_BYTES = 1 << 20
 DONE = "complete"
-"""A file that is stored after all others of an index: one without it was torn."""
+"""Stored after all other files of an index; without it the index is incomplete."""
 
 
 def add(
@@ -53,7 +53,7 @@ def add(
 ) -> RowMapping:  # fmt: skip
     """Register the texts in `field` (several joined by ``,``) of a file's rows as a suite; without a tenant, the operator's.
 
-    The suite counts for uploads that are validated from now on. `max_bytes` is for the items of all of the tenant's suites.
+    Applies to uploads validated from now on. `max_bytes` limits the items of all of the tenant's suites.
     """
     layout.checked_id(name, what="name")
     wanted = _fields(field)
@@ -82,9 +82,9 @@ def add(
 
 
 def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> RowMapping:
-    """Register a public benchmark from a local file for every tenant; the fields are found by the form in which it is published.
+    """Register a public benchmark from a local file for every tenant; its fields are recognized by the published format.
 
-    One that ships is refused: its hashes cover more forms of its answers than the published one.
+    Built-in suites are refused: their hashes cover more forms of the answers than the published file.
     """
     if name in {suite.name for suite in shipped_suites()}:
         raise InvalidRequest(
@@ -103,13 +103,14 @@ def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: 
 
 
 def list_suites(platform: Platform, tenant: str | None) -> Sequence[Mapping[str, Any]]:
-    """The suites that the tenant's datasets are held against: those that ship, the operator's, its own; without a tenant, the first two."""
+    """Return the suites that the tenant's datasets are checked against: built-in, the operator's, its own; without a tenant, the first
+    two."""
     with platform.engine.connect() as conn:
         return _counting(_of(conn, tenant))
 
 
 def _counting(registered: Sequence[RowMapping]) -> list[Mapping[str, Any]]:
-    """The shipped suites that the operator has not replaced, which have no object and no date; then `registered`."""
+    """Return the built-in suites that the operator has not replaced, which have no object and no date; then `registered`."""
     replaced = {row["name"] for row in registered if row["tenant_id"] is None}
     shipped = [
         {"id": f"shipped-{suite.name}", "tenant_id": None, "object_key": None, "created_at": None,
@@ -121,7 +122,7 @@ def _counting(registered: Sequence[RowMapping]) -> list[Mapping[str, Any]]:
 
 
 def remove(platform: Platform, tenant: str | None, name: str) -> None:
-    """Take a suite out; datasets that were held against it keep saying so."""
+    """Remove a suite; datasets that were checked against it still list it."""
     owner = eval_suites.c.tenant_id.is_(None) if tenant is None else eval_suites.c.tenant_id == tenant
     with platform.engine.begin() as conn:
         query = sa.delete(eval_suites).where(owner, eval_suites.c.name == name).returning(eval_suites.c.object_key)
@@ -132,33 +133,33 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
 
 
 def owner(suite: Mapping[Any, Any]) -> str:
-    """Who brought a listed suite: ``platform``, ``operator`` or ``tenant``."""
+    """Return the source of a listed suite: ``platform``, ``operator`` or ``tenant``."""
     if suite["object_key"] is None:
         return "platform"
     return "operator" if suite["tenant_id"] is None else "tenant"
 
 
 def index_directory(platform: Platform, tenant: str) -> Path:
-    """The index over the suites that count for `tenant`, on this machine."""
+    """Return the index over the suites that apply to `tenant`, on this machine."""
     try:
         return _index(platform, tenant)
-    except NotFound:  # a suite was removed while its items were read: the others count
+    except NotFound:  # a suite was removed while its items were read; the others apply
         return _index(platform, tenant)
 
 
 def is_indexed(platform: Platform, tenant: str) -> bool:
-    """Whether :func:`index_directory` has nothing to build or to bring here."""
+    """Whether :func:`index_directory` has nothing to build or fetch."""
     rows = list_suites(platform, tenant)
     return _all_shipped(rows) or (_place(platform, tenant, _digest(rows)) / DONE).exists()
 
 
 def _all_shipped(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing is registered, so that one small index serves every tenant."""
+    """Whether no suite is registered, so that one small index serves every tenant."""
     return all(row["object_key"] is None for row in rows)
 
 
 def _index(platform: Platform, tenant: str) -> Path:
-    from control_plane.platform.transfer import download, upload  # which imports what imports this module
+    from control_plane.platform.transfer import download, upload  # imported late: it imports this module
 
     rows = list_suites(platform, tenant)
     if _all_shipped(rows):
@@ -181,7 +182,7 @@ def _place(platform: Platform, tenant: str, digest: str) -> Path:
 
 
 def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], target: Path) -> None:
-    """Build beside, in a process of its own, and rename: two who build at once make the same, and one of them is kept."""
+    """Build in a separate process and directory, then rename: concurrent builds are identical, and one of them is kept."""
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         registered = [row for row in rows if row["object_key"] is not None]
         made, items = directory / target.name, {_label(row): directory / f"{row['id']}.jsonl" for row in registered}
@@ -202,7 +203,7 @@ def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], t
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Its name in reports; a tenant's own may be called as one of the operator's."""
+    """Its name in reports; a tenant's suite may have the same name as one of the operator's."""
     return str(row["name"]) if row["tenant_id"] is None else f"own/{row['name']}"
 
 
@@ -218,7 +219,7 @@ def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
 
 
 def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
-    """Bytes of items that may come."""
+    """Bytes of items that may still be added."""
     if tenant is None:
         return max_bytes
     with platform.engine.connect() as conn:
@@ -231,7 +232,9 @@ def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
 def _check_number(conn: Connection, tenant: str | None) -> None:
     if tenant is None:
         return
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # two at once are counted one by one
+    conn.execute(
+        sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update()
+    )  # so that concurrent registrations are counted one by one
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
         raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")

@@ -17,16 +17,16 @@ files = sa.Table(
     sa.Column("sha256", sa.Text, nullable=False),  # empty until an import is fetched
     sa.Column("object_key", sa.Text, nullable=False),
     sa.Column("column_map", JSONB, nullable=False, server_default="{}"),
-    sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as asked for with the upload
+    sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as requested with the upload
     sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
     sa.Column("source", sa.Text),  # hf://... of an import
     sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is never stored
     sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
     sa.Column("status_details", sa.Text),
-    sa.Column("status_code", sa.Text),  # of a refusal
-    sa.Column("progress", JSONB),  # of work that is done: stage, rows, bytes, total_bytes; at, token of its claim
+    sa.Column("status_code", sa.Text),  # code of a refusal
+    sa.Column("progress", JSONB),  # progress of work: stage, rows, bytes, total_bytes; at, token of its claim
     sa.Column("dataset_id", sa.Text),
-    sa.Column("report", JSONB),  # of a refused file too
+    sa.Column("report", JSONB),  # also of a refused file
     timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("deleted_at", nullable=True),
     sa.Index("ix_files_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_files_expiring", "expires_at", postgresql_where=sa.text("deleted_at IS NULL AND expires_at IS NOT NULL")),
@@ -54,7 +54,7 @@ datasets = sa.Table(
 eval_suites = sa.Table(
     "eval_suites", metadata,
     sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id")),  # null: the operator's, which every dataset is held against
+    sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id")),  # null: the operator's, which every dataset is checked against
     sa.Column("name", sa.Text, nullable=False),
     sa.Column("field", sa.Text, nullable=False),
     sa.Column("num_items", sa.Integer, nullable=False),
@@ -71,8 +71,8 @@ uploads = sa.Table(
     sa.Column("filename", sa.Text, nullable=False),
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("mime_type", sa.Text, nullable=False),
-    sa.Column("bytes", sa.BigInteger, nullable=False),  # as announced: what the parts must add up to
-    sa.Column("settings", JSONB, nullable=False),  # column_map, policies and model, as asked for
+    sa.Column("bytes", sa.BigInteger, nullable=False),  # as announced; the parts must add up to it
+    sa.Column("settings", JSONB, nullable=False),  # column_map, policies and model, as requested
     sa.Column("status", sa.Text, nullable=False),  # pending | completed | cancelled | expired
     sa.Column("file_id", sa.Text, sa.ForeignKey("files.id")),  # once completed
     timestamp("created_at"), timestamp("expires_at"), timestamp("finished_at", nullable=True),
@@ -93,8 +93,8 @@ upload_parts = sa.Table(
 
 loose_objects = sa.Table(
     "loose_objects", metadata,
-    sa.Column("object_key", sa.Text, primary_key=True),  # stored, or about to be, and named by no row
+    sa.Column("object_key", sa.Text, primary_key=True),  # stored, or about to be, without a row that names it
     owner(),
-    timestamp("due_at"),  # when it is removed, unless a row has claimed it
+    timestamp("due_at"),  # when it is deleted, unless a row has claimed it
     sa.Index("ix_loose_objects_due_at", "due_at"),
 )  # fmt: skip

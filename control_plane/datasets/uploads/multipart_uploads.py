@@ -1,8 +1,8 @@
-"""Files that arrive in parts: each part is stored as it comes, and the last call joins them into the file.
+"""Multipart uploads: each part is stored as it arrives, and the last call joins them into the file.
 
-A part is its content: sent twice it is one part, so a client that lost an answer sends again what it is not sure of. Parts stay
-until the file's row exists; until then a join that died, was refused or lost a race has changed nothing and may be asked for again.
-What is stored is announced before and claimed by its row (see ``loose_objects``): :func:`tidy` removes what nobody needs.
+A part is identified by its content: sent twice it is one part, so a client that lost a response just sends the part again. Parts stay until
+the file's row exists; until then, a join that died, was refused or lost a race has changed nothing and can be repeated. Objects are
+announced before they are stored and claimed by their row (see ``orphaned_objects``): :func:`tidy` deletes unclaimed ones.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ PENDING, COMPLETED, CANCELLED, EXPIRED = "pending", "completed", "cancelled", "e
 PART_BYTES = 64 << 20
 """OpenAI's limit on a part, and the size in which its client sends them."""
 MAX_PARTS = 10_000
-"""Of one upload: 1 MiB parts make 10 GB. S3 has the same limit."""
+"""Parts per upload: 1 MiB parts make 10 GB. S3 has the same limit."""
 LIVES = timedelta(hours=1)
-"""From its creation, and again from each part on: 10 GB over a slow line take longer than an hour, and do not stand still for one."""
+"""Time limit after creation, renewed by each part: 10 GB on a slow line take longer than an hour, but never pause for one."""
 LONGEST = timedelta(hours=24)
-"""No upload is open for longer, however often it is sent something."""
+"""No upload stays open longer, however often parts arrive."""
 MAX_PENDING = 20
-"""Uploads of a tenant that are open at a time."""
+"""Open uploads per tenant."""
 PENDING_FILES = 2
-"""What they announce together, in files of the largest size that the tier allows: as many bytes of parts lie in the store at most."""
+"""Limit on their announced total, in files of the tier's largest size; bounds the bytes of parts in the store."""
 TURN_S = 40.0
-"""Seconds that a second call waits for the join that another makes: clients and proxies give up after a minute without a word."""
+"""Seconds that a second call waits for another call's join: clients and proxies give up after a minute of silence."""
 LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """An upload with what became of it so far."""
+    """An upload in its present state."""
 
     row: RowMapping
     status: str
-    """As the row has it, but that one whose time is over is ``expired`` at once."""
+    """As stored, except that an upload past its time is ``expired`` at once."""
     parts: Sequence[RowMapping] = ()
-    """Those that are stored, oldest first; none any more once the upload has ended."""
+    """Stored parts, oldest first; none once the upload has ended."""
     file: RowMapping | None = None
-    """Once completed, unless it was deleted since."""
+    """Set once completed, unless it was deleted since."""
 
 
 def create(
     platform: Platform, tenant: str, *, num_bytes: int, filename: str, purpose: str, mime_type: str, expires_after_s: int | None = None,
     column_map: Mapping[str, str] | None = None, policies: Mapping[str, Any] | None = None, model: str | None = None,
 ) -> View:  # fmt: skip
-    """Announce a file of `num_bytes`; whatever would be refused of the file is refused here, before a byte is sent.
+    """Announce a file of `num_bytes`; whatever would be refused of the file is refused here, before any byte is sent.
 
-    `expires_after_s` is the file's, as at OpenAI, and counts from its completion.
+    `expires_after_s` applies to the file, as in OpenAI's API, and counts from its completion.
     """
     uploaded_files.check_request(platform, policies=policies, model=model, purpose=purpose)
     tier = tier_named(get_tenant(platform, tenant).tier)
@@ -85,14 +85,16 @@ def create(
         "mime_type": mime_type, "bytes": num_bytes, "settings": settings, "status": PENDING, "created_at": now, "expires_at": now + LIVES,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # or many count the same room
+        conn.execute(
+            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
+        )  # otherwise concurrent calls could count the same room
         refuse_while_deleted(conn, tenant)
         _check_room(conn, tenant, tier, num_bytes)
         return _view(platform, conn, conn.execute(sa.insert(uploads).values(values).returning(uploads)).mappings().one())
 
 
 def _check_room(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> None:
-    """Refuse an upload beyond what may be open; one whose time is over counts until its parts are released."""
+    """Refuse an upload beyond the limit of open ones; an expired one counts until its parts are released."""
     is_open = (uploads.c.tenant_id == tenant) & (uploads.c.status == PENDING)
     query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(uploads.c.bytes), 0)).where(is_open)
     num, announced = conn.execute(query).one()
@@ -110,26 +112,26 @@ def _check_room(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> No
 
 
 def get(platform: Platform, tenant: str, upload_id: str) -> View:
-    """The upload with the parts that are stored: what a client that lost its connection goes on from."""
+    """Return the upload with its stored parts, from which a client can continue after losing its connection."""
     with platform.engine.connect() as conn:
         return _view(platform, conn, _row(conn, tenant, upload_id))
 
 
 def open_upload(platform: Platform, tenant: str, upload_id: str) -> RowMapping:
-    """The upload if it takes parts; asked before the body of a part is read."""
+    """Return the upload if it accepts parts; checked before the body of a part is read."""
     with platform.engine.connect() as conn:
         return _pending(platform, _row(conn, tenant, upload_id))
 
 
 def add_part(platform: Platform, tenant: str, upload_id: str, stream: BinaryIO) -> RowMapping:
-    """Store a part. The same bytes again are the same part, whose id comes back."""
+    """Store a part. Sending the same bytes again returns the same part."""
     upload = open_upload(platform, tenant, upload_id)
     part_id = f"part_{uuid.uuid4().hex}"
     key = part_key(tenant, upload_id, part_id)
     with platform.engine.connect() as conn:
         there = _parts(conn, upload_id)
     left = upload["bytes"] - sum(part["bytes"] for part in there)
-    limit = min(PART_BYTES, max(left, *(part["bytes"] for part in there), 0))  # one that is there may come again
+    limit = min(PART_BYTES, max(left, *(part["bytes"] for part in there), 0))  # an existing part may be sent again
     with orphaned_objects.announced(platform, tenant, key):
         received = receive_up_to(platform.objects, key, stream, limit, lambda: _part_too_large(upload, limit))
         values = {
@@ -144,7 +146,7 @@ def add_part(platform: Platform, tenant: str, upload_id: str, stream: BinaryIO) 
 
 
 def _added(platform: Platform, conn: Connection, tenant: str, upload_id: str, values: Mapping[str, Any]) -> RowMapping:
-    """The row of the part, or of the one with the same content, under the lock of its upload."""
+    """Return the row of the part, or of an existing one with the same content, with its upload locked."""
     refuse_while_deleted(conn, tenant)
     upload = _pending(platform, _row(conn, tenant, upload_id, lock=True))
     if values["bytes"] == 0:
@@ -171,10 +173,10 @@ def _added(platform: Platform, conn: Connection, tenant: str, upload_id: str, va
 
 
 def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Sequence[str], md5: str | None = None) -> View:
-    """Join parts, in the order of `part_ids`, into a file; one that is completed comes back as it is.
+    """Join parts, in the order of `part_ids`, into a file; a completed upload is returned as it is.
 
-    One call joins at a time, and a second waits for it; where that takes long it is told to ask again. The file may still be
-    ``uploaded``: the caller sees to its validation.
+    One call joins at a time, and a second waits for it; if that takes long, it is asked to retry. The file may still be ``uploaded``: the
+    caller starts its validation.
     """
     done = get(platform, tenant, upload_id)
     if done.status == COMPLETED:
@@ -185,7 +187,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
             if upload["status"] == COMPLETED:
                 return _view(platform, conn, upload)
             chosen = _chosen(_pending(platform, upload), _parts(conn, upload_id), part_ids)
-            until = sa.func.greatest(uploads.c.expires_at, platform.clock() + LIVES)  # or its time is over while it is joined
+            until = sa.func.greatest(uploads.c.expires_at, platform.clock() + LIVES)  # otherwise it could expire while it is being joined
             conn.execute(sa.update(uploads).where(uploads.c.id == upload_id).values(expires_at=until))
             orphaned_objects.announce(conn, tenant, _file_key(upload, chosen), now=platform.clock())
         stored = _joined(platform, upload, chosen, md5)
@@ -194,7 +196,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
         except Conflict as error:
             if error.code != f"upload_{COMPLETED}":
                 raise
-            return get(platform, tenant, upload_id)  # the turn was lost, and another call has finished
+            return get(platform, tenant, upload_id)  # another call has finished the join
     orphaned_objects.try_to_remove(platform, left)
     file = uploaded_files.settled_if_tiny(platform, tenant, file, stored)
     with platform.engine.connect() as conn:
@@ -202,7 +204,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
 
 
 def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[str]) -> list[RowMapping]:
-    """The parts as they are named. One may be named again: where the content of a file repeats, its blocks are one part."""
+    """Resolve the named parts. A part may be named repeatedly: where a file's content repeats, its blocks are one part."""
     if len(part_ids) > MAX_PARTS:
         message = f"{len(part_ids):,} parts are named, and a file has {MAX_PARTS:,} at most; send larger ones"
         raise InvalidRequest(message, code="too_many_parts", param="part_ids")
@@ -225,14 +227,14 @@ def _chosen(upload: RowMapping, parts: Sequence[RowMapping], part_ids: Sequence[
 
 
 def _joined(platform: Platform, upload: RowMapping, chosen: Sequence[RowMapping], md5: str | None) -> uploaded_files.Stored:
-    """The bytes of the file, stored. Their place follows from the parts: a join that died is written over by the next one."""
+    """Store the bytes of the file. Their key follows from the parts, so that the next join overwrites the bytes of one that died."""
     key = _file_key(upload, chosen)
     parts = [Part(key=p["object_key"], num_bytes=p["bytes"], sha256=p["sha256"]) for p in chosen]
     try:
         joined = join(platform.objects, key, parts, with_md5=md5 is not None)
     except NotFound:
         with platform.engine.connect() as conn:
-            _pending(platform, _row(conn, upload["tenant_id"], upload["id"]))  # it was cancelled, and its parts went
+            _pending(platform, _row(conn, upload["tenant_id"], upload["id"]))  # it was cancelled, and its parts were deleted
         raise
     file_id = _file_id(upload["id"], chosen)
     stored = uploaded_files.Stored(
@@ -258,7 +260,8 @@ def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
 
 
 def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored) -> tuple[RowMapping, list[str]]:
-    """The file's row and the end of its upload, in one transaction, and the keys of its parts; if it fails the joined bytes are removed."""
+    """Write the file's row and end its upload in one transaction; returns the keys of its parts. On failure, the joined bytes are
+    deleted."""
     asked = dict(upload["settings"])
     seconds = asked.pop("expires_after_s", None)
     try:
@@ -278,7 +281,7 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploa
 
 
 def cancel(platform: Platform, tenant: str, upload_id: str) -> View:
-    """End an upload that is not completed and remove its parts; a second call changes nothing."""
+    """Cancel an open upload and delete its parts; a second call changes nothing."""
     with platform.engine.begin() as conn:
         upload = _row(conn, tenant, upload_id, lock=True)
         if upload["status"] == CANCELLED:
@@ -292,7 +295,7 @@ def cancel(platform: Platform, tenant: str, upload_id: str) -> View:
 
 
 def tidy(platform: Platform, *, limit: int = 100) -> int:
-    """End uploads whose time is over, one transaction each, and release their parts; how many."""
+    """Expire uploads past their time, one transaction each, and release their parts; returns how many."""
     now = platform.clock()
     over = (uploads.c.status == PENDING) & (uploads.c.expires_at <= now)
     due = sa.select(uploads).where(over).order_by(uploads.c.expires_at).limit(1)
@@ -307,7 +310,7 @@ def tidy(platform: Platform, *, limit: int = 100) -> int:
 
 
 def _release_parts(conn: Connection, tenant: str, upload_id: str, *, now: datetime) -> list[str]:
-    """Take away the parts of an upload that has ended; the keys of their objects, which are loose from now on."""
+    """Delete the parts of an ended upload; returns the keys of their objects, which are now unclaimed."""
     gone = sa.delete(upload_parts).where(upload_parts.c.upload_id == upload_id).returning(upload_parts.c.object_key)
     keys = list(conn.execute(gone).scalars())
     orphaned_objects.release(conn, tenant, keys, now=now)
@@ -316,13 +319,13 @@ def _release_parts(conn: Connection, tenant: str, upload_id: str, *, now: dateti
 
 @contextmanager
 def _turn(platform: Platform, upload_id: str) -> Iterator[None]:
-    """The right to join, held by a session of the database: it ends with whoever holds it, however that ends."""
+    """The right to join, held by a database session: it ends with its holder, however that ends."""
     number, deadline = lock_number("upload", upload_id), time.monotonic() + TURN_S
     while True:
         with platform.whole.engine.connect() as pooled:
             conn = pooled.execution_options(isolation_level="AUTOCOMMIT")
             if conn.execute(sa.select(sa.func.pg_try_advisory_lock(number))).scalar():
-                conn.detach()  # closed for good at the end, and the lock with it
+                conn.detach()  # really closed at the end, and the lock with it
                 yield
                 return
         if time.monotonic() >= deadline:
@@ -331,7 +334,7 @@ def _turn(platform: Platform, upload_id: str) -> Iterator[None]:
 
 
 def _pending(platform: Platform, upload: RowMapping) -> RowMapping:
-    """`upload` if it is open."""
+    """Return `upload` if it is open."""
     if (status := _status(platform, upload)) != PENDING:
         raise Conflict(f"upload {upload['id']} is {status}; begin another one with POST /v1/uploads", code=f"upload_{status}")
     return upload
