@@ -1,7 +1,7 @@
-"""Exports of adapters: asked for, made once by a process of its own, stored under the tenant, downloaded by anyone who may read.
+"""Exports of adapters: requested, made once in a child process, stored under the tenant, downloaded by anyone with read access.
 
-A row is the order; whoever claims it makes the archive. What is made is named by adapter, base, format and precision, so that
-asking again gives what is there. It is kept for a week, or until its tenant deletes it, and made again on request.
+A row is the order; the process that claims it makes the archive. An export is identified by adapter, base, format and precision, so that a
+repeated request returns the existing one. It is kept for a week, or until its tenant deletes it, and made again on request.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from ft_assets.storable_text import printable
 QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10
-"""Exports of a tenant that are not made yet: each loads a model, and nobody needs a day's worth in line."""
+"""Unfinished exports per tenant: each loads a model, and a long backlog helps no tenant."""
 LOST_AFTER = timedelta(seconds=60)
-"""Without a beat, after which whoever made an export is taken for dead."""
+"""Time without a heartbeat after which the maker of an export counts as dead."""
 BEAT_EVERY_S = 5.0
-"""While an export is made, its base is hashed or its archive is uploaded: twelve may fail before it is lost."""
+"""Interval of heartbeats while an export is made (hashing its base, uploading its archive): twelve may fail before the claim is lost."""
 KEPT_FOR = timedelta(days=7)
-"""After it was made, or failed: it is as large as the model, and can be made again."""
+"""How long an export is kept: it is as large as the model, and can be made again."""
 WALL_S = 6 * 3600.0
 BASE_MEMORY = 4 << 30
 MEMORY_PER_BYTE = 3
-"""Of weights: a model in float32 and the shard that is being merged, both stored in 16 bits at most times."""
+"""Memory per byte of weights: a model in float32 and the shard being merged, usually both stored in 16 bits."""
 IN_MEMORY = (Format.MERGED, Format.GGUF)
-"""Forms whose making loads the base model."""
+"""Forms that need the base model."""
 FAILURE = "export_failed"
 BROKEN = "the export could not be made; that is the platform's failure: ask for it again, and tell your operator if it fails again"
 
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 
 def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> RowMapping:
-    """The export of an adapter in this form: the one that is there, or a new order. One that failed is ordered again."""
+    """Return the export of an adapter in this form: the existing one, or a new order. A failed one is ordered again."""
     kind, exact = checked(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
     key = export_key(adapter["manifest_sha256"], adapter["base_digest"], kind, exact)
@@ -74,7 +74,9 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
         check_memory(adapter["base_model"], directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or many count the same room
+        conn.execute(
+            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update()
+        )  # otherwise concurrent calls could count the same room
         if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
@@ -95,7 +97,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
 
 
 def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowMapping:
-    """One export of an adapter of the tenant."""
+    """Return one export of an adapter of the tenant."""
     adapter = adapters.get_adapter(platform, tenant, reference)
     query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
     with platform.engine.connect() as conn:
@@ -108,7 +110,7 @@ def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowM
 
 
 def list_exports(platform: Platform, tenant: str, reference: str) -> list[RowMapping]:
-    """Exports of an adapter, newest first; there are as many at most as there are forms."""
+    """Return the exports of an adapter, newest first; at most one per form."""
     adapter = adapters.get_adapter(platform, tenant, reference)
     query = sa.select(exports).where(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
     with platform.engine.connect() as conn:
@@ -116,7 +118,7 @@ def list_exports(platform: Platform, tenant: str, reference: str) -> list[RowMap
 
 
 def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[RowMapping, BinaryIO]:
-    """The archive; ``Conflict`` while it is being made, and with the reason where it could not be."""
+    """Return the archive; ``Conflict`` while it is being made, and with the reason if it failed."""
     row = get(platform, tenant, reference, export_id)
     if row["status"] != READY:
         why = f": {row['error']['message']}" if row["error"] else ""
@@ -125,21 +127,21 @@ def content(platform: Platform, tenant: str, reference: str, export_id: str) -> 
 
 
 def delete(platform: Platform, tenant: str, reference: str, export_id: str) -> None:
-    """Take an export away with its archive; one that is being made is given up."""
+    """Delete an export with its archive; one that is being made is abandoned."""
     row = get(platform, tenant, reference, export_id)
     with platform.engine.begin() as conn:
         _remove(platform, conn, exports.c.id == row["id"])
 
 
 def expire(platform: Platform) -> int:
-    """Take away the exports that were made, or failed, longer ago than they are kept; how many. Safe to repeat."""
+    """Delete exports that were made, or failed, longer ago than they are kept; returns how many. Safe to repeat."""
     due = sa.and_(exports.c.status.in_((READY, FAILED)), exports.c.finished_at < platform.clock() - KEPT_FOR)
     with platform.engine.begin() as conn:
         return _remove(platform, conn, due)
 
 
 def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool]) -> int:
-    """Rows and archives; the transaction ends after both, so that what fails is found again."""
+    """Delete rows and archives in one transaction, so that what fails is found again."""
     removed = list(conn.execute(sa.delete(exports).where(which).returning(exports)).mappings())
     for row in removed:
         if row["object_key"]:
@@ -148,13 +150,13 @@ def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool])
 
 
 def pending(platform: Platform) -> list[RowMapping]:
-    """Orders that nobody works on, oldest first: new ones, and those of a process that died."""
+    """Return unclaimed orders, oldest first: new ones, and those of a process that died."""
     with platform.engine.connect() as conn:
         return list(conn.execute(sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at)).mappings())
 
 
 def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY_S) -> str | None:
-    """Make an export and store it; the status that it has then, None where somebody else makes it or it was deleted meanwhile."""
+    """Make an export and store it; returns its new status, None if another process makes it or it was deleted meanwhile."""
     claim = uuid.uuid4().hex
     query = sa.update(exports).where(exports.c.id == export_id, _unclaimed(platform))
     with platform.engine.begin() as conn:
@@ -188,7 +190,7 @@ class _Lost(Exception):
 
 
 class _Hold:
-    """The claim on an order, for as long as its maker shows signs of life."""
+    """The claim on an order, held while its maker sends heartbeats."""
 
     def __init__(self, platform: Platform, export_id: str, claim: str) -> None:
         self._platform = platform
@@ -196,7 +198,7 @@ class _Hold:
         self._lost = threading.Event()
 
     def beat(self, **values: Any) -> bool:
-        """Say that the work goes on; False once the order is no longer ours. A database that is away is no loss yet."""
+        """Renew the claim; returns False once it is lost. An unavailable database does not lose it yet."""
         try:
             with self._platform.engine.begin() as conn:
                 if not conn.execute(self._mine.values(beat_at=self._platform.clock(), **values)).rowcount:
@@ -216,7 +218,7 @@ class _Hold:
 
 @contextmanager
 def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) -> Iterator[_Hold]:
-    """A hold on the order that beats by itself, whatever its maker waits for."""
+    """Holds a claim with a heartbeat thread, whatever its maker waits for."""
     hold, over = _Hold(platform, export_id, claim), threading.Event()
 
     def beat() -> None:
@@ -257,7 +259,7 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
 
 
 def _give_up(platform: Platform, row: RowMapping) -> None:
-    """Leave nothing behind of an order that was deleted; where another process makes it, the archive is that one's too."""
+    """Delete the archive of a deleted order, unless another process makes it for the same order."""
     with platform.engine.connect() as conn:
         there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row["id"])).one_or_none()
     log.warning("export %s is %s", row["id"], "made by another process" if there else "deleted")
@@ -266,12 +268,12 @@ def _give_up(platform: Platform, row: RowMapping) -> None:
 
 
 def _object_key(row: RowMapping) -> str:
-    """Of this order alone: the archive of a later order for the same is another object, and either can be deleted."""
+    """Key of this order alone: the archive of a later order for the same form is another object, and either can be deleted."""
     return object_key(row["tenant_id"], row["adapter_id"], f"{row['key']}-{row['id']}")
 
 
 def _memory(base_dir: Path) -> int:
-    """Bytes that the making of an export may take."""
+    """Memory limit for making an export."""
     return BASE_MEMORY + MEMORY_PER_BYTE * sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
 
 

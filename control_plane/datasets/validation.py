@@ -1,4 +1,4 @@
-"""What validation makes of an upload: an immutable dataset version, or a refusal with its report."""
+"""Validates an upload: the result is an immutable dataset version, or a refusal with its report."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from ft_assets.layout import dataset_prefix
 
 ROWS, REPORT, DATASET = "rows.parquet", "report.json", "dataset.json"
 NUM_SUMMARISED = 3
-"""Causes named in one line; the report holds the others."""
+"""Causes named in one line; the report has all of them."""
 HERE_BYTES = 256 << 10
-"""Up to here an uncompressed file is read by the process that took it: a child needs 1.2 s to start, and this a tenth of it."""
+"""Up to this size, an uncompressed file is validated in the calling process: a child takes 1.2 s to start, and this a tenth of that."""
 LARGE_BYTES = 32 << 20
-"""From here on nobody waits for a validation: below it takes a few seconds at the validator's speed."""
+"""From this size on, no request waits for a validation; smaller files take a few seconds at the validator's speed."""
 LARGE_COMPRESSED_BYTES = 2 << 20
-"""The same of a compressed file: chat rows shrink to a fifth to a twentieth."""
+"""The same for a compressed file: chat rows shrink to between a fifth and a twentieth."""
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1")
 """First bytes of gzip, zstd, Parquet."""
 NUM_HEAD_BYTES = 4
 WORKER_BYTES = 512 << 20
-"""Of the memory of a validation for each worker process: 180 MB with every check on, and room for a tokenizer and for large rows."""
+"""Memory of a validation per worker process: 180 MB with every check enabled, plus room for a tokenizer and large rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """Rows that can be trained on; their objects are stored."""
+    """Valid rows, already stored."""
 
     dataset_id: str
     content_sha256: str
@@ -63,7 +63,7 @@ class Accepted:
 class Refused:
     details: str
     report: Mapping[str, Any] | None
-    """None where not even a report could be made."""
+    """None if not even a report could be made."""
     code: str = "invalid_training_file"
 
 
@@ -71,12 +71,12 @@ Outcome = Accepted | Refused
 
 
 def is_large(num_bytes: int, head: bytes) -> bool:
-    """Whether a file of that size, which begins with `head`, takes long to validate."""
+    """Whether a file of this size that begins with `head` takes long to validate."""
     return num_bytes >= (LARGE_COMPRESSED_BYTES if head.startswith(COMPRESSED) else LARGE_BYTES)
 
 
 def is_read_here(num_bytes: int, head: bytes) -> bool:
-    """Whether the process that took such a file may read it itself: small, and as large as it looks."""
+    """Whether the calling process may validate it: a small file that is as large as it looks."""
     return num_bytes <= HERE_BYTES and not head.startswith(COMPRESSED)
 
 
@@ -87,9 +87,9 @@ def limits(platform: Platform, tenant: str) -> dict[str, int]:
 
 
 def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
-    """Validate the bytes of `file` and store what came of it under the tenant's prefix; doing it again writes nothing.
+    """Validate the bytes of `file` and store the result under the tenant's prefix; repeating it writes nothing.
 
-    `apart`: in a process of its own, which is ended when it takes too much memory or time.
+    `apart`: in a child process, which is killed if it takes too much memory or time.
     """
     model = _model(platform, file["model"])
     with scratch.directory(platform.settings.work_dir, file["tenant_id"]) as directory:
@@ -145,7 +145,7 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
 
 
 def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
-    """Store rows, report and record, unless this dataset version is registered: then its objects are what jobs rest on."""
+    """Store rows, report and record, unless this dataset version is registered: jobs may depend on its objects."""
     dataset_id = str(report["dataset_id"])
     prefix = dataset_prefix(file["tenant_id"], dataset_id)
     accepted = Accepted(
@@ -169,13 +169,13 @@ def _is_registered(platform: Platform, tenant: str, dataset_id: str) -> bool:
 
 
 def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: datetime) -> None:
-    """Enter the dataset version of `file`; content that the tenant has already keeps its name, version and approval.
+    """Register the dataset version of `file`; content that the tenant already has keeps its name, version and approval.
 
-    A dataset is named after its file; another content under the same name is its next version. One whose report was erased with
-    the tenant's data has a report again.
+    A dataset is named after its file; other content under the same name is its next version. A version whose report was erased with the
+    tenant's data gets a report again.
     """
     tenant = file["tenant_id"]
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # one version number each
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # so that each version gets its own number
     name = dataset_name(file["filename"])
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
     new = insert(datasets).values(
@@ -197,7 +197,7 @@ def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: dat
 
 
 def summary(report: Mapping[str, Any], file_id: str) -> str:
-    """One line about a refused file: the first causes with their rows, and where the others are."""
+    """Return one line about a refused file: the first causes with their rows, and where to find the others."""
     found = problems_of(report)
     named = "; ".join(_place(p) for p in found[:NUM_SUMMARISED])
     more = f"; and {len(found) - NUM_SUMMARISED} more kinds of problem" if len(found) > NUM_SUMMARISED else ""

@@ -1,4 +1,5 @@
-"""How the work on a file ends: fetched, processed or refused, and recorded once, by whoever holds the claim on it."""
+"""State of the work on a file: its claim and progress, and its outcome (fetched, processed or refused), recorded once by the claim's
+holder."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from ft_assets.storable_text import printable
 
 HUB_AWAY = "hub_unavailable"
 PLATFORM_FAILURES = (CRASHED, "server_error", HUB_AWAY, IntegrityError.default_code)
-"""Codes of refusals that say nothing about the file."""
+"""Codes of refusals that are not the file's fault."""
 
 log = logging.getLogger(__name__)
 
 
 def bring_in(platform: Platform, file: RowMapping, claim: Claim, *, hub_token: str) -> RowMapping:
-    """Fetch the bytes of an import and enter them in its row, or the reason why there are none."""
+    """Fetch the bytes of an import and record them in its row, or the reason for the failure."""
     file_id = file["id"]
     if file["hub_token_given"] and not hub_token:
         details = f"the token for {file['source']} is never stored, and the platform restarted before using it; import again with the token"
@@ -52,12 +53,12 @@ def bring_in(platform: Platform, file: RowMapping, claim: Claim, *, hub_token: s
         if now["status"] == "uploaded" and now["deleted_at"] is None and is_held(now, claim.token):
             return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
     if now["deleted_at"] is not None:
-        platform.objects.delete(values["object_key"])  # which came after the deletion of what was there
+        platform.objects.delete(values["object_key"])  # stored after the deletion of the file
     return now
 
 
 def settle(platform: Platform, file: RowMapping, claim: Claim | None) -> RowMapping:
-    """Examine a file and record the outcome; with a claim a process of its own reads it, without one this process does."""
+    """Validate a file and record the outcome; with a claim in a child process, without one in this process."""
     file_id = file["id"]
     try:
         outcome = validation.examine(platform, file, apart=claim is not None, progress=claim)
@@ -84,7 +85,7 @@ def _written(platform: Platform, file_id: str, outcome: validation.Outcome, clai
 
 
 def _record(platform: Platform, conn: Connection, file_id: str, outcome: validation.Outcome, claim: Claim | None) -> RowMapping:
-    """Nothing is recorded of a file that was deleted meanwhile, nor under a claim that somebody else has by now."""
+    """Records nothing if the file was deleted meanwhile, or another process has the claim."""
     file = _locked(conn, file_id)
     if file["status"] != "uploaded" or file["deleted_at"] is not None or (claim is not None and not is_held(file, claim.token)):
         return file
@@ -125,16 +126,16 @@ def _refused(file_id: str, error: FtError) -> validation.Refused:
 
 WRITE_EVERY_S = 1.0
 CLAIM_LOST_AFTER_S = 30.0
-"""Seconds without a renewal after which another process may take the file: thirty missed ones."""
+"""Seconds without a renewal after which another process may claim the file: thirty missed ones."""
 STARTING = "starting"
-"""Stage before the first word of the validator: the bytes are being read from the store."""
+"""Stage before the validator's first report: the bytes are being read from the store."""
 FETCHING = "fetching"
-"""Stage of an import: the bytes come from the Hub."""
+"""Stage of an import: the bytes are being fetched from the Hub."""
 NUM_TOKEN_BYTES = 8
 
 
 class Claim:
-    """The claim on a file, as a sink for the progress of the work on it."""
+    """The claim on a file, which also receives the progress of the work on it."""
 
     def __init__(self, also: Callable[[Progress], None] | None) -> None:
         self.token = secrets.token_hex(NUM_TOKEN_BYTES)
@@ -147,15 +148,15 @@ class Claim:
             self._also(progress)
 
     def value(self, at: float) -> dict[str, Any]:
-        """What the file's row holds while the claim does."""
+        """Value of the file's row while the claim holds."""
         return asdict(self.latest) | {"at": at, "token": self.token}
 
 
 @contextlib.contextmanager
 def claimed(platform: Platform, file_id: str, also: Callable[[Progress], None] | None = None) -> Iterator[Claim | None]:
-    """The claim on a file that is ``uploaded``, held until the end of the context; None if somebody else holds it.
+    """Claim a file that is ``uploaded``, until the end of the context; None if another process holds it.
 
-    The row is written at most once a second, whether there is news or not: that is what keeps the claim.
+    The row is written at most once a second, even without news: that is what renews the claim.
     """
     claim = Claim(also)
     if not take(platform, file_id, claim):
@@ -174,18 +175,18 @@ def claimed(platform: Platform, file_id: str, also: Callable[[Progress], None] |
 
 
 def progress_of(file: Mapping[Any, Any] | RowMapping) -> Progress | None:
-    """How far the work on a file is; None where none is done."""
+    """Return the progress of the work on a file; None while none is under way."""
     stored: Mapping[str, Any] | None = file["progress"] if file["status"] == "uploaded" else None
     return None if stored is None else Progress(**{name: stored[name] for name in ("stage", "rows", "bytes", "total_bytes")})
 
 
 def is_held(file: Mapping[Any, Any] | RowMapping, token: str) -> bool:
-    """Whether the claim with `token` still stands in the row of `file`."""
+    """Whether the claim with `token` is still in the row of `file`."""
     return bool(file["progress"]) and file["progress"].get("token") == token
 
 
 def take(platform: Platform, file_id: str, claim: Claim) -> bool:
-    """Enter `claim` where no other holds; one that was not renewed for long holds no more."""
+    """Write `claim` if no other holds; a claim that was not renewed for long does not."""
     now = platform.clock().timestamp()
     at = files.c.progress["at"].as_float()
     free = files.c.progress.is_(None) | (sa.func.jsonb_typeof(files.c.progress) == "null") | (at < now - CLAIM_LOST_AFTER_S)
@@ -193,12 +194,12 @@ def take(platform: Platform, file_id: str, claim: Claim) -> bool:
 
 
 def renew(platform: Platform, file_id: str, claim: Claim) -> bool:
-    """Write how far it is; False, and nothing is written, once the claim is lost."""
+    """Write the progress; returns False, and writes nothing, once the claim is lost."""
     return _write(platform, file_id, _owned(claim), claim.value(platform.clock().timestamp()))
 
 
 def clear(platform: Platform, file_id: str, claim: Claim) -> bool:
-    """Give the file free, unless somebody else has it."""
+    """Release the file, unless another process has claimed it."""
     return _write(platform, file_id, _owned(claim), sa.null())
 
 
@@ -214,6 +215,6 @@ def _write(platform: Platform, file_id: str, where: sa.ColumnElement[bool], valu
 
 def _renew(platform: Platform, file_id: str, claim: Claim, done: threading.Event) -> None:
     while not done.wait(WRITE_EVERY_S):
-        with contextlib.suppress(SQLAlchemyError):  # asked again in a second
+        with contextlib.suppress(SQLAlchemyError):  # tried again in a second
             if not renew(platform, file_id, claim):
                 return

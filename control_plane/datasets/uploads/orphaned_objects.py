@@ -1,8 +1,8 @@
-"""Objects that no row names, so that none is forgotten in the store, whoever died or was away.
+"""Tracks stored objects without a row, so that none stays in the store forever, even if processes die.
 
-A key is announced before anything is stored under it and claimed in the transaction of the row that names it; where a row ends,
-its keys are released in that transaction. What is announced and never claimed, or released and still there, is removed by
-:func:`remove_due`. A key is loose or named, never both: whoever holds its row here may delete the object.
+A key is announced before anything is stored under it and claimed in the transaction of the row that names it; when a row is deleted, its
+keys are released in that transaction. Keys announced and never claimed, or released and still stored, are deleted by :func:`remove_due`. A
+key is either unclaimed or named by a row, never both: whoever holds its row here may delete the object.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from control_plane.platform.context import Platform
 from ft_assets.errors import FtError, Unavailable
 
 WAITS = timedelta(days=2)
-"""From its announcement on: 10 GiB at the slowest rate that a body may have take 46 hours."""
+"""Time allowed after the announcement: 10 GiB at the slowest accepted rate take 46 hours."""
 AGAIN = timedelta(minutes=10)
-"""After an object that could not be removed; others come before it."""
+"""Delay after a failed deletion; other objects come first."""
 BATCH = 100
 BUDGET_S = 20.0
-"""Of one round; the next one goes on."""
+"""Time limit of one pass; the next pass continues."""
 AT_ONCE_S = 5.0
-"""That a caller waits for what it released; the next rounds do the rest."""
+"""How long a caller waits for the deletion of what it released; later passes do the rest."""
 
 log = logging.getLogger(__name__)
 
 
 def announce(conn: Connection, tenant: str, key: str, *, now: datetime) -> None:
-    """An object is about to be stored under `key`; without a row that claims it, it goes in two days."""
+    """Announce an object that is about to be stored under `key`; unless a row claims it, it is deleted after two days."""
     _enter(conn, tenant, [key], now + WAITS)
 
 
 def claim(conn: Connection, key: str) -> None:
-    """The row that this transaction writes names `key`; ``Unavailable`` where the object was removed meanwhile."""
+    """Claim `key` for the row that this transaction writes; ``Unavailable`` if the object was deleted meanwhile."""
     if conn.execute(sa.delete(loose).where(loose.c.object_key == key)).rowcount != 1:
         raise Unavailable(f"object {key!r} was removed before a row named it, because that took too long; send the call again")
 
 
 def release(conn: Connection, tenant: str, keys: Sequence[str], *, now: datetime) -> None:
-    """No row names `keys` any more, once this transaction is committed."""
+    """Release `keys`, which no row names once this transaction is committed."""
     _enter(conn, tenant, keys, now)
 
 
 @contextmanager
 def announced(platform: Platform, tenant: str, key: str) -> Iterator[None]:
-    """Store the object and write its row within; if that fails, what is still loose is removed."""
+    """Store the object and write its row inside the context; on failure, what is still unclaimed is deleted."""
     with platform.engine.begin() as conn:
         announce(conn, tenant, key, now=platform.clock())
     try:
@@ -63,7 +63,7 @@ def announced(platform: Platform, tenant: str, key: str) -> Iterator[None]:
 
 
 def try_to_remove(platform: Platform, keys: Sequence[str]) -> None:
-    """:func:`remove`, for whoever has another failure to tell of: the rounds do what cannot be done now."""
+    """:func:`remove` for callers that raise another error: later passes do what cannot be done now."""
     try:
         remove(platform, keys)
     except (FtError, OSError, sa.exc.SQLAlchemyError) as error:
@@ -71,7 +71,7 @@ def try_to_remove(platform: Platform, keys: Sequence[str]) -> None:
 
 
 def remove(platform: Platform, keys: Sequence[str]) -> int:
-    """Remove those of `keys` that are loose, as far as it goes in a few seconds; how many."""
+    """Delete the unclaimed ones of `keys`, as many as possible in a few seconds; returns how many."""
     until, removed = time.monotonic() + AT_ONCE_S, 0
     for at in range(0, len(keys), BATCH):
         if time.monotonic() >= until:
@@ -84,7 +84,7 @@ def remove(platform: Platform, keys: Sequence[str]) -> int:
 
 
 def remove_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
-    """Remove what is due, longest first; what fails is put off and hides nothing behind it. How many are gone."""
+    """Delete what is due, longest first; failures are postponed and block nothing. Returns how many were deleted."""
     until, removed = time.monotonic() + budget_s, 0
     due = sa.select(loose.c.object_key).where(loose.c.due_at <= platform.clock()).order_by(loose.c.due_at).limit(BATCH)
     while time.monotonic() < until:
@@ -97,7 +97,7 @@ def remove_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
 
 
 def _removed(platform: Platform, conn: Connection, held: Sequence[str], *, until: float, again: timedelta) -> int:
-    """Remove objects whose rows this transaction holds; `again`: when one that fails is tried next, none where a caller waits."""
+    """Delete objects whose rows this transaction holds; `again`: when a failed one is retried, None if a caller waits."""
     gone, failed = [], []
     for key in held:
         if time.monotonic() >= until:
@@ -109,7 +109,7 @@ def _removed(platform: Platform, conn: Connection, held: Sequence[str], *, until
             log.warning("object %s cannot be removed: %s", key, error)
             failed.append(key)
             if not again:
-                break  # somebody waits for the answer: the rounds ask the store again
+                break  # a caller waits for the response: later passes ask the store again
     conn.execute(sa.delete(loose).where(loose.c.object_key.in_(gone)))
     conn.execute(sa.update(loose).where(loose.c.object_key.in_(failed)).values(due_at=platform.clock() + again))
     return len(gone)

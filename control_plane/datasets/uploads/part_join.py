@@ -1,4 +1,4 @@
-"""Objects joined into one: read one after the other, checked, hashed, and written in bounded memory."""
+"""Joins objects into one: read one after the other, verified, hashed, and written in bounded memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Joined:
 
 
 def join(objects: ObjectStore, key: str, parts: Sequence[Part], *, with_md5: bool = False) -> Joined:
-    """Store the bytes of `parts`, in their order, under `key`; ``IntegrityError`` if one is not what was stored as it."""
+    """Store the bytes of `parts`, in order, under `key`; ``IntegrityError`` if a part differs from what was stored."""
     source = _Source(objects, parts, with_md5=with_md5)
     try:
         objects.put_stream(key, cast(BinaryIO, source))
@@ -57,7 +57,7 @@ class _Source:
         self.head = b""
 
     def read(self, size: int = -1) -> bytes:
-        """`size` bytes, and fewer at the end alone: to an uploader of parts a short answer is the end."""
+        """Return `size` bytes, fewer only at the end: uploaders of parts take a short read for the end."""
         collected = bytearray()
         while size < 0 or len(collected) < size:
             piece = self._next(CHUNK_BYTES if size < 0 else min(CHUNK_BYTES, size - len(collected)))
@@ -79,7 +79,7 @@ class _Source:
             self._stream = None
 
     def _next(self, size: int) -> bytes | None:
-        """Some bytes of the part at hand, or of the one after it; None behind the last."""
+        """Return some bytes of the present or the next part; None after the last."""
         while True:
             if self._stream is None:
                 if not self._waiting:

@@ -1,4 +1,4 @@
-"""``/v1/files``: upload, look, delete."""
+"""``/v1/files``: upload, get, validate, download, delete."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
 
 
 def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
-    """What the form asks for, as the service takes it."""
+    """Read the form's fields for the service."""
     if not fields.get("purpose"):
         raise multipart_body.missing("purpose")
     seconds = forms.expires_after_s(forms.spread(fields, "expires_after"))
@@ -117,7 +117,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) 
 @router.get("/{file_id}/events", summary="Stream the validation of a file", response_class=StreamingResponse)
 def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id: parameters.FileId) -> StreamingResponse:
     """Stream the validation of a file as server-sent events, at most one per second, until it ends. The last message is `[DONE]`."""
-    uploaded_files.get(platform, tenant, file_id)  # a stream that cannot begin is an error, not an empty stream
+    uploaded_files.get(platform, tenant, file_id)  # fail before the stream starts, not with an empty stream
     return server_sent(_Changes(platform, tenant, file_id), follower)
 
 
@@ -145,7 +145,7 @@ def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -
 
 
 class _Changes:
-    """What one listener has not heard of a file yet."""
+    """What one listener has not seen of a file yet."""
 
     def __init__(self, platform: Platform, tenant: str, file_id: str) -> None:
         self._platform, self._tenant, self._file_id = platform, tenant, file_id

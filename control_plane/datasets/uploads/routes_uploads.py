@@ -1,4 +1,4 @@
-"""``/v1/uploads``: large files in parts of up to 64 MiB; whoever is interrupted asks which parts are there, and sends the others."""
+"""``/v1/uploads``: large files in parts of up to 64 MiB; after an interruption, clients list the stored parts and send the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
 MAX_JOINING = 16
-"""Calls that join, or wait for the join that another makes, each in a thread that answers no requests."""
+"""Threads for calls that join, or wait for another call's join; they handle no other requests."""
 MAX_JOINS_EACH = 2
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
@@ -58,7 +58,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, upload_id: parameters.Upload
 )
 async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> schemas.UploadPart:
     """Store a part of 1 byte to 64 MiB. Parts may be sent in parallel; sending the same bytes again returns the same part."""
-    await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # before the body is read
+    await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # checked before the body is read
     form = multipart_body.Form(request, file_field="data")
     await form.to_file()
     return _part(await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))

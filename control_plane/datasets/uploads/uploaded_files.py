@@ -1,4 +1,4 @@
-"""Uploaded files: stored as they came, validated once, and turned into an immutable dataset version if they are good."""
+"""Uploaded files: stored unchanged, validated once, and turned into an immutable dataset version if valid."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)
-"""An upload that is unvalidated for longer waits in a queue, or was left by a process that died; one that is being read is
-claimed, and nobody else takes it."""
+"""A file unvalidated for longer is queued, or was left by a process that died; a file being read is claimed and left alone."""
 LOOK_S = 1.0
-"""Between two looks at a file that another process works on."""
+"""Interval of polling a file that another process works on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """Bytes of a tenant that no row names yet."""
+    """Stored bytes of a tenant that no row names yet."""
 
     file_id: str
     filename: str
     num_bytes: int
     sha256: str
     head: bytes
-    """The first of them, by which one sees what they are."""
+    """The first bytes, which show the format."""
 
 
 def create(
@@ -61,11 +60,11 @@ def create(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> RowMapping:
-    """Store an upload and register it; a tiny one is validated before this returns, any other has status ``uploaded``.
+    """Store and register an upload; a tiny one is validated before this returns, any other has status ``uploaded``.
 
-    `policies` are a tenant's part of :class:`Policies`; with `model` the report counts that base model's tokens. The caller
-    sees to it that :func:`validate` is called for a file that is still ``uploaded``. The bytes are stored before the row
-    exists: a crash in between leaves an object that was announced and is removed later, never a file without its bytes.
+    `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. The caller must call
+    :func:`validate` for a file that is still ``uploaded``. Bytes are stored before the row exists: a crash in between leaves an announced
+    object that is deleted later, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
     stored = store(platform, tenant, stream, filename=filename)
@@ -73,9 +72,9 @@ def create(
 
 
 def store(platform: Platform, tenant: str, stream: BinaryIO, *, filename: str) -> Stored:
-    """Store the bytes of a file that is yet to be registered; larger ones than the tier allows are refused at the limit."""
+    """Store the bytes of a file to be registered later; stops at the tier's largest size."""
     with platform.engine.connect() as conn:
-        refuse_while_deleted(conn, tenant)  # before a byte is read, and again with the row
+        refuse_while_deleted(conn, tenant)  # before any byte is read, and again with the row
     tier = tier_named(get_tenant(platform, tenant).tier)
     file_id, name = new_id(), safe_filename(filename)
     key = file_key(tenant, file_id, name)
@@ -87,7 +86,7 @@ def store(platform: Platform, tenant: str, stream: BinaryIO, *, filename: str) -
 
 
 def discard(platform: Platform, tenant: str, stored: Stored) -> None:
-    """Remove bytes that will not be registered; those that are a file by now stay."""
+    """Delete bytes that will not be registered, unless they belong to a file by now."""
     orphaned_objects.try_to_remove(platform, [file_key(tenant, stored.file_id, stored.filename)])
 
 
@@ -102,7 +101,7 @@ def register(
     model: str | None = None,
     expires_after: timedelta | None = None,
 ) -> RowMapping:
-    """The file of what was stored; where it cannot be made the bytes are removed."""
+    """Create the file for stored bytes; on failure, the bytes are deleted."""
     try:
         check_request(platform, policies=policies, model=model, purpose=purpose)
         file = insert(
@@ -116,13 +115,13 @@ def register(
 
 
 def settled_if_tiny(platform: Platform, tenant: str, file: RowMapping, stored: Stored) -> RowMapping:
-    """The file, validated here and now if that is no work."""
+    """Return the file, validated at once if that is quick."""
     here = validation.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
     return settle(platform, file, None) if here else file
 
 
 def check_request(platform: Platform, *, policies: Mapping[str, Any] | None, model: str | None, purpose: str = PURPOSES[0]) -> None:
-    """Refuse what can be refused before a byte is read."""
+    """Refuse what can be refused before any byte is read."""
     if purpose not in PURPOSES:
         raise InvalidRequest(
             f"purpose {purpose!r} is not supported; use one of: {', '.join(PURPOSES)}", code="invalid_purpose", param="purpose"
@@ -137,7 +136,7 @@ def new_id() -> str:
 
 
 def insert(platform: Platform, tenant: str, file_id: str, **described: Any) -> RowMapping:
-    """:func:`insert_with` in a transaction of its own."""
+    """:func:`insert_with` in its own transaction."""
     with platform.engine.begin() as conn:
         return insert_with(conn, tenant, file_id, now=platform.clock(), **described)
 
@@ -147,7 +146,7 @@ def insert_with(
     column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
 ) -> RowMapping:  # fmt: skip
-    """The row of a file that nobody validated yet, which claims its stored bytes; without `sha256`, of an import that is to be fetched."""
+    """Insert the row of an unvalidated file, which claims its stored bytes; without `sha256`, of an import to be fetched."""
     name = safe_filename(filename)
     key = file_key(tenant, file_id, name)
     values = {
@@ -166,12 +165,12 @@ def validate(
     platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None, wait: bool = True, hub_token: str = "",
     only_fetch: bool = False,
 ) -> RowMapping:  # fmt: skip
-    """Validate a file that nobody validated yet, and register its dataset version; a second call changes nothing.
+    """Validate a file and register its dataset version; a second call changes nothing.
 
-    A process of its own reads it, for one caller at a time: who comes second waits for the first, or with `wait` false leaves
-    it the file. The bytes of an import are fetched first, with the tenant's `hub_token` if it has one; `only_fetch` ends there.
-    A file whose bytes (or the database) cannot be reached now stays ``uploaded`` and raises; one that breaks the validator
-    itself, or whose outcome cannot be recorded, is refused.
+    A child process reads it, for one caller at a time: a second caller waits for the first, or returns if `wait` is false. The bytes of an
+    import are fetched first, with the tenant's `hub_token` if it has one; `only_fetch` stops there. If the bytes or the database are
+    unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator itself, or whose outcome cannot be
+    recorded, is refused.
     """
     while True:
         file = find(platform, file_id)
@@ -180,7 +179,7 @@ def validate(
         if not waits_for_token(platform, file, hub_token):
             with claimed(platform, file_id, progress) as claim:
                 if claim is not None:
-                    file = find(platform, file_id)  # as whoever had the claim before left it
+                    file = find(platform, file_id)  # as the previous holder of the claim left it
                     file = file if is_fetched(file) else bring_in(platform, file, claim, hub_token=hub_token)
                     if only_fetch or file["status"] != "uploaded" or file["deleted_at"] is not None:
                         return file
@@ -193,7 +192,7 @@ def validate(
 
 
 def find(platform: Platform, file_id: str) -> RowMapping:
-    """The file, whoever it belongs to and even if it was deleted."""
+    """Return the file, whatever its tenant and even if it was deleted."""
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files).where(files.c.id == file_id)).mappings().one_or_none()
     if file is None:
@@ -202,7 +201,7 @@ def find(platform: Platform, file_id: str) -> RowMapping:
 
 
 def is_large(platform: Platform, file: RowMapping) -> bool:
-    """Whether the validation of `file` takes longer than anybody should wait for."""
+    """Whether the validation of `file` takes longer than a request should wait."""
     if file["bytes"] < validation.LARGE_COMPRESSED_BYTES:
         return False
     with platform.objects.open(file["object_key"]) as stream:
@@ -210,7 +209,7 @@ def is_large(platform: Platform, file: RowMapping) -> bool:
 
 
 def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
-    """Make a file that the platform failed on ``uploaded`` again; the caller sees to it that it is validated. Others are refused."""
+    """Reset a file that the platform failed to validate to ``uploaded``; the caller has it validated. Other files are refused."""
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
         if file["status"] == "uploaded":
@@ -227,7 +226,7 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
 
 
 def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Files that wait for validation since longer than `older_than`, oldest first: what a process that died left undone."""
+    """Return files waiting for validation for longer than `older_than`, oldest first: left undone by a process that died."""
     query = (
         sa.select(files.c.id)
         .where(files.c.status == "uploaded", files.c.deleted_at.is_(None), files.c.created_at <= platform.clock() - older_than)
@@ -240,7 +239,7 @@ def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) 
 def list_files(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
 ) -> Page:
-    """Files of the tenant, newest first unless `order` is ``asc``."""
+    """Return the tenant's files, newest first unless `order` is ``asc``."""
     query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
@@ -250,13 +249,13 @@ def list_files(
 
 
 def get(platform: Platform, tenant: str, file_id: str) -> RowMapping:
-    """The file; another tenant's and a deleted one are ``NotFound``."""
+    """Return the file; ``NotFound`` for another tenant's and for a deleted one."""
     with platform.engine.connect() as conn:
         return _get(conn, tenant, file_id)
 
 
 def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, BinaryIO]:
-    """The file and its bytes as uploaded; the caller closes the stream."""
+    """Return the file and its bytes as uploaded; the caller closes the stream."""
     file = get(platform, tenant, file_id)
     if not is_fetched(file):
         raise Conflict(f"{file['source']} is not fetched; ask again when it is (GET /v1/files/{file_id}/events)", code="file_not_fetched")
@@ -264,10 +263,9 @@ def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, 
 
 
 def delete(platform: Platform, tenant: str, file_id: str) -> None:
-    """Delete the bytes, and the report that quotes them; the dataset version made from them stays, for what was trained on it must stay
-    explainable.
+    """Delete the bytes, and the report that quotes them; the dataset version stays, because what was trained on it must stay explainable.
 
-    Refused while a job that is not final names the file. Bytes that the store does not remove now are removed later.
+    Refused while an unfinished job names the file. Bytes that the store fails to delete now are deleted later.
     """
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
@@ -280,7 +278,7 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
 
 
 def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
-    """Delete files whose ``expires_after`` is over, but for those that a job which has not ended names; how many are gone."""
+    """Delete files past their ``expires_after``, except those named by unfinished jobs; returns how many."""
     over = sa.and_(files.c.deleted_at.is_(None), files.c.expires_at <= platform.clock(), ~sa.exists().where(_lives_on(files.c.id)))
     with platform.engine.connect() as conn:
         due = conn.execute(sa.select(files.c.tenant_id, files.c.id).where(over).order_by(files.c.expires_at).limit(limit)).all()
@@ -289,13 +287,13 @@ def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
         try:
             delete(platform, tenant, file_id)
             gone += 1
-        except (NotFound, Conflict):  # deleted, or named by a job, since it was looked at
+        except (NotFound, Conflict):  # deleted, or named by a job, meanwhile
             continue
     return gone
 
 
 def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:
-    """Jobs that have not ended and name the file."""
+    """Unfinished jobs that name the file."""
     naming = sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id)
     return sa.and_(naming, jobs.c.state.not_in([s.value for s in FINAL]))
 
