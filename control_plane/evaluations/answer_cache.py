@@ -1,7 +1,7 @@
-"""Answers that are kept: of a base model under its digest, of an adapter under its base's and its own; suite by suite.
+"""Cached answers: of a base model under its digest, of an adapter under its base's digest and its own; suite by suite.
 
-The base answers a platform's suites once, whatever number of adapters it is compared with. What an adapter answered as a candidate is
-there when the next one of its lineage is held against it.
+The base answers a platform's suites once, however many adapters are compared with it. An adapter's answers as a candidate are reused when
+the next adapter of its lineage is compared with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.storable_text import check_storable
 
 KINDS_OF_ALL = ("golden", "safety", "capability")
-"""Suites of the platform: answers to them are nobody's data."""
+"""Built-in suites: answers to them are not tenant data."""
 NEWEST = 4
-"""Kept answers of one capability suite that are passed on: it has few versions and limits at a time."""
+"""Cached answers of one capability suite that are used: few versions and limits are in use at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Previous:
 
     adapter_id: str
     digest: str
-    """Of it on the base that it is compared on."""
+    """Digest of its base in the comparison."""
     directory: Path
 
 
@@ -48,16 +48,16 @@ def subject_digest(base_digest: str, manifest_sha256: str) -> str:
 
 
 def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | None:
-    """The manifest in the digest of a subject that is an adapter."""
+    """Key of the manifest in the digest of an adapter."""
     digest = (result.get("digests") or {}).get(subject)
     return str(digest).rpartition("+")[2] if digest else None
 
 
 def previous(platform: Platform, tenant: str, job: sa.Row[Any], base_digest: str) -> Previous | None:
-    """The newest adapter in production of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
+    """Return the newest production adapter of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
 
-    Of a `job` whose adapter was promoted itself, one that was promoted before it: a newer one is no predecessor. An adapter whose
-    files cannot be had is none: it is for comparison.
+    If `job`'s adapter was promoted, only adapters promoted before it count. An adapter without files does not count: it is needed for
+    comparison.
     """
     lineage = sa.and_(adapters.c.tenant_id == tenant, adapters.c.base_model == job.model, jobs.c.suffix.is_not_distinct_from(job.suffix))
     own = adapters.alias("own")
@@ -84,7 +84,7 @@ def previous(platform: Platform, tenant: str, job: sa.Row[Any], base_digest: str
 
 
 def with_known(platform: Platform, run: EvalRun) -> EvalRun:
-    """`run` with every answer of its base and its previous adapter that is kept."""
+    """Return `run` with every cached answer of its base and its previous adapter."""
     plain, _ = run_file.plain_suites(run)
     capability = [run_file.capability_id(name) for name in run.capability]
     known: dict[str, dict[str, Any]] = {}
@@ -95,7 +95,7 @@ def with_known(platform: Platform, run: EvalRun) -> EvalRun:
             mine = eval_scores.c.subject_digest.startswith(run_file.known_key(digest, ""), autoescape=True)
             exact = sa.select(eval_scores).where(mine, eval_scores.c.suite_digest.in_([suite.digest for suite in plain]))
             rows = list(conn.execute(exact))
-            for suite in capability:  # their digests are known once the harness has made them
+            for suite in capability:  # their digests are known once the harness has built them
                 newest = sa.select(eval_scores).where(mine, eval_scores.c.suite == suite).order_by(eval_scores.c.created_at.desc())
                 rows += conn.execute(newest.limit(NEWEST))
             known[subject] = {run_file.known_key(row.suite_digest, row.scores["environment"]): row.scores for row in rows}
@@ -103,7 +103,7 @@ def with_known(platform: Platform, run: EvalRun) -> EvalRun:
 
 
 def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None:
-    """Keep what was answered in `result`; what is kept already stays."""
+    """Cache the answers in `result`; existing entries stay."""
     rows = []
     for subject, sections in (result.get("subjects") or {}).items():
         for suite, section in (sections or {}).items():
@@ -122,7 +122,7 @@ def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None
 
 
 def _storable(scores: Mapping[str, Any]) -> bool:
-    """A weak model answers with NUL characters too, which no database takes: such answers are asked for again."""
+    """A weak model may answer with NUL characters, which the database refuses: such answers are not cached."""
     try:
         check_storable(scores)
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""Which capability suites jobs may be evaluated with, as the operator set them up."""
+"""The capability suites that jobs may be evaluated with, as set up by the operator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ft_assets.evals.suites.task_files import Listed
 
 
 def listing(platform: Platform) -> list[Listed]:
-    """Every suite by name, ready or with the reason why not."""
+    """Return every suite by name, ready or with the reason why not."""
     settings = platform.settings
     return task_files.listing(settings.eval_task_dirs, settings.eval_data_dir)
 
 
 def check(platform: Platform, asked: EvalConfig) -> None:
-    """Refuse a suite that is unknown or not ready, before a job that would be evaluated with it costs anything."""
+    """Refuse a suite that is unknown or not ready, before a job that needs it costs anything."""
     settings = platform.settings
     names = settings.eval_suites if asked.capability is None else asked.capability
     if names and "capability" not in asked.skip:

@@ -21,7 +21,7 @@ class Evaluated:
     report: EvalReport
     verdict: Verdict
     advice: tuple[Advice, ...]
-    """What to change in the next run; read from the curves and the report."""
+    """Changes for the next run, derived from the curves and the report."""
     key: str
     """Object key of the stored report."""
 
@@ -45,7 +45,7 @@ class Evaluated:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The report and the verdict for people, without a row of the tenant's data."""
+        """Return report and verdict for people, without any row of the tenant's data."""
         bare = replace(self, report=replace(self.report, samples=()))
         page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
         return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
@@ -57,26 +57,26 @@ class Evaluated:
 
     @property
     def seconds_by_suite(self) -> dict[str, float]:
-        """Of all subjects together; answers that were known took none."""
+        """Seconds over all subjects; cached answers count as zero."""
         return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
 
 
 def report_key(tenant: str, job_id: str) -> str:
-    """Where the report of the job's own evaluation is."""
+    """Return the key of the report of the job's own evaluation."""
     return f"{layout.eval_prefix(tenant, job_id)}/report.json"
 
 
 def samples_key(report: str) -> str:
-    """Every item with every subject's answer, one JSON a line: beside the report of this key."""
+    """Return the key of every item with every subject's answer, one JSON per line, beside the report of this key."""
     return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
 
 
 def result_key(report: str) -> str:
-    """All that the evaluation's process has left: beside the report of this key."""
+    """Return the key of the evaluation's result file, beside the report of this key."""
     return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
 
 
 def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
-    """The stored report and verdict of the job's last evaluation."""
+    """Return the stored report and verdict of the job's last evaluation."""
     key = report_key(tenant, job_id)
     return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)

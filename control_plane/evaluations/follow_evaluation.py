@@ -1,4 +1,4 @@
-"""Follows an evaluation's process to its result, whoever started it; tells how far it is."""
+"""Follows an evaluation's process to its result, whichever step started it, and reports its progress."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from ft_assets.telemetry import logs, spans
 
 POLL_S = 0.25
 GRACE_S = 10.0
-"""Seconds between SIGTERM and SIGKILL: every answer is in the journal already."""
+"""Seconds between SIGTERM and SIGKILL: every answer is already in the journal."""
 MAX_STARTS = 3
-"""Processes of one following that may be killed from outside; what is killed three times (for its memory, say) will be again."""
+"""Processes per evaluation that may be killed from outside; what is killed three times (for its memory, say) will be again."""
 TOLD_NAME = "told"
 AGAIN = (run_file.EXIT_STOPPED, run_file.EXIT_OK)
-"""How a process ends whose work another one goes on with; OK: with the result of another question."""
+"""Exit statuses after which another process continues the work; OK means the result belongs to another question."""
 RUNNING = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How long an evaluation may take."""
+    """Time limits of an evaluation."""
 
     stall_s: float = 600.0
-    """Without another answer, while a model answers: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
+    """Limit without a new answer: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
     total_s: float = 6 * 3600.0
-    """From when it is followed to its result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
+    """Limit from start to result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
 
 
 class Watch(Protocol):
-    """Whoever wants to know how far an evaluation is."""
+    """Receives the progress of an evaluation."""
 
     def progress(self, beat: Mapping[str, Any]) -> bool:
-        """How far it is (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and then often.
-        False: nobody wants the result any more."""
+        """Progress (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and frequently after.
+        Returns False if the result is no longer needed."""
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
-        """Something is done, told once: see :class:`ft_assets.evals.run.heartbeat.Milestones`."""
+        """A milestone, reported once: see :class:`ft_assets.evals.run.heartbeat.Milestones`."""
 
 
 class JobWatch:
-    """Shows a job's own evaluation to its tenant: a column while it runs, an event for each suite; ends with a cancelled job."""
+    """Shows a job's own evaluation to its tenant: a column while it runs, an event per suite; stops when the job is cancelled."""
 
     def __init__(self, platform: Platform, job_id: str) -> None:
         self._platform, self._job_id = platform, job_id
@@ -85,13 +85,13 @@ class JobWatch:
 def follow(
     launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, held: tuple[int, ...] = (), limits: Limits | None = None
 ) -> Mapping[str, Any]:
-    """The result of `run`, by the first of these that there is. It counts only if it answers the same question.
+    """Return the result of `run`, from the first of these that exists. A result counts only if it answers the same question.
 
-    `held` are the numbers of the GPUs that reservations hold.
+    `held`: device numbers of the GPUs that reservations hold.
 
-    1. A result that an earlier process left.
-    2. A process that runs: it is adopted as it is, and ended if it was asked something else.
-    3. A new process, which goes on from the journal; once more if it is killed from outside or stands still, :data:`MAX_STARTS` in all.
+    1. A result left by an earlier process.
+    2. A running process: it is adopted, or ended if it has another question.
+    3. A new process, which continues from the journal; restarted if it is killed from outside or stalls, up to :data:`MAX_STARTS` in all.
     """
     run.out_dir.mkdir(parents=True, exist_ok=True)
     run, clock = replace(run, question=run_file.question(run)), _Clock(limits or Limits())
@@ -132,14 +132,14 @@ def follow(
 
 
 class _Clock:
-    """Tells when an evaluation stands still, or has had its time."""
+    """Detects that an evaluation stalls or exceeds its time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._began = limits, time.monotonic()
         self.start()
 
     def start(self) -> None:
-        """Another process begins."""
+        """Reset for a new process."""
         self.still, self._since = False, time.monotonic()
         self._beat: Mapping[str, Any] = {}
 
@@ -162,7 +162,7 @@ class _Clock:
         )
 
     def stood_still(self, name: str, times: int) -> FtError | None:
-        """The error of the last process, if that is why it was ended."""
+        """The error of the last process, if it was ended for that reason."""
         if not self.still:
             return None
         return FtError(
@@ -179,7 +179,7 @@ class _Clock:
 
 
 def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, clock: _Clock) -> tuple[WorkloadStatus, bool]:
-    """How the workload ended, and whether its result is still wanted."""
+    """Return how the workload ended, and whether its result is still wanted."""
     wanted, planned = True, _planned(run)
     clock.start()
     launcher.start_or_adopt(workload)
@@ -197,13 +197,13 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
 
 
 def _planned(run: EvalRun) -> dict[str, Any]:
-    """How far an evaluation is before its process says so. Only the process knows how much the harness asks (`capability`)."""
+    """Return the progress before the process reports any. Only the process knows how many requests the harness makes (`capability`)."""
     total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
     return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}
 
 
 def _prepare(run: EvalRun) -> None:
-    """Leave the run file of a new process; what was told of another question is over."""
+    """Write the run file of a new process; progress of another question is deleted."""
     if _asked(run) != run.question:
         for name in (run_file.MILESTONES_NAME, TOLD_NAME):
             (run.out_dir / name).unlink(missing_ok=True)
@@ -213,7 +213,7 @@ def _prepare(run: EvalRun) -> None:
 
 
 def _asked(run: EvalRun) -> str | None:
-    """The question that the newest process in this place was given."""
+    """Return the question given to the newest process in this directory."""
     try:
         return str(json.loads((run.out_dir / run_file.RUN_NAME).read_text(encoding="utf-8")).get("question"))
     except (FileNotFoundError, ValueError):
@@ -221,7 +221,7 @@ def _asked(run: EvalRun) -> str | None:
 
 
 def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
-    """Number and status of the newest process of this name; 0 where there was none."""
+    """Return number and status of the newest process of this name; 0 if there was none."""
     newest = (0, WorkloadStatus(name=name, phase=WorkloadPhase.ABSENT))
     for number in count(1):
         status = launcher.status(f"{name}-{number}")
@@ -232,7 +232,7 @@ def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
 
 
 def _result(run: EvalRun) -> Mapping[str, Any] | None:
-    """What a process found out, if it was asked the same."""
+    """Return the result of a process, if it had the same question."""
     try:
         found = run_file.read_result(run.out_dir)
     except (FileNotFoundError, ValueError):
@@ -241,7 +241,7 @@ def _result(run: EvalRun) -> Mapping[str, Any] | None:
 
 
 def answers(result: Mapping[str, Any], run: EvalRun) -> bool:
-    """Whether `result` is that of `run`, or of another with the same question."""
+    """Whether `result` belongs to `run`, or to another run with the same question."""
     asked = run.question or run_file.question(run)
     return result.get("format") == run_file.FORMAT and result.get("question") == asked and result.get("digests") == dict(run.digests)
 
@@ -252,7 +252,7 @@ def _touch(run: EvalRun) -> None:
 
 
 def _tell(run: EvalRun, watch: Watch) -> None:
-    """Pass on the milestones that nobody was told of: a step that follows after another one does not repeat them."""
+    """Relay milestones not reported yet: a step that continues after another one does not repeat them."""
     told = run.out_dir / TOLD_NAME
     before = int(told.read_text()) if told.exists() else 0
     passed = read_milestones(run.out_dir)
@@ -263,7 +263,7 @@ def _tell(run: EvalRun, watch: Watch) -> None:
 
 
 def _refusal(run: EvalRun) -> FtError | None:
-    """What the process found wrong with what it was given, if it said so."""
+    """Return what the process found wrong with its input, if it reported that."""
     try:
         error = run_file.read_result(run.out_dir).get("error")
     except (FileNotFoundError, ValueError):

@@ -1,6 +1,6 @@
-"""What a tenant sees of an evaluation: report, verdict and advice, the curves beside them, and every item page by page.
+"""An evaluation as tenants see it: report, verdict and advice, the curves, and every item page by page.
 
-A job's own is found by the job, one of a registered adapter by its row: both are the same files under another key.
+A job's own evaluation is found by the job, one of a registered adapter by its row: both have the same files under different keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ft_assets.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200
 Only = Literal["changed", "worse", "better"]
-"""``changed``: any other answer than the base's, whatever it scores."""
+"""``changed``: any answer that differs from the base's, whatever its score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Assessment:
 
     @property
     def next_run(self) -> dict[str, Any]:
-        """Hyperparameters that the advice comes to."""
+        """Hyperparameters that combine the advice."""
         return combined(self.advice)
 
 
@@ -49,12 +49,12 @@ class SamplePage:
 
 
 def get(platform: Platform, tenant: str, job_id: str) -> Assessment:
-    """The job's own evaluation, or that of the earlier job whose adapter is its answer."""
+    """Return the job's own evaluation, or that of the earlier job whose adapter was reused."""
     return _read(platform, job_id, _key(platform, tenant, job_id))
 
 
 def of_evaluation(platform: Platform, evaluation: RowMapping) -> Assessment:
-    """What is stored of a finished evaluation of an adapter."""
+    """Return the stored result of a finished evaluation of an adapter."""
     return _read(platform, evaluation["job_id"], _report_key(platform, evaluation))
 
 
@@ -64,7 +64,7 @@ def _read(platform: Platform, job_id: str, key: str) -> Assessment:
 
 
 def curve(platform: Platform, tenant: str, job_id: str) -> list[dict[str, Any]]:
-    """Training and validation losses, step by step."""
+    """Training and validation losses by step."""
     return metric_lines(platform, jobs.measured_by(platform, tenant, job_id))
 
 
@@ -72,7 +72,7 @@ def samples(
     platform: Platform, tenant: str, job_id: str, *, suite: str | None = None, only: str | None = None, after: str | None = None,
     limit: int = 50,
 ) -> SamplePage:  # fmt: skip
-    """Items of the evaluation in the order in which they were stored, from behind the one whose id is `after`."""
+    """Return items of the evaluation in stored order, after the item `after`."""
     asked = _Asked(suite=suite, only=only, after=after, limit=limit)
     return _page(platform, _key(platform, tenant, job_id), asked)
 
@@ -81,14 +81,14 @@ def samples_of_evaluation(
     platform: Platform, evaluation: RowMapping, *, suite: str | None = None, only: str | None = None, after: str | None = None,
     limit: int = 50,
 ) -> SamplePage:  # fmt: skip
-    """As :func:`samples`, of an evaluation of an adapter."""
+    """The same as :func:`samples`, for an evaluation of an adapter."""
     asked = _Asked(suite=suite, only=only, after=after, limit=limit)
     return _page(platform, _report_key(platform, evaluation), asked)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """Which rows of an evaluation, checked."""
+    """Which rows of an evaluation to return, validated."""
 
     suite: str | None
     only: str | None
@@ -120,7 +120,7 @@ def _page(platform: Platform, key: str, asked: _Asked) -> SamplePage:
 
 
 def telling(platform: Platform, found: Assessment, *, limit: int) -> list[Mapping[str, Any]]:
-    """At most `limit` items for a page: those that got worse or better, then those that only changed, then any."""
+    """Return at most `limit` items for a page: those that got worse or better, then those that only changed, then any."""
     order = {"worse": 0, "better": 0, "changed": 1}
     by_rank: dict[int, list[Mapping[str, Any]]] = {0: [], 1: [], 2: []}
     for row in _rows(platform, found.key):
@@ -137,7 +137,7 @@ def _wanted(row: Mapping[str, Any], suite: str | None, only: str | None) -> bool
 
 
 def _rows(platform: Platform, key: str) -> Iterator[Mapping[str, Any]]:
-    """Rows under ids that are unique over suites; of an evaluation without such a file, the samples that its report shows."""
+    """Return rows with ids that are unique over suites; for an evaluation without such a file, the samples in its report."""
     if not platform.objects.exists(samples_key(key)):
         shown = json.loads(platform.objects.get_bytes(key))["report"].get("samples", ())
         yield from (_named({"suite": "holdout", "change": "same", **row}) for row in shown)

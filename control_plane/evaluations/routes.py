@@ -1,4 +1,4 @@
-"""``/v1/fine_tuning/jobs/{id}/evaluation``: the router is mounted under the jobs' other spellings too."""
+"""``/v1/fine_tuning/jobs/{id}/evaluation``; the router is also mounted under the alternative spellings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def samples(
 
 
 def answer(platform: Platform, tenant: str, found: Assessment, shown: BaseModel, *, accept: str) -> Response:
-    """`shown` as JSON, or as a page with the curves of the job and the items that tell most."""
+    """Return `shown` as JSON, or as a page with the job's curves and the most telling items."""
     body = shown.model_dump(mode="json")
     if "text/html" not in accept:
         return JSONResponse(body)
@@ -69,7 +69,7 @@ def rendered(found: Assessment) -> schemas.JobEvaluation:
 
 
 def judged(found: Assessment) -> dict[str, Any]:
-    """The fields that every evaluation's answer has."""
+    """Fields common to all evaluation responses."""
     return {
         "report": found.report.to_dict(),
         "verdict": schemas.EvaluationVerdict.model_validate(found.verdict.to_dict()),

@@ -1,4 +1,4 @@
-"""``/v1/adapters/{id}/evaluations``: every verdict on an adapter, and one more. Ids may be model names, which may hold ``/``."""
+"""``/v1/adapters/{id}/evaluations``: verdicts on an adapter, and new evaluations. Ids may be model names, which may contain ``/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/capability_suites``: general tasks that a job may be evaluated with."""
+"""``/v1/capability_suites``: general tasks that jobs can be evaluated with."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every verdict on an adapter, and the evaluations that are asked for after its job's own: on another base, with other suites.
+"""Verdicts on adapters, and evaluations requested after the job's own: on another base, with other suites.
 
-A row is the order, and later the verdict, which never changes. A finished verdict of a base's digest is what accepts an adapter on those
-bytes (:mod:`control_plane.serving.accepted_bases`); the newest one counts, and one under rules of its own accepts nothing.
-Whoever claims a row runs it; the number of the run is its fencing token, so that a run taken for dead writes nothing any more.
+A row is the order and later the verdict, which never changes. A finished verdict on a base's digest is what accepts an adapter on that base
+(:mod:`control_plane.serving.accepted_bases`); the newest counts, and one with its own rules accepts nothing. The run that claims a row
+evaluates it; the run number is its fencing token, so that a run presumed dead can no longer write.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
 OPEN = (QUEUED, RUNNING)
 MAX_RUNS = 3
-"""Runs of one evaluation that may fail; what fails three times in a row does not fail by chance."""
+"""Runs of one evaluation that may fail; three failures in a row are not a coincidence."""
 LOST = "evaluation_lost"
 LOST_AFTER = timedelta(seconds=45)
-"""Without a beat, after which a run is taken for dead: nine missed beats."""
+"""Time without a heartbeat after which a run counts as dead: nine missed ones."""
 MAX_OPEN = 10
-"""Evaluations that a tenant has asked for and that have not ended: each takes one of FT_EVALUATE_RUNS for minutes."""
+"""Open evaluations per tenant: each takes one of FT_EVALUATE_RUNS for minutes."""
 MAX_PAGE = 100
 
 
@@ -62,10 +62,10 @@ class DueEvaluation:
     tenant: str
     job_id: str
     run_key: str
-    """``<evaluation>#<runs>``: asking again with the same key starts nothing."""
+    """``<evaluation>#<runs>``: requesting a run with the same key again starts nothing."""
     priority: int
     lost: bool
-    """The run before fell silent: it is to be counted as failed, so that it holds no slot."""
+    """The previous run fell silent; it counts as failed, so that it holds no slot."""
 
 
 def request(
@@ -77,11 +77,11 @@ def request(
     base_digest: str | None = None,
     rules: Mapping[str, Any] | None = None,
 ) -> RowMapping:
-    """Order an evaluation of a registered adapter; one that is open and asks the same is returned as it is.
+    """Order an evaluation of a registered adapter; an equal open one is returned instead.
 
-    `base_digest` is of any bytes that its base model's id stands for, stood for, or is to stand for; default: the present ones.
-    `rules` are laid over the job's ``eval_config``. Refused: a whole model, an adapter without files, more than
-    :data:`MAX_OPEN` of a tenant's own, and of those that name a capability suite that is unknown or not ready.
+    `base_digest`: any version that its base model's id has referred to or will refer to; default: the present one. `rules` override the
+    job's ``eval_config``. Refuses a whole model, an adapter without files, more than :data:`MAX_OPEN` of a tenant's own, and capability
+    suites that are unknown or not ready.
     """
     found = adapters.find_record(platform, tenant, reference)
     if found.type != LORA:
@@ -89,7 +89,7 @@ def request(
     digest = base_digest or platform.models.card(found.base_model).digest
     platform.models.get_pinned(found.base_model, digest)
     with platform.engine.begin() as conn:
-        if kind == MANUAL:  # many at once are counted one by one; rows that refer to the tenant may still be written
+        if kind == MANUAL:  # serializes concurrent requests for counting; rows that refer to the tenant can still be written
             conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
         record = AdapterRecord.from_row(adapters.locked_row(conn, tenant, found.id))
         if record.stage == Stage.ARCHIVED:
@@ -109,7 +109,7 @@ def request(
             **wanted, "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
             "state": QUEUED, "created_at": platform.clock(),
         }  # fmt: skip
-        values |= {} if rules is None else {"eval_config": dict(rules)}  # left out it is no value at all, not a JSON null
+        values |= {} if rules is None else {"eval_config": dict(rules)}  # omitted, rather than a JSON null
         return conn.execute(sa.insert(evaluations).values(**values).returning(evaluations)).mappings().one()
 
 
@@ -123,7 +123,7 @@ def _check_room(conn: Connection, tenant: str) -> None:
 
 
 def of_job(platform: Platform, record: Mapping[str, Any], evaluated: Evaluated, rules: EvalConfig) -> None:
-    """Keep the verdict of the adapter's own job; a second call finds it kept. Of a monitored job it is the one of the short suites."""
+    """Record the verdict of the adapter's own job; a second call changes nothing. For a monitored job, it is that of the short suites."""
     now = platform.clock()
     row = {
         "id": f"ev-{record['id'].removeprefix('adp-')}", "tenant_id": record["tenant_id"], "job_id": record["job_id"],
@@ -136,7 +136,7 @@ def of_job(platform: Platform, record: Mapping[str, Any], evaluated: Evaluated, 
 
 
 def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> dict[str, Any]:
-    """What a row says of a finished evaluation: its outcome, and the codes of what failed, whether it blocks or is only monitored."""
+    """Columns of a finished evaluation: its outcome, and the codes of failed rules, blocking or only monitored."""
     return {
         "state": SUCCEEDED, "outcome": evaluated.verdict.outcome, "report_key": evaluated.key, "error": None,
         "reasons": [f.code for f in failed(evaluated.verdict, rules)], "finished_at": now,
@@ -144,7 +144,7 @@ def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> d
 
 
 def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: str | None = None, limit: int = 20) -> EvaluationPage:
-    """Verdicts on an adapter and those that it waits for, newest first."""
+    """Return finished and pending evaluations of an adapter, newest first."""
     record = adapters.find_record(platform, tenant, reference)
     query = sa.select(evaluations).where(evaluations.c.tenant_id == tenant, evaluations.c.adapter_id == record.id)
     keys = (evaluations.c.created_at, evaluations.c.id)
@@ -154,7 +154,7 @@ def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: 
 
 
 def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = None) -> RowMapping:
-    """An evaluation: `of` an adapter, or for the platform itself of whichever."""
+    """Return an evaluation; `of`: of this adapter, None for the platform's own use."""
     query = sa.select(evaluations).where(evaluations.c.id == evaluation_id)
     if of is not None:
         query = query.where(evaluations.c.tenant_id == of.tenant_id, evaluations.c.adapter_id == of.id)
@@ -167,7 +167,7 @@ def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = N
 
 
 def due(platform: Platform) -> list[DueEvaluation]:
-    """Evaluations that wait for a run, oldest first; one whose run has fallen silent waits for another, or has failed."""
+    """Return evaluations waiting for a run, oldest first; one whose run fell silent waits for another, or fails."""
     _give_up_silent(platform)
     query = (
         sa.select(evaluations, jobs.c.tier)
@@ -190,7 +190,7 @@ def due(platform: Platform) -> list[DueEvaluation]:
 
 
 def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> None:
-    """Give up on a run that ended before it took the evaluation: the next round asks for another one, or there were enough."""
+    """Give up on a run that ended before it claimed the evaluation: the next pass requests another one, unless there were enough."""
     runs = int(due_evaluation.run_key.rpartition("#")[2])
     with platform.engine.begin() as conn:
         this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.state == QUEUED) & (evaluations.c.runs == runs)
@@ -209,7 +209,7 @@ def _give_up_silent(platform: Platform) -> None:
 
 
 def claim(platform: Platform, evaluation_id: str) -> RowMapping | None:
-    """Take a queued evaluation: its row, whose ``runs`` is the token; None if nobody waits for it any more."""
+    """Claim a queued evaluation; returns its row, whose ``runs`` is the token; None if it is no longer wanted."""
     now = platform.clock()
     taken = {"state": RUNNING, "runs": evaluations.c.runs + 1, "started_at": now, "beat_at": now}
     this = (evaluations.c.id == evaluation_id) & (evaluations.c.state == QUEUED)
@@ -218,18 +218,18 @@ def claim(platform: Platform, evaluation_id: str) -> RowMapping | None:
 
 
 def beat(platform: Platform, held: RowMapping) -> bool:
-    """Tell that the run lives; False when it is not its own any more."""
+    """Record a heartbeat; returns False if another run has the evaluation."""
     with platform.engine.begin() as conn:
         return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(beat_at=platform.clock())).rowcount)
 
 
 def finish(conn: Connection, held: RowMapping, **columns: Any) -> bool:
-    """Write the end of a run; False, and nothing written, when it is not its own any more."""
+    """Write the end of a run; returns False, and writes nothing, if another run has the evaluation."""
     return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(**columns)).rowcount)
 
 
 def fail(platform: Platform, held: RowMapping, error: FtError, *, final: bool = False) -> bool:
-    """Write down why a run failed; the evaluation waits for the next one, unless it had enough or asking again is no help."""
+    """Record why a run failed; the evaluation waits for the next one, unless it had enough or a retry cannot help."""
     with platform.engine.begin() as conn:
         return finish(conn, held, **_after_failure(platform, error, MAX_RUNS if final else held["runs"]))
 
@@ -245,7 +245,7 @@ def _after_failure(platform: Platform, error: FtError, runs: int) -> dict[str, A
 
 
 def rules_of(job_request: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> EvalConfig:
-    """The rules of an evaluation: those of the adapter's job, and over them its own."""
+    """Return the rules of an evaluation: those of the adapter's job, overridden by its own."""
     return eval_config.parse({**_asked(job_request), **(own or {})})
 
 
@@ -254,7 +254,7 @@ def _asked(job_request: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def failed(verdict: Verdict, rules: EvalConfig) -> list[Finding]:
-    """What failed and blocks, or would block if the rules did more than monitor."""
+    """Failed rules that block, or would block if the job did more than monitor."""
     told = {*rules.skip} if rules.block_regression else {*rules.skip, "regression"}
     return [f for f in verdict.findings if not f.passed and (f.blocking or f.rule not in told)]
 
@@ -264,7 +264,7 @@ def advised(evaluated: Evaluated) -> str:
 
 
 def alert(evaluated: Evaluated, rules: EvalConfig, *, code: str, about: str, data: Mapping[str, Any]) -> Event | None:
-    """What its tenant is told of an adapter that goes on being served, or waits; None where nothing failed."""
+    """Return the message to the tenant about an adapter that stays in service, or waits; None if nothing failed."""
     found = failed(evaluated.verdict, rules)
     if not found:
         return None

@@ -1,1 +1,1 @@
-"""What routes share: authentication, errors, limits, streams, request bodies."""
+"""Shared by routes: authentication, errors, limits, streams, request bodies."""

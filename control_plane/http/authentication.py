@@ -1,6 +1,6 @@
-"""What routes are given: the platform, and the tenant of a key that holds the scope; or the operator, whose routes are apart.
+"""Dependencies of routes: the platform, and the tenant of a key with the required scope; or the operator, for operator routes.
 
-What only waits for nothing is ``async``: a thread is taken for the database alone.
+Dependencies that do not block are ``async``; only database access takes a thread.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ async def platform_of(request: Request) -> Platform:
 
 
 WholePlatform = Annotated[Platform, Depends(platform_of)]
-"""The platform in no tenant's scope: for routes that are nobody's (health, metrics) and those of operators."""
+"""The platform outside any tenant's scope: for health, metrics and operator routes."""
 
 
 async def storable_url(request: Request) -> None:
-    """Refuse a NUL in an id or a query; other bytes that are not UTF-8 were replaced when the URL was decoded."""
+    """Refuse a NUL in an id or a query; other invalid UTF-8 was replaced when the URL was decoded."""
     if "\0" in request.scope["path"] or b"%00" in request.scope["query_string"]:
         raise InvalidRequest("the URL holds a NUL character (%00); remove it", code="invalid_id")
 
@@ -45,7 +45,7 @@ async def storable_url(request: Request) -> None:
 def caller(
     request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> Principal:
-    """Whoever holds the key that was sent, if it has not sent too many requests."""
+    """Return the principal of the key, unless it has sent too many requests."""
     secret = _secret(credentials, "ft-sk-...")
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, secret):
@@ -63,7 +63,7 @@ def _secret(credentials: HTTPAuthorizationCredentials | None, form: str) -> str:
 
 
 def missing_key(form: str) -> Unauthenticated:
-    """Of a request whose header holds no key of this form."""
+    """The error for a request without a key of this form."""
     return Unauthenticated(f"no API key was sent; send the header Authorization: Bearer {form}", code="missing_api_key")
 
 
@@ -72,7 +72,7 @@ async def _scoped(request: Request, platform: WholePlatform, principal: Annotate
 
 
 PlatformDep = Annotated[Platform, Depends(_scoped)]
-"""The platform in the scope of the caller's tenant: row security hides every other's rows."""
+"""The platform in the scope of the caller's tenant: row security hides all other rows."""
 
 
 def _principal_with(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -91,12 +91,12 @@ def _tenant_with(scope: Scope) -> Callable[..., Awaitable[str]]:
 
 
 Reader = Annotated[str, Depends(_tenant_with(Scope.READ))]
-"""Id of the tenant whose key may read."""
+"""Id of the tenant, for keys with scope `read`."""
 Writer = Annotated[str, Depends(_tenant_with(Scope.WRITE))]
 Admin = Annotated[str, Depends(_tenant_with(Scope.ADMIN))]
 ReaderPrincipal = Annotated[Principal, Depends(_principal_with(Scope.READ))]
 Approver = Annotated[Principal, Depends(_principal_with(Scope.WRITE))]
-"""Who writes, with the key: for what is kept with a name under it."""
+"""The principal of a writing request, for records that name the key."""
 AdminPrincipal = Annotated[Principal, Depends(_principal_with(Scope.ADMIN))]
 
 
@@ -117,13 +117,13 @@ async def _follower(
 
 
 FollowerDep = Annotated[Follower, Depends(_follower)]
-"""Of a route that streams for as long as its subject lasts: its key is looked at again and again."""
+"""For streaming routes: the key is checked again and again while the stream lasts."""
 
 
 def operator(
     request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(operator_bearer)]
 ) -> kinds.Operator:
-    """Whoever holds the operator's key that was sent."""
+    """Return the operator of the key."""
     secret = _secret(credentials, "ft-op-...")
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, secret):
@@ -138,9 +138,9 @@ async def _as_operator(request: Request, platform: WholePlatform, found: Annotat
 
 
 Operator = Annotated[kinds.Operator, Depends(operator)]
-"""Of a route under ``/v1/admin``: who runs the platform. No tenant's key opens it, and an operator's opens no tenant's route."""
+"""For routes under ``/v1/admin``: only operators' keys open them, and these open no tenant's routes."""
 OperatorPlatform = Annotated[Platform, Depends(_as_operator)]
-"""The whole platform, with the operator in the audit log."""
+"""The whole platform, with the operator recorded in the audit log."""
 
 
 def _actor(request: Request, kind: Literal["key", "operator"], id_: str) -> Actor:

@@ -1,4 +1,4 @@
-"""Turns at work that takes long, in threads that answer no requests: a tenant has a share of them, so that it cannot have them all."""
+"""Limits on long-running work in dedicated threads: each tenant has a share of them and cannot use them all."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _T = TypeVar("_T")
 
 
 class Turns:
-    """So many at once, and so many of them of one tenant; who waits for longer than `wait_s` is told ``uploads_busy``.
+    """Run at most so many at once, and so many per tenant; a wait longer than `wait_s` is refused with ``uploads_busy``.
 
-    Of one process, and of the event loop that made it.
+    Per process, on the event loop that created it.
     """
 
     def __init__(self, *, total: int, each: int, wait_s: float) -> None:
@@ -28,7 +28,7 @@ class Turns:
         self._users: Counter[str] = Counter()
 
     async def run(self, tenant: str, work: Callable[[], _T]) -> _T:
-        """What `work` gives, carried out in a thread when it is the tenant's turn."""
+        """Run `work` in a thread when it is the tenant's turn; returns its result."""
         async with self._turn(tenant):
             return await anyio.to_thread.run_sync(work, limiter=self._threads)
 
@@ -59,9 +59,9 @@ class Turns:
 
 
 class Joins:
-    """Joins of uploads: `each` uploads of a tenant at once, and to each of them one call that joins and one that waits for it.
+    """Joins of uploads: at most `each` uploads per tenant at once, and for each of them one call that joins and one that waits.
 
-    Whoever comes beyond that is told ``upload_completing`` at once: to wait is the client's part, and costs no thread.
+    Further calls are refused at once with ``upload_completing``: waiting is up to the client, and costs no thread.
     """
 
     def __init__(self, *, total: int, each: int) -> None:
@@ -70,7 +70,7 @@ class Joins:
         self._calls: dict[str, Counter[str]] = {}
 
     async def run(self, tenant: str, upload_id: str, join: Callable[[], _T]) -> _T:
-        """What `join` gives, carried out in a thread; nothing is awaited in between, so what is counted holds."""
+        """Run `join` in a thread; there is no await between counting and starting, so the counts are exact."""
         mine = self._calls.get(tenant, Counter())
         if mine[upload_id] >= 2:
             raise Unavailable(f"upload {upload_id} is being completed by other calls; send this one again", code="upload_completing")
@@ -86,6 +86,6 @@ class Joins:
             return await anyio.to_thread.run_sync(join, limiter=self._threads)
         finally:
             mine[upload_id] -= 1
-            mine += Counter()  # those at 0 go
+            mine += Counter()  # drops tenants at 0
             if not mine:
                 del self._calls[tenant]

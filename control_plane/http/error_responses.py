@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RETRY_AFTER_S = 1
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure in the one form."""
+    """Install handlers that return every failure in this format."""
     app.add_exception_handler(FtError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_unreadable)
     app.add_exception_handler(HTTPException, _on_http)
@@ -36,16 +36,16 @@ def install(app: FastAPI) -> None:
 def body(error: FtError) -> dict[str, Any]:
     kind = TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
     kind = "requests" if isinstance(error, RateLimited) else kind
-    correlation.bind(code=error.code)  # for the log and the counts of this request
-    param = None if error.param is None else printable(error.param)  # either may quote what no JSON answer can hold
+    correlation.bind(code=error.code)  # for the request's log line and metrics
+    param = None if error.param is None else printable(error.param)  # both may quote characters that JSON cannot hold
     return {"error": {"message": printable(error.message), "type": kind, "param": param, "code": error.code}}
 
 
 def response(error: FtError) -> JSONResponse:
-    """`error` as an answer; it tells the client whether sending the request again can help."""
+    """Return `error` as a response that tells the client whether a retry can help."""
     headers = {}
     if error.http_status in (409, 429) and not isinstance(error, RateLimited):
-        headers["x-should-retry"] = "false"  # OpenAI's client would try twice more, and find the same state
+        headers["x-should-retry"] = "false"  # OpenAI's client would retry twice and get the same result
     if error.http_status == 503:
         headers["retry-after"] = str(RETRY_AFTER_S)
     if error.http_status == 401:
@@ -56,12 +56,12 @@ def response(error: FtError) -> JSONResponse:
 async def _on_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, FtError)
     if error.http_status >= 500 and error.fault is Fault.PLATFORM and not isinstance(error, Unavailable):
-        raise error  # logged with its trace, answered without details
+        raise error  # logged with its traceback, answered without details
     return response(error)
 
 
 async def _on_unreadable(_: Request, error: Exception) -> JSONResponse:
-    """The first thing wrong with the request, by the name of its field."""
+    """Return the first invalid field of the request, by name."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = _param(first["loc"])
@@ -74,7 +74,7 @@ async def _on_unreadable(_: Request, error: Exception) -> JSONResponse:
 
 
 def _param(location: Sequence[int | str]) -> str | None:
-    """``("body", "metadata", "team")`` as ``metadata.team``; None for the body itself."""
+    """Format ``("body", "metadata", "team")`` as ``metadata.team``; None for the body itself."""
     return ".".join(str(part) for part in location[1:]) or None
 
 

@@ -18,7 +18,7 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 
 
 def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | None:
-    """Theirs to ours, or None if it is not given."""
+    """Column mapping, theirs to ours; None if not given."""
     found = _object(text, fields, "column_map", hint='write {"their column": "prompt"}')
     if found is not None and not all(isinstance(v, str) for v in found.values()):
         raise InvalidRequest(
@@ -30,7 +30,7 @@ def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | 
 
 
 def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | None:
-    """Settings by name as asked for, not yet checked; None if none is given."""
+    """Return the settings by name as requested, unchecked; None if none is given."""
     found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
     if text is None and found is not None:
         found = {name: _number(value) if name not in READING else value for name, value in found.items()}
@@ -40,13 +40,13 @@ def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | No
 
 
 def with_reading(policies: Mapping[str, Any] | None, *, encoding: str | None, rows_at: str | None) -> dict[str, Any] | None:
-    """`policies` with how the file is read, which is kept with them; None if nothing is asked for."""
+    """Return `policies` together with the reading options, which are stored with them; None if none is given."""
     reading = {name: value for name, value in (("encoding", encoding), ("rows_at", rows_at)) if value is not None}
     return {**(policies or {}), **reading} or None
 
 
 def expires_after_s(given: Mapping[str, Any] | None) -> int | None:
-    """Seconds of ``{"anchor": "created_at", "seconds": 86400}``; None where nothing is asked for."""
+    """Return the seconds of ``{"anchor": "created_at", "seconds": 86400}``; None if not given."""
     if not given:
         return None
     anchor, seconds = given.get("anchor"), given.get("seconds")
@@ -66,7 +66,7 @@ def expires_after_s(given: Mapping[str, Any] | None) -> int | None:
 
 
 def spread(fields: Mapping[str, str], name: str) -> dict[str, str]:
-    """The object `name` that is spread over fields: ``name[key]``."""
+    """Collect the object `name` that is spread over fields: ``name[key]``."""
     found = {m[2]: value for key, value in fields.items() if (m := SPREAD.fullmatch(key)) and m[1] == name}
     check_storable(found, name)
     return found
@@ -87,7 +87,7 @@ def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str
 
 
 def _number(text: str) -> str | float:
-    """A form has texts only: a number where it reads as one."""
+    """Form values are texts: converted to a number if they read as one."""
     try:
         return float(text)
     except ValueError:

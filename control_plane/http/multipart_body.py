@@ -1,7 +1,7 @@
-"""A multipart body that is read as it comes: its fields are kept, the bytes of its file go where they are stored.
+"""Streams a multipart body: fields are kept, the file's bytes go straight to the store.
 
-Nothing of the body is read before the route asks for it, so a caller who may not send it is answered first. The file is never
-held: whoever stores it runs in a thread and pulls, and the network is read as fast as that thread takes it.
+Nothing is read before the route asks for it, so that an unauthorized caller is refused first. The file is never buffered: a thread stores
+it by pulling, and the network is read at that pace.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 MAX_FIELD_BYTES = 1 << 20
-"""All fields together, names included."""
+"""Size limit of all fields together, names included."""
 MAX_PARTS = 1000
 MAX_STORING = 32
-"""Bodies that are stored at once, each by a thread of its own and not by one of the 40 that answer requests; others wait unread."""
+"""Bodies stored at once, each in its own thread rather than one of the 40 that handle requests; others wait unread."""
 MAX_STORING_EACH = 8
-"""Of them of one tenant."""
+"""Of these, per tenant."""
 TURN_S = 30.0
-"""Seconds that a body waits for such a thread."""
+"""Seconds that a body waits for a thread."""
 LOOP_LOOK_S = 5.0
 
 _T = TypeVar("_T")
@@ -44,17 +44,17 @@ _storing: RunVar[Turns] = RunVar("_storing")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How slow a sender may be: it holds a thread and a half-written object. Time that the store takes is not the sender's."""
+    """Slowest sender accepted, since it holds a thread and a half-written object. Time spent by the store does not count."""
 
     idle_s: float = 60.0
-    """Without a byte, after which it is taken to be gone."""
+    """Seconds without a byte after which the sender counts as gone."""
     allowance_s: float = 60.0
-    """Of waiting for it in all, before the rate counts."""
+    """Total seconds of waiting before the rate is checked."""
     bytes_per_s: int = 64 << 10
 
 
 class Form:
-    """The body of one request with one file, whose field is called `file_field`."""
+    """The body of one request with one file, in the field `file_field`."""
 
     def __init__(self, request: Request, *, file_field: str, pace: Pace | None = None) -> None:
         self._file_field = file_field
@@ -74,24 +74,24 @@ class Form:
         self._num_parts, self._field_bytes = 0, 0
 
     async def to_file(self) -> None:
-        """Read the fields before the file; refused if there is no file."""
+        """Read the fields before the file; refuses a body without a file."""
         while not self._file_begun and await self._pump():
             pass
         if not self._file_begun:
             raise missing(self._file_field)
 
     async def store(self, store: Callable[[BinaryIO], _T], *, tenant: str) -> _T:
-        """What `store` makes of the file's bytes, in a thread, when it is `tenant`'s turn; it reads them to their end or raises."""
+        """Run `store` on the file's bytes in a thread when it is `tenant`'s turn; it reads them to the end or raises."""
         reader = cast(BinaryIO, _Reader(self, asyncio.get_running_loop()))
         return await _turns().run(tenant, lambda: store(reader))
 
     async def rest(self) -> None:
-        """Read the fields behind the file, to the end of the body."""
+        """Read the fields after the file, to the end of the body."""
         while await self._pump():
             pass
 
     async def read(self, size: int) -> bytes:
-        """`size` bytes of the file, and fewer at its end alone."""
+        """Return `size` bytes of the file, fewer only at its end."""
         while len(self._file) < size and not self._file_ended:
             if not await self._pump():
                 break
@@ -100,7 +100,7 @@ class Form:
         return data
 
     async def _pump(self) -> bool:
-        """Parse what has come; False at the end of the body."""
+        """Parse what has arrived; returns False at the end of the body."""
         if self._parser is None:
             return False
         pace, began = self._pace, time.monotonic()
@@ -136,7 +136,7 @@ class Form:
             code="upload_too_slow",
         )
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_part_begin(self) -> None:
         self._headers, self._name, self._value = {}, "", bytearray()
@@ -190,7 +190,7 @@ class Form:
 
 
 class _Reader(io.RawIOBase):
-    """The file of a form, for a thread: each read is carried out by the event loop that has the connection."""
+    """The file of a form, for a thread: the event loop that owns the connection carries out each read."""
 
     def __init__(self, form: Form, loop: asyncio.AbstractEventLoop) -> None:
         self._form, self._loop = form, loop
@@ -217,7 +217,7 @@ class _Reader(io.RawIOBase):
 
 
 def missing(name: str) -> InvalidRequest:
-    """The refusal of a form without a field that it must have."""
+    """Return the refusal of a form without a required field."""
     return InvalidRequest(f"{name} is missing; send it as a field of multipart/form-data", code="missing_required_parameter", param=name)
 
 
@@ -241,7 +241,7 @@ def _parser(form: Form, boundary: bytes) -> MultipartParser:
 
 
 def _boundary(content_type: str | None) -> bytes | None:
-    """Of a multipart body; None of any other, which has no fields."""
+    """Return the boundary of a multipart body; None for any other body, which has no fields."""
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data":
         return None

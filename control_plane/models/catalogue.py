@@ -1,7 +1,7 @@
-"""Base models as the operator keeps them: added with their bytes pinned, verified, deprecated, removed; and what a job is given.
+"""The operator's base models: added with pinned files, verified, deprecated, removed; and the model of a job.
 
-The catalogue is a file, because the command line and every node read it without a database; what a job or an adapter was
-promised is a digest in its row, and whatever the file says later, other bytes are refused.
+The catalogue is a file, because the command line and every node read it without a database. Jobs and adapters have a digest in their rows,
+and whatever the file says later, other bytes are refused.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from ft_assets.training.failures import FailureClass, Retry
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 MAX_ID = 96
-"""Characters: the name of an adapter holds the id, and file systems and labels have limits."""
+"""Characters of an id: adapter names contain it, and file systems and labels have limits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What the operator says of a model beyond its files; None leaves it to them."""
+    """The operator's settings of a model beyond its files; None leaves a value to the files."""
 
     license: str | None = None
     context_length: int | None = None
 
 
 def catalogue_of(settings: Settings) -> Catalogue:
-    """Every base model that the processes of this home know."""
+    """Return every base model known to the processes of this home."""
     return Catalogue.load(settings.base_models, operator=catalogue_file(settings.models_dir))
 
 
@@ -67,12 +67,12 @@ def add_from_hub(
 
 
 def verify(settings: Settings, model_id: str) -> BaseModel:
-    """Read every file again and hold it against the pins; ``base_model_changed`` says what differs."""
+    """Read every file again and compare it with the pins; ``base_model_changed`` lists the differences."""
     return catalogue_of(settings).get(model_id, fresh=True)
 
 
 def deprecate(settings: Settings, model_id: str, since: dt.date | None) -> BaseModel:
-    """Refuse new jobs on the model from that day on; None takes it back. Jobs that were admitted finish."""
+    """Refuse new jobs on the model from that day on; None revokes this. Admitted jobs finish."""
     catalogue = catalogue_of(settings)
     entry, _ = catalogue.entry(model_id)
     with edited(catalogue_file(settings.models_dir)) as entries:
@@ -82,9 +82,9 @@ def deprecate(settings: Settings, model_id: str, since: dt.date | None) -> BaseM
 
 
 def remove(platform: Platform, model_id: str) -> Path | None:
-    """Take a model out of the operator's catalogue; refused while a job or an adapter needs it.
+    """Remove a model from the operator's catalogue; refused while a job or an adapter needs it.
 
-    Returns the directory that was fetched for it and is deleted now; files that the operator named by their path stay.
+    Returns the fetched directory that was deleted, if any; files that the operator named by path stay.
     """
     settings = platform.settings
     with edited(catalogue_file(settings.models_dir)) as entries:
@@ -103,7 +103,7 @@ def remove(platform: Platform, model_id: str) -> Path | None:
 
 
 def for_job(platform: Platform, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
-    """The model that a job was promised, and its files on this machine; other bytes are ``base_model_changed``."""
+    """Return the model a job was promised, and its files on this machine; other bytes are ``base_model_changed``."""
     model = platform.models.get_pinned(model_id, digest, fresh=fresh)
     if model.directory is None:
         raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
@@ -111,7 +111,7 @@ def for_job(platform: Platform, model_id: str, digest: str, *, fresh: bool = Fal
 
 
 def changed_ending(held: Claim, error: IntegrityError, *, last_step: int) -> Ending:
-    """An attempt that was not begun, because its base model is another one by now: final, free, and the platform's fault."""
+    """Return the end of an attempt that was not started because its base model has changed: final, free, and the platform's fault."""
     remedy = "an operator restores the files of the base model; then submit the job again"
     failure = FailureClass(code=base_models.CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=error.message, remedy=remedy)
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
@@ -144,25 +144,25 @@ def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, An
 
 
 def unnamed(models_dir: Path, version: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """The directory that was fetched for `version`, if nothing in `entries` names it any more; None for files that this did not fetch."""
+    """Return the fetched directory of `version` if no entry in `entries` names it any more; None for files not fetched here."""
     path = version.get("path")
     named = [e.get("path") for entry in entries.values() for e in (entry, entry.get("next") or {}, *entry.get("previous", ()))]
     return None if path in named else _fetched(models_dir, path)
 
 
 def pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
-    """`entry` as the operator's file has it: with every digest of `model`, and a path that is right there."""
+    """Return `entry` for the operator's file: with every digest of `model`, and a path that is valid there."""
     path = entry.get("path")
     if path is not None and model.directory is not None:
         fetched = _fetched(models_dir, path)
-        if fetched is None or fetched.resolve() != model.directory.resolve():  # an entry of a file beside: the operator's lies elsewhere
+        if fetched is None or fetched.resolve() != model.directory.resolve():  # an entry of a separate file: the operator's lies elsewhere
             path = str(model.directory.absolute())
     pins = {k: getattr(model, k) for k in (*base_models.CARD, "license")}
     return {k: v for k, v in {"id": model.id, **entry, "path": path, **pins}.items() if v is not None}
 
 
 def _fetched(models_dir: Path, path: str | None) -> Path | None:
-    """The directory that was fetched for an entry: one directly below `models_dir`. None for files that this did not fetch."""
+    """Return the fetched directory of an entry, directly below `models_dir`; None for files not fetched here."""
     if path is None or Path(path).is_absolute():
         return None
     found = models_dir / path

@@ -1,6 +1,6 @@
-"""Adapters mirrored as registered models of an experiment tracker: one model a lineage, one version an adapter, aliases that follow.
+"""Mirrors adapters as registered models of an experiment tracker: one model per lineage, one version per adapter, with aliases.
 
-The database is what counts. A mirror that does not answer holds up nobody: it is brought up to date by a later round.
+The database is authoritative. An unavailable mirror delays nothing: a later pass updates it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ft_assets.errors import Unavailable
 
 NAME = "mlflow"
 AGAIN_AFTER = timedelta(hours=24)
-"""After which all is compared though nothing changed here: somebody may have changed it there."""
+"""Interval of a full comparison even without changes here, because the mirror may have been changed there."""
 RETRY_AFTER = timedelta(minutes=2)
-"""Between two attempts at a registry that does not answer."""
+"""Pause between attempts at an unavailable registry."""
 
 _erased = (
     sa.exists()
     .where(deletion_requests.c.subject_kind == "tenant", deletion_requests.c.subject_id == adapters.c.tenant_id)
     .where(deletion_requests.c.requested_at >= adapters.c.created_at)
 )
-"""A deletion of the tenant's data was requested after the adapter was made: the registry forgets it, and it does not come back."""
+"""Deletion of the tenant's data was requested after the adapter was made: the registry deletes it, and it does not come back."""
 
 
 def mirror(platform: Platform, *, force: bool = False) -> int | None:
-    """Bring the model registry up to date; the changes that took, None where nothing was to be done or it does not answer.
+    """Update the model registry; returns the changes made, None if nothing was to do or it is unavailable.
 
-    What failed is kept with its time (:func:`problem`) and tried again.
+    Errors are recorded with their time (:func:`problem`) and retried.
     """
     if platform.registry is None:
         return None
@@ -60,13 +60,13 @@ def mirror(platform: Platform, *, force: bool = False) -> int | None:
 
 
 def problem(platform: Platform) -> str | None:
-    """Why the mirror is not up to date; None where it is, as far as is known."""
+    """Return why the mirror is out of date; None if it is up to date, as far as is known."""
     with platform.engine.connect() as conn:
         return conn.execute(sa.select(mirrors.c.error).where(mirrors.c.name == NAME)).scalar()
 
 
 def desired(platform: Platform) -> RegisteredModels:
-    """Every adapter as a version, except those whose tenant deleted its data, and what each alias names: ``production`` the newest one
+    """Return every adapter as a version, except those whose tenant deleted its data, and the aliases: ``production`` the newest one
     there, ``previous`` the one before it, ``staging`` the newest that waits."""
     with platform.engine.connect() as conn:
         kept = sa.select(adapters).where(~_erased)
@@ -79,7 +79,7 @@ def desired(platform: Platform) -> RegisteredModels:
 
 
 def model_name(name: AdapterName) -> str:
-    """``<tenant>.<suffix>.<base>``: a lineage's name in letters that MLflow takes; no two lineages share one."""
+    """Return ``<tenant>.<suffix>.<base>``, a lineage's name in characters that MLflow accepts; unique per lineage."""
     return f"{name.tenant}.{name.suffix or '-'}.{name.base.replace('/', '+').replace(':', '+')}"
 
 

@@ -1,7 +1,7 @@
-"""A base model from a Hugging Face Hub: the files of one commit that weights, tokenizer and config are made of, fetched once.
+"""Fetches a base model from a Hugging Face Hub: the weights, tokenizer and config of one commit, once.
 
-Nothing that could run code is fetched: no pickles, no Python. A transfer that broke off goes on where it was; a file counts
-only when it has the size and the hash that the commit records, and the directory only when all of its files do.
+Fetches nothing that could run code: no pickles, no Python. An interrupted transfer resumes; a file counts only with the size and hash that
+the commit records, and the directory only if all of its files do.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WANTED = (
 INDEX = "model.safetensors.index.json"
 LICENSE = re.compile(r"^license:[ \t]*['\"]?([\w.+-]+)", re.M)
 LOOK_S = 60.0
-"""Time that the Hub has to list a repository."""
+"""Time limit for the Hub to list a repository."""
 TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 NUM_TRIES = 5
-"""Of a transfer that breaks off, and of a Hub that is busy."""
+"""Retries after an interrupted transfer, or if the Hub is busy."""
 PAUSE_S = 1.0
-"""Before the second try; doubled before each further one."""
+"""Pause before the second try; doubled before each further one."""
 BUSY = (408, 429)
-"""Answers that may be others later, as those from 500 on may; every other refusal stays one."""
+"""Statuses that may change later, like those from 500 on; every other refusal is final."""
 CHUNK = 1 << 20
 
 Say = Callable[[str], None]
@@ -51,16 +51,16 @@ Say = Callable[[str], None]
 class Fetched:
     directory: Path
     license: str | None
-    """As the model card names it."""
+    """As in the model card."""
     num_bytes: int
-    """Transferred now: 0 where the files were there."""
+    """Bytes transferred now: 0 if the files existed."""
 
 
 def fetch_model(
     repo: str, revision: str, models_dir: Path, *, endpoint: str, token: str | None = None, say: Say = lambda _: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Fetched:  # fmt: skip
-    """The model's directory below `models_dir`; who asks for one that is being fetched waits for it and finds it there."""
+    """Return the model's directory below `models_dir`; concurrent callers wait for the fetch in progress."""
     _check_request(repo, revision, endpoint)
     target = models_dir / f"{repo.replace('/', '--')}@{revision[:12]}"
     models_dir.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _refusal(kind: str, detail: str, repo: str, revision: str, endpoint: str) ->
 
 
 def _names(files: Mapping[str, Mapping[str, Any]], hub: _Hub) -> Sequence[str]:
-    """Files to fetch: the weights that the index names, or the only file of weights, then what stands beside them."""
+    """Return the files to fetch: the weights that the index names, or the only weight file, then the files beside them."""
     if missing := [name for name in NEEDED if name not in files]:
         raise InvalidRequest(f"{hub.repo} holds no {' and no '.join(missing)}, which training and serving need", code="hub_model_unusable")
     if INDEX in files:
@@ -155,7 +155,7 @@ class _Hub:
     wait: Callable[[float], None]
 
     def fetch(self, listed: Mapping[str, Any]) -> int:
-        """Bring one file in and check it; bytes that were transferred."""
+        """Fetch and verify one file; returns the bytes transferred."""
         name, size = listed["path"], int(listed["size"])
         path, part = self.directory / name, self.directory / f"{name}.part"
         if path.is_file():
@@ -187,19 +187,19 @@ class _Hub:
             return
         headers = {"range": f"bytes={start}-"} if start else {}
         if self.token:
-            headers["authorization"] = f"Bearer {self.token}"  # not sent on to another host that the Hub redirects to
+            headers["authorization"] = f"Bearer {self.token}"  # not forwarded to another host that the Hub redirects to
         headers["accept-encoding"] = "identity"
         with httpx.stream("GET", url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as answer:
             if answer.status_code not in (200, 206):
                 self._refuse(answer.status_code, part.name.removesuffix(".part"))
             with part.open("ab" if answer.status_code == 206 else "wb") as out:
-                for chunk in answer.iter_raw():  # as it comes: what has come is kept when the rest does not
+                for chunk in answer.iter_raw():  # written as it arrives, so that an interrupted transfer keeps what it has
                     out.write(chunk)
         if part.stat().st_size < size:
             raise Unavailable(f"the transfer broke off at {part.stat().st_size} of {size} bytes")
 
     def _refuse(self, status: int, name: str) -> NoReturn:
-        """Raise ``Unavailable`` where another try may help, and what the operator can do where it cannot."""
+        """Raise ``Unavailable`` if a retry may help, otherwise an error with the operator's next step."""
         if status in (401, 403):
             raise _refusal("gated", "", self.repo, self.revision, self.endpoint)
         if status in (404, 410):
@@ -212,7 +212,7 @@ class _Hub:
         raise Unavailable(f"status {status}")
 
     def _verify(self, part: Path, listed: Mapping[str, Any]) -> None:
-        """Held against the commit: by sha256 for large files, by git's own hash for the others."""
+        """Verify against the commit: by sha256 for large files, by git's own hash for the others."""
         sha256, size = listed["sha256"], part.stat().st_size
         digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         with part.open("rb") as stream:

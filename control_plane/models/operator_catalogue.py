@@ -1,4 +1,4 @@
-"""The operator's catalogue of base models: one YAML file, written whole under a lock, read by every process of the platform."""
+"""The operator's catalogue of base models: one YAML file, replaced as a whole under a lock, read by every process of the platform."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def catalogue_file(models_dir: Path) -> Path:
 
 @contextmanager
 def edited(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """The entries by id, to be changed in place; what they are at the end is the file then. One editor at a time.
+    """Yield the entries by id, to be changed in place; they are written at the end. One editor at a time.
 
-    A reader sees the file before the change or after it; an error in the block leaves it as it was.
+    Readers see the file before or after the change; an error in the block leaves it unchanged.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
@@ -38,7 +38,7 @@ def edited(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Hold the lock file `lock`; the kernel frees it however its holder ends."""
+    """Hold the lock file `lock`; the kernel releases it however its holder ends."""
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

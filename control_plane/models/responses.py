@@ -1,4 +1,4 @@
-"""Models as the API lists them."""
+"""API responses for models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/models``: base models and the tenant's adapters. Ids may hold ``/`` and ``:``."""
+"""``/v1/models``: base models, model routes and the tenant's adapters. Ids may contain ``/`` and ``:``."""
 
 from __future__ import annotations
 

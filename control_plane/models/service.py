@@ -1,4 +1,4 @@
-"""Models that a tenant can name: the base models, and its own adapters."""
+"""Models that a tenant can name: base models, its routes and its adapters."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Model:
     owned_by: str
     """``platform`` for base models, else the tenant."""
     created_at: datetime | None
-    """None for base models: they come with the catalogue."""
+    """None for base models, which come with the catalogue."""
     type: str
     """One of :data:`TYPES`."""
     base_model: str
     stage: str | None = None
     adapter_id: str | None = None
     base: BaseModel | None = None
-    """Of a base model: what the catalogue says of it."""
+    """For a base model: its catalogue entry."""
 
 
 def list_models(platform: Platform, tenant: str, *, type: str | None = None, base_model: str | None = None) -> list[Model]:
-    """Base models by name, then the tenant's logical names, then its adapters, newest first.
+    """Return base models by name, then the tenant's routes, then its adapters, newest first.
 
-    `type` (one of :data:`TYPES`) and `base_model` (of the catalogue, or one that an adapter was trained on) narrow the list; any other
-    value is refused (``invalid_filter``).
+    `type` (one of :data:`TYPES`) and `base_model` (of the catalogue, or of an adapter) narrow the list; any other value is refused
+    (``invalid_filter``).
     """
     found = _all_models(platform, tenant)
     _check_filter("type", type, TYPES)
@@ -62,7 +62,7 @@ def _all_models(platform: Platform, tenant: str) -> list[Model]:
 
 
 def get(platform: Platform, tenant: str, model: str) -> Model:
-    """A base model, a logical name of the tenant, or an adapter of it by its model name or its id."""
+    """Return a base model, a route of the tenant, or one of its adapters by model name or id."""
     if model in platform.models.ids():
         return _base_model(platform, model)
     if model_routes.is_name(model):
@@ -81,7 +81,7 @@ def _base_model(platform: Platform, name: str) -> Model:
 
 
 def _card(platform: Platform, name: str) -> BaseModel | None:
-    """None where the files of a model that is not pinned are away: it is listed, and its use says why it cannot be used."""
+    """None if the files of an unpinned model are missing: it is listed, and using it reports the reason."""
     try:
         return platform.models.card(name)
     except FtError:

@@ -1,4 +1,4 @@
-"""What was mirrored to other registries."""
+"""State of mirrors in other registries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ mirrors = sa.Table(
     sa.Column("name", sa.Text, primary_key=True),  # mlflow
     sa.Column("digest", sa.Text, nullable=False),  # of what was mirrored last
     timestamp("mirrored_at"),
-    sa.Column("error", sa.Text),  # why the last attempt did not arrive
+    sa.Column("error", sa.Text),  # why the last attempt failed
     timestamp("failed_at", nullable=True),
 )  # fmt: skip
