@@ -1,4 +1,4 @@
-"""The composition root: settings in, the parts of a running platform out."""
+"""The composition root: builds a running platform from settings."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from resources.webhook_sender import HttpWebhookSender
 
 
 def open_platform(settings: Settings) -> Platform:
-    """The platform that `settings` describe, as the API, the sensors and the assets use it.
+    """Return the platform that `settings` describe, for the API, the sensors and the assets.
 
-    Opening connects to nothing. Within a process equal settings give the same platform, so that its connections are
-    shared; a forked child gets one of its own.
+    Connects to nothing yet. Within a process, equal settings return the same platform, so that its connections are shared; a forked child
+    gets its own.
     """
     return _open(os.getpid(), settings)
 
 
 @cache
 def _open(_pid: int, settings: Settings) -> Platform:
-    prices.load(settings.prices_file)  # a mistake in the price lists is told now, and not when the first attempt is billed
-    configured_pools.configured(settings, utc_now())  # and one in the pools, not when the first job is submitted
+    prices.load(settings.prices_file)  # reports an error in the price lists now, rather than when the first attempt is billed
+    configured_pools.configured(settings, utc_now())  # and one in the pools, rather than when the first job is submitted
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),

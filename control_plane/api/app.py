@@ -56,11 +56,11 @@ from control_plane.worker.validation_worker import ValidationWorker
 
 VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
-"""OpenAI's path, then the two spellings that people try; the document shows the first."""
+"""OpenAI's path and two common alternative spellings; the document shows the first."""
 
 
 def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None = None) -> FastAPI:
-    """The API over `platform`. Several processes may serve the same one; `transport` carries calls to inference servers."""
+    """Create the API of `platform`. Several processes may serve the same platform; `transport` carries calls to inference servers."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -104,7 +104,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 
 @cache
 def _routes() -> Sequence[BaseRoute]:
-    """All routes, built once per process: FastAPI takes half a second to work out what each takes and returns."""
+    """All routes, built once per process: FastAPI needs half a second to analyze them."""
     whole = APIRouter(dependencies=[Depends(authentication.storable_url)])
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])

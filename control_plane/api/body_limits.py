@@ -1,6 +1,7 @@
-"""Bodies that are not read: without a key, or beyond what the path takes. FastAPI reads and parses a body before it asks who sent it.
+"""Limits on request bodies: without a key, or beyond the limit of the path, a body is not read. FastAPI itself parses a body before
+authentication.
 
-An answer that comes before its request's body was read ends the connection: nobody sends gigabytes to a refusal.
+A response sent before the request's body was read closes the connection, so that no client sends gigabytes to a refusal.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from ft_assets.errors import BodyTooLarge, FtError
 
 MIB = 1 << 20
 NEGLIGIBLE_BYTES = MIB
-"""A body of up to this size is read, and the connection is kept."""
+"""Bodies up to this size are read, and the connection is kept."""
 STREAMED = re.compile(r"/v1/(?:files|uploads/[^/]+/parts)")
-"""Read as they come by routes that have asked who sends them, up to limits of their own."""
+"""Streamed by routes that authenticate first, with their own limits."""
 MAX_BODY_BYTES = 4 * MIB
 MAX_VALUES = 20_000
-"""Of a JSON body: each is checked and may be named in the refusal, 16 us a value. An upload has 10,000 parts at most."""
+"""Values in a JSON body: each is validated and may be named in the refusal, at 16 us per value. An upload has at most 10,000 parts."""
 MAX_PROMPT_VALUES = 1_000_000
-"""Of a completion, which is passed on unchecked: its prompt may be a list of tokens."""
+"""Values in a completion request, which is passed on unchecked: its prompt may be a list of tokens."""
 STRING_OR_COMMA = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|,', re.DOTALL)
 COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 OTHER_LIMITS = {**dict.fromkeys(COMPLETIONS, 16 * MIB), "/v1/suites": MAX_FILE_BYTES + MIB}
-"""Conversations with images; and a file with the fields beside it."""
+"""Conversations with images; and files with other fields."""
 
 
 class UnreadBodies:
-    """Refuses bodies, and says ``connection: close`` with an answer to a request whose large body is not read to its end.
+    """Refuses bodies, and sends ``connection: close`` with a response to a request whose large body was not read to its end.
 
-    The server then closes it.
+    The server then closes the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -80,24 +81,27 @@ class UnreadBodies:
 
 
 def limit_of(path: str) -> int | None:
-    """Bytes that a body of this path may have; None where the route itself counts them."""
+    """Return the limit of a body for this path in bytes; None if the route itself counts them."""
     bare = path.rstrip("/")
     return None if STREAMED.fullmatch(bare) else OTHER_LIMITS.get(bare, MAX_BODY_BYTES)
 
 
 def is_json(headers: Headers) -> bool:
-    """Whether a route may parse the body as JSON: FastAPI reads the first of several types, and may take a body without one as JSON."""
+    """Whether a route may parse the body as JSON: FastAPI uses the first of several content types, and may parse a body without one as
+    JSON."""
     media_types = headers.getlist("content-type")
     return not media_types or any("json" in media_type.lower() for media_type in media_types)
 
 
 def refuse_many_values(path: str, body: bytes) -> None:
-    """Raise 413 for JSON of more values than are worth parsing; a comma inside of a string counts for nothing."""
+    """Raise 413 for JSON with too many values; commas inside strings do not count."""
     most = MAX_PROMPT_VALUES if path.rstrip("/") in COMPLETIONS else MAX_VALUES
     if body.count(b",") < most:
         return
     found = [match[0] == b"," for match in itertools.islice(STRING_OR_COMMA.finditer(body), 3 * most)]
-    if sum(found) >= most or len(found) == 3 * most:  # of valid JSON a third are commas: between two are a key and a value
+    if (
+        sum(found) >= most or len(found) == 3 * most
+    ):  # in valid JSON, a third of the separators are commas: a key and a value lie between two
         raise HTTPException(
             BodyTooLarge.http_status, detail=f"the JSON body of {path[:80]} has more than {most} values; send fewer in one request"
         )

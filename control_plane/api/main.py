@@ -1,4 +1,4 @@
-"""The API as a process: settings from the environment, then uvicorn, with bounds on what callers send."""
+"""The API process: settings from the environment, then uvicorn with limits on requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resources import http_server
 
 SERVICE = "ft-api"
 GRACEFUL_SHUTDOWN_S = 5
-"""Streams of events never end by themselves; after this they are cut off, and their clients connect again."""
+"""Event streams never end by themselves; after this long they are cut off, and clients reconnect."""
 
 
 def main() -> None:

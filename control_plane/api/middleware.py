@@ -1,4 +1,4 @@
-"""Around every request: an id, an answer also when the code broke, one line in the log, its counts, and its span."""
+"""Wraps every request: request id, response to failures, log line, metrics, trace span."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ft_assets.telemetry.spans import Span
 
 HEADER = b"x-request-id"
 PROBES = frozenset({"/livez", "/healthz", "/readyz", "/metrics"})
-"""Asked for every few seconds: logged at debug, not counted, not traced."""
+"""Requested every few seconds: logged at debug level, not counted, not traced."""
 UNMATCHED = "unmatched"
-"""Route of what there is not: what was asked for may be anything, and is in no label and no line."""
+"""Route label of unknown paths: the path itself is arbitrary, and appears in no label or log line."""
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("control_plane.api.access")
@@ -29,7 +29,7 @@ access = logging.getLogger("control_plane.api.access")
 
 @dataclass(kw_only=True, slots=True)
 class _Answer:
-    """What is known of an answer on its way out."""
+    """Facts about a response on its way out."""
 
     began: float
     status: int = 500
@@ -44,7 +44,7 @@ class _Answer:
 
 
 class RequestIds:
-    """Gives each request an id; the log line of a failure carries it, the caller sees nothing else of the failure."""
+    """Gives each request an id; the log line of a failure has it, and the caller sees nothing else of the failure."""
 
     def __init__(self, app: ASGIApp, meter: RequestMeter | None = None) -> None:
         self.app = app
@@ -71,7 +71,7 @@ class RequestIds:
                 log.exception("%s %s failed", scope["method"], route_of(scope))
                 correlation.bind(code="server_error")
                 if answer.first_byte_s is not None:
-                    raise  # half an answer is out: only cutting the connection tells the caller
+                    raise  # half a response has been sent: only cutting the connection tells the caller
                 del error
                 await _send_server_error(send_with_id, request_id)
 
@@ -103,8 +103,8 @@ class RequestIds:
 
 
 def route_of(scope: Scope) -> str:
-    """Template of the route that answers: ``/v1/files/{file_id}``, whatever the id."""
-    of_included = (scope.get("fastapi") or {}).get("effective_route_context")  # with the prefix of the router that it is in
+    """Return the template of the matching route: ``/v1/files/{file_id}``, whatever the id."""
+    of_included = (scope.get("fastapi") or {}).get("effective_route_context")  # includes the prefix of the router
     for route in (of_included, scope.get("route")):
         path = getattr(route, "path_format", None)
         if isinstance(path, str) and path:
@@ -128,7 +128,7 @@ def _describe(span: Span, scope: Scope, answer: _Answer) -> None:
 
 
 def _log(scope: Scope, answer: _Answer, *, level: int) -> None:
-    """One line a request: neither the path with its ids nor the query, no header and no body."""
+    """One line per request, without ids in the path, query, headers or body."""
     if not access.isEnabledFor(level):
         return
     method, route, ms = scope["method"], route_of(scope), 1000 * (time.perf_counter() - answer.began)

@@ -1,4 +1,4 @@
-"""``/livez``, ``/healthz`` and ``/readyz``: for what starts, restarts and balances this process."""
+"""``/livez``, ``/healthz`` and ``/readyz``, for supervisors and load balancers."""
 
 from __future__ import annotations
 

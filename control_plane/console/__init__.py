@@ -1,1 +1,1 @@
-"""Pages for people: self-contained HTML, nothing fetched from elsewhere."""
+"""Web pages: self-contained HTML that fetches nothing from elsewhere."""

@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG: the interval of a difference, and loss curves. They follow the page's colours."""
+"""Inline SVG charts: the interval of a difference, and loss curves. They use the page's colors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 BAR_WIDTH, BAR_HEIGHT = 150, 18
 WIDTH, HEIGHT = 640, 220
 LEFT, BOTTOM, TOP, RIGHT = 46, 24, 10, 10
-"""Margins of the curves' picture: room for numbers at the axes."""
+"""Margins of the chart, with room for axis labels."""
 MAX_POINTS = 400
-"""More points than pixels are not drawn: each is then a mean over neighbours."""
+"""Most points drawn, one per pixel; more are averaged."""
 TICKS = 4
 
 
 def interval_bar(low: float, high: float, middle: float, *, reach: float) -> str:
-    """An interval on a line from ``-reach`` to ``reach`` with zero in its middle; its class says on which side of zero it lies."""
+    """Draw an interval on a line from ``-reach`` to ``reach`` with zero in the middle; its class shows on which side of zero it lies."""
     reach = reach if reach > 0 and math.isfinite(reach) else 1.0
 
     def x(value: float) -> float:
@@ -34,7 +34,7 @@ def interval_bar(low: float, high: float, middle: float, *, reach: float) -> str
 
 
 def loss_curves(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Training and validation loss over steps; empty where nothing finite was measured."""
+    """Draw training and validation loss over steps; empty if nothing finite was measured."""
     train = _points(lines, "loss")
     valid = _points(lines, "eval_loss")
     values = [y for _, y in [*train, *valid]]

@@ -1,4 +1,4 @@
-"""An evaluation as one page that needs nothing else: for the API, for ``ft eval --html``, for an attachment."""
+"""An evaluation as one self-contained page: for the API, for ``ft eval --html``, for an attachment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from control_plane.console.charts import interval_bar, loss_curves
 
 TEMPLATES = Path(__file__).parent
 IN_NATS = frozenset({"perplexity", "preference_margin"})
-"""Metrics whose intervals are no share: each is drawn on a scale of its own."""
+"""Metrics whose intervals are not shares: each has its own scale."""
 FILTERS = (("all", "all"), ("worse", "worse"), ("better", "better"), ("changed", "another answer, same score"), ("same", "the same"))
 KINDS = (("task", "The task"), ("capability", "Capability"), ("safety", "Safety"), ("golden", "Golden prompts"))
 MAX_SAMPLES = 200
@@ -24,9 +24,9 @@ MAX_SAMPLES = 200
 def evaluation_page(
     evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]] = (), samples: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """`evaluation` (as the API gives it) as HTML; everything that came from a tenant, a model or a judge is escaped.
+    """Render `evaluation` (as the API returns it) as HTML; everything from a tenant, a model or a judge is escaped.
 
-    `samples`: rows of the evaluation's samples; without any, those that the report shows.
+    `samples`: rows of the evaluation's samples; if there are none, those in the report are shown.
     """
     report, verdict = evaluation["report"], evaluation["verdict"]
     order = [change for change, _ in FILTERS]
@@ -49,7 +49,7 @@ def evaluation_page(
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Scores by what they speak of, each with its interval as a picture; the gate's metric of a capability suite before its others."""
+    """Scores by subject, each with its interval as a chart; the gate's metric of a capability suite comes first."""
     for kind, title in KINDS:
         scores = [s for s in report["scores"] if _kind(s["suite"]) == kind]
         ends = [abs(s[end]) for s in scores for end in ("ci_low", "ci_high") if s["metric"] not in IN_NATS]

@@ -1,4 +1,4 @@
-"""The operators' queue as one page that needs nothing else: pools, a timeline of their nodes, who waits and why."""
+"""The operators' queue as one self-contained page: pools, a timeline of their nodes, waiting jobs and their reasons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from control_plane.queue.status.messages import ahead_words, by_tier_words, wait
 
 TEMPLATES = Path(__file__).parent
 WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 120
-"""Of the timeline, in pixels: its width, a node's height, room for the hours above and for names at the left."""
+"""Timeline sizes in pixels: its width, a node's height, room for the hours above and names at the left."""
 SHORTEST_S, LONGEST_S = 3600.0, 3 * 86400.0
-"""What a timeline spans at least and at most; what ends later runs out of the picture."""
+"""Shortest and longest time span of a timeline; what ends later runs out of the picture."""
 MAX_NODES = 128
-"""Of a pool, in its picture; nodes without jobs are left out first."""
+"""Nodes drawn per pool; nodes without jobs are left out first."""
 STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
 MAX_TICKS = 9
 STOPS_IN_S = 60.0
-"""A job that was asked to stop is drawn until then: the handshake that the policy takes for it."""
+"""A job that was asked to stop is drawn until then: the policy's handshake."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Bar:
     label: str
     title: str
     kind: str
-    """The job's tier, and ``reserved`` where it is still to come."""
+    """The job's tier, plus ``reserved`` if it has not started."""
     x: float
     width: float
     y: float
@@ -59,7 +59,7 @@ class Timeline:
 
 
 def queue_page(found: Mapping[str, Any], *, now: float) -> str:
-    """The operators' document of the queue as HTML; everything that came from a tenant is escaped."""
+    """Render the operators' view of the queue as HTML; everything from a tenant is escaped."""
     names = {j["id"]: j for j in [*found["running"], *found["waiting"]]}
     return _template().render(
         q=found,
@@ -72,7 +72,7 @@ def queue_page(found: Mapping[str, Any], *, now: float) -> str:
 
 
 def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], *, now: float) -> Timeline:
-    """What each node of a pool does from now on: running jobs to their expected end, then those that have reserved it."""
+    """Return what each node of a pool does from now on: running jobs to their expected end, then reservations."""
     reserved = [j for j in found["waiting"] if j["reservation"] and j["reservation"]["pool"] == pool["name"]]
     ends = [_left(j, now) for j in found["running"] if j["pool"] == pool["name"]]
     ends += [j["reservation"]["start"] - now + (j["expected_s"] or 0) for j in reserved]
@@ -117,10 +117,10 @@ def _running(node: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], y: 
 def _reserved(
     node: Mapping[str, Any], waiting: Sequence[Mapping[str, Any]], jobs: Mapping[str, Mapping[str, Any]], y: float, span: float, now: float
 ) -> list[Bar]:
-    """From below, each where nothing else is drawn at its time."""
+    """Fill from below, each where nothing else is drawn at its time."""
     bars: list[Bar] = []
     drawn: list[tuple[float, float, int, int]] = []
-    """From when to when, and which of the node's GPUs."""
+    """Time span and the node's GPUs."""
     lane = 0
     for job_id, gpus in node["jobs"].items():
         drawn.append((0.0, _left(jobs[job_id], now), lane, lane + gpus))
@@ -154,7 +154,7 @@ def _bar(
 
 
 def _ticks(span: float, now: float) -> list[tuple[float, str]]:
-    """Whole hours (or parts, or days) of the reader's clock, few enough to be read."""
+    """Whole hours (or parts, or days) of the reader's clock, few enough to be readable."""
     step = next((s for s in STEPS_S if span / s <= MAX_TICKS), STEPS_S[-1])
     local = now - time.timezone
     first = (local // step + 1) * step - local

@@ -1,4 +1,4 @@
-"""The validation report as one page that needs nothing else: for the API, for ``ft check --html``, for an attachment."""
+"""The validation report as one self-contained page: for the API, for ``ft check --html``, for an attachment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ft_assets.datasets.report.validation_report import contamination_line
 TEMPLATES = Path(__file__).parent
 LENGTHS = ("min", "p50", "mean", "p95", "p99", "max", "total")
 SHOWN_APART = frozenset(("characters", "contamination", "tokens", "histogram"))
-"""Statistics that have a table or picture of their own."""
+"""Statistics with their own table or chart."""
 
 MAX_FLAGGED_SHOWN = 20
-"""Rows that a page lists; the JSON has more."""
+"""Rows listed on the page; the JSON has more."""
 LEAST_SHARE = 0.01
-"""Of the rows, from which an answer is worth a line."""
+"""Share of rows from which an answer gets a line."""
 
 
 def report_page(report: Mapping[str, Any], *, name: str) -> str:
-    """`report` (see ``ft_assets.datasets.report.validation_report``) as HTML; everything that came from a file is escaped."""
+    """Render `report` (see ``ft_assets.datasets.report.validation_report``) as HTML; everything from a file is escaped."""
     stats = report.get("stats") or {}
     graph = stats.get("histogram") or {}
     return _template().render(
@@ -45,7 +45,7 @@ def report_page(report: Mapping[str, Any], *, name: str) -> str:
 
 
 def _flat(stats: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested statistics as one list of names with dots and values."""
+    """Flatten nested statistics into dotted names and values."""
     found: list[tuple[str, Any]] = []
     for name, value in stats.items():
         if isinstance(value, Mapping):
@@ -72,7 +72,7 @@ def _number(value: Any) -> str:
 
 
 def _why(flag: Mapping[str, Any]) -> str:
-    """What a flagged row was flagged by, in words."""
+    """Describe why a row was flagged."""
     if "of_row" in flag:
         return f"repeats row {flag['of_row']}"
     if "suite" in flag:

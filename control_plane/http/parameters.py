@@ -1,6 +1,6 @@
 """Parameters that several routes take, each described once.
 
-Bounds are documented only: a value outside them is refused by the service, with an error code of its own.
+Bounds are only documented here: the service refuses values outside them, with its own error code.
 """
 
 from __future__ import annotations

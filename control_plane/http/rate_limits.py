@@ -1,7 +1,7 @@
-"""Requests a minute of each key, and unknown keys a minute of each address; counted in the memory of this process.
+"""Requests per minute of each key, and unknown keys per minute of each address, counted in this process's memory.
 
-An API of several processes answers up to so many times the limit: no call waits for a shared counter. What a tenant may
-*have* (jobs, GPU-hours) is counted in the database, exactly.
+An API of several processes allows that many times the limit: no call waits for a shared counter. What a tenant may *have* (jobs, GPU-hours)
+is counted in the database, exactly.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ft_assets.errors import RateLimited, Unauthenticated
 
 MAX_BUCKETS = 20_000
-"""Above it, buckets that are full again are dropped, which changes nothing, then those that are nearest to it: 100 bytes each."""
+"""Above this, full buckets are dropped, which changes nothing, then those nearest to full; 100 bytes each."""
 UNKNOWN_KEYS_PER_MINUTE = 600
-"""Of one address. A secret of 256 bits is not guessed; this bounds what guessing costs: ten look-ups a second, 1 % of a core."""
+"""Per address. A secret of 256 bits cannot be guessed; this bounds what guessing costs: ten look-ups per second, 1 % of a core."""
 OPERATORS_PER_MINUTE = 1200
 MAX_KNOWN = 20_000
-"""Keys that opened something lately: an address that others misuse stays open to them."""
+"""Keys that recently worked: an address misused by others stays open to them."""
 IPV6_SITE_BITS = 64
-"""What one customer of a provider holds: its addresses count as one."""
+"""What a provider assigns to one customer; its addresses count as one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Take:
-    """One request against a bucket."""
+    """One request counted against a bucket."""
 
     allowed: bool
     limit: int
     remaining: int
     reset_s: float
-    """Until the bucket is full again."""
+    """Seconds until the bucket is full again."""
     retry_after_s: float
-    """0 where it was allowed."""
+    """Seconds to wait; 0 if the request was allowed."""
 
 
 class Buckets:
-    """Token buckets that hold a minute's requests, and refill evenly; thread-safe.
+    """Token buckets that hold a minute's requests and refill evenly; thread-safe.
 
-    Of a bucket only the moment is kept at which it is full again: one that is full needs no memory.
+    Stores only the time at which a bucket is full again: full buckets need no memory.
     """
 
     def __init__(self, *, clock: Callable[[], float], max_buckets: int = MAX_BUCKETS) -> None:
@@ -62,7 +62,7 @@ class Buckets:
         return self._take(name, per_minute, cost=1)
 
     def look(self, name: str, per_minute: int) -> Take:
-        """Whether one could be taken; nothing is."""
+        """Whether a token is available; takes none."""
         return self._take(name, per_minute, cost=0)
 
     def _take(self, name: str, per_minute: int, *, cost: int) -> Take:
@@ -82,13 +82,13 @@ class Buckets:
         return Take(allowed=allowed, limit=per_minute, remaining=remaining, reset_s=full_at - now, retry_after_s=retry_after_s)
 
     def _shrink(self, now: float) -> None:
-        """Forget full buckets, then the fullest, down to three quarters: the next calls do not sweep again."""
+        """Drop full buckets, then the fullest, down to three quarters, so that the next calls need not sweep again."""
         kept = sorted(((at, name) for name, at in self._full_at.items() if at > now), reverse=True)
         self._full_at = {name: at for at, name in kept[: self._max * 3 // 4]}
 
 
 class RateLimits:
-    """The limits of one process of the API."""
+    """The limits of one API process."""
 
     of_operators = OPERATORS_PER_MINUTE
 
@@ -99,7 +99,7 @@ class RateLimits:
         self._known: dict[bytes, None] = {}
 
     def count(self, request: Request, key_id: str, per_minute: int) -> None:
-        """Count one request of a key; ``RateLimited`` beyond its limit. The answer's headers say how many are left."""
+        """Count one request of a key; ``RateLimited`` beyond its limit. The response headers show how many are left."""
         taken = self.keys.take(key_id, per_minute)
         request.state.rate_limit = taken
         if not taken.allowed:
@@ -110,7 +110,7 @@ class RateLimits:
 
     @contextmanager
     def watching_unknown_keys(self, request: Request, secret: str) -> Iterator[None]:
-        """Around the look-up of a key: an address that has sent too many unknown ones is refused without one."""
+        """Wraps the look-up of a key: an address that sent too many unknown keys is refused without one."""
         mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), site_of(client_of(request))
         if mark not in self._known:
             seen = self.addresses.look(address, self._unknown_per_minute)
@@ -133,12 +133,12 @@ class RateLimits:
 
 
 def client_of(request: Request) -> str | None:
-    """Address of the caller; behind a proxy that uvicorn trusts, the one that the proxy names."""
+    """Return the caller's address; behind a proxy that uvicorn trusts, the one that the proxy reports."""
     return request.client.host if request.client else None
 
 
 def site_of(address: str | None) -> str:
-    """What counts as one address."""
+    """Return what counts as one address."""
     try:
         parsed = ip_address(address or "")
     except ValueError:
@@ -149,7 +149,7 @@ def site_of(address: str | None) -> str:
 
 
 def headers_of(taken: Take) -> list[tuple[bytes, bytes]]:
-    """OpenAI's headers for `taken`; a refusal says when to come back, in seconds and to the millisecond."""
+    """Return OpenAI's headers for `taken`; a refusal says when to retry, in seconds and in milliseconds."""
     found = {
         "x-ratelimit-limit-requests": str(taken.limit),
         "x-ratelimit-remaining-requests": str(taken.remaining),
@@ -162,12 +162,12 @@ def headers_of(taken: Take) -> list[tuple[bytes, bytes]]:
 
 
 def _span(s: float) -> str:
-    """``20ms``, ``6.5s``: as OpenAI writes spans."""
+    """Format like OpenAI: ``20ms``, ``6.5s``."""
     return f"{math.ceil(s * 1000)}ms" if s < 1 else f"{s:.3f}".rstrip("0").rstrip(".") + "s"
 
 
 class RateLimitHeaders:
-    """Puts what was counted onto the answer, whatever became of it: also a refusal, a stream, an error."""
+    """Adds the rate limit headers to every response, including refusals, streams and errors."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""Streams: what is new, as often as it is looked for, until the subject has come to its end or the key that opened it to its own."""
+"""Streams: poll for news until the subject has ended or the key no longer works."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ KEEP_ALIVE_S = 15.0
 """Seconds without an event after which a comment is sent: proxies cut silent connections after 30 to 60."""
 LOOK_AT_KEY_S = 15.0
 MAX_LOOKING = 8
-"""Threads of all streams together, none of the 40 that answer requests: who follows much waits for others who do."""
+"""Threads shared by all streams, separate from the 40 that handle requests: callers with many streams wait for each other."""
 MAX_OF_KEY, MAX_OF_TENANT = 20, 100
-"""Streams that are open at once in one process of the API."""
+"""Open streams per API process."""
 NUMBER = re.compile(r"[0-9]{1,18}")
 
 _T = TypeVar("_T")
 _looking: RunVar[anyio.CapacityLimiter] = RunVar("_looking")
 
 Look = Callable[[int], tuple[Sequence[tuple[int, str]], bool]]
-"""From the number of the last event sent to the numbered events (JSON) behind it, and whether none can follow these."""
+"""Returns the numbered events (JSON) after a given number, and whether they are the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Follower:
-    """Who follows a stream."""
+    """The caller that follows a stream."""
 
     key_id: str
     tenant: str
     look_again: Callable[[], object]
-    """Raises what a request with the same key would now be refused with."""
+    """Raises the error that a request with the same key would now get."""
     streams: OpenStreams
 
 
 class OpenStreams:
-    """How many streams are open in this process, by key and by tenant; only its event loop counts."""
+    """Open streams of this process, by key and by tenant; counted by its event loop only."""
 
     def __init__(self, *, max_of_key: int = MAX_OF_KEY, max_of_tenant: int = MAX_OF_TENANT, look_at_key_s: float = LOOK_AT_KEY_S) -> None:
         self._max_of_key, self._max_of_tenant, self.look_at_key_s = max_of_key, max_of_tenant, look_at_key_s
@@ -59,7 +59,7 @@ class OpenStreams:
 
     @contextmanager
     def one_of(self, follower: Follower) -> Iterator[None]:
-        """Count one; ``QuotaExceeded`` (``too_many_streams``) beyond a limit."""
+        """Count a stream; ``QuotaExceeded`` (``too_many_streams``) beyond a limit."""
         limits = ((f"key {follower.key_id}", self._max_of_key), (f"tenant {follower.tenant}", self._max_of_tenant))
         for whose, limit in limits:
             if self._open[whose] >= limit:
@@ -75,11 +75,11 @@ class OpenStreams:
 
 
 class _KeyEnded(Exception):
-    """The stream's key opens nothing any more."""
+    """The stream's key no longer works."""
 
 
 class Stream(StreamingResponse):
-    """An answer that is counted while it is open, and cut off when its key has ended: who takes it up again is told why."""
+    """A streaming response that is counted while open, and cut off when its key stops working; reconnecting shows the reason."""
 
     def __init__(self, content: AsyncIterator[str | bytes], follower: Follower, *, media_type: str) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -91,16 +91,16 @@ class Stream(StreamingResponse):
             try:
                 await super().__call__(scope, receive, send)
             except _KeyEnded:
-                return  # without an end: the server cuts the connection, and nobody takes what came for all there is
+                return  # cut without an end, so that clients do not take it for the whole
 
 
 def server_sent(look: Look, follower: Follower, since: int = 0) -> StreamingResponse:
-    """An answer that streams the events behind number `since`, then ``[DONE]``."""
+    """Return a response that streams the events after `since`, then ``[DONE]``."""
     return Stream(_follow(look, since), follower, media_type="text/event-stream")
 
 
 def last_seen(last_event_id: str | None) -> int:
-    """The number in a ``Last-Event-ID`` header; 0, the beginning, for anything else."""
+    """Return the number in a ``Last-Event-ID`` header; 0, the beginning, for anything else."""
     return int(last_event_id) if last_event_id and NUMBER.fullmatch(last_event_id) else 0
 
 
@@ -125,7 +125,7 @@ async def _follow(look: Look, since: int) -> AsyncIterator[str]:
 
 
 def text_as_it_comes(look: Callable[[], tuple[bytes, bool]], follower: Follower) -> StreamingResponse:
-    """An answer that streams text: what `look` finds new, until it says that nothing follows. It is silent while nothing is new."""
+    """Return a response that streams the text that `look` finds, until it reports the end. Silent while nothing is new."""
     return Stream(_text(look), follower, media_type="text/plain; charset=utf-8")
 
 
@@ -139,7 +139,7 @@ async def _text(look: Callable[[], tuple[bytes, bool]]) -> AsyncIterator[bytes]:
 
 
 async def _while_open(content: AsyncIterator[str | bytes], follower: Follower) -> AsyncIterator[str | bytes]:
-    """What `content` has, as long as the key opens; it gives something empty when it has looked and found nothing."""
+    """Yield from `content` while the key works; it yields empty chunks when it has found nothing new."""
     looked_at = time.monotonic()
     async for piece in content:
         if piece:

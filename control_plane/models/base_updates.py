@@ -1,14 +1,14 @@
-"""Other bytes for a base model's id: staged, judged by the adapters that are in production on it, then switched to.
+"""Updates a base model's id to other files: staged, evaluated by its production adapters, then switched.
 
-An id stands for pinned bytes, and this is the one way to change them:
+An id stands for pinned bytes, and this is the only way to change them:
 
-1. Staged: the new bytes are pinned beside the present ones (``next`` of the entry). Refused where an adapter could not fit them:
-   other shapes; another tokenizer or template, or less context, while adapters are in production.
-2. Judged: every production adapter, of every tenant, is evaluated on the new bytes, unless it was already.
-3. Switched: the new bytes are the entry's, and the old ones stay (``previous``) for whoever was promised them.
+1. Staged: the new files are pinned beside the present ones (``next`` of the entry). Refused if adapters could not fit them: other shapes;
+   or another tokenizer or template, or less context, while adapters are in production.
+2. Evaluated: every production adapter, of every tenant, is evaluated on the new files, unless it already was.
+3. Switched: the new files become the entry's, and the old ones stay (``previous``) for jobs that were promised them.
 
-Each step is one replacement of the operator's file, and what was judged is read from the database: after a kill between any two, the same
-call goes on. The switch locks the adapters' rows, so that no promotion slips in between.
+Each step replaces the operator's file once, and verdicts are read from the database: after a kill between any two steps, the same call
+continues. The switch locks the adapters' rows, so that no promotion slips in between.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from ft_assets.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_co
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 
 KEPT_FOR = timedelta(hours=1)
-"""From the switch on; a submission takes seconds between its look at the catalogue and its row."""
+"""Counted from the switch; a submission takes seconds between reading the catalogue and writing its row."""
 ACCEPTED, NOT_EVALUATED, RUNNING, REFUSED, ERROR = "accepted", "not evaluated", "running", "failed", "error"
 SAME_CONFIG = ("architectures", "model_type", "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings")
-"""Keys of config.json that say how tensors are used, where their shapes do not."""
+"""Keys of config.json that determine how tensors are used, if their shapes do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Affected:
-    """A production adapter, and where it stands on the bytes in question."""
+    """A production adapter, and its state on the files in question."""
 
     tenant: str
     adapter_id: str
     name: str
     state: str
-    """``accepted``, ``not evaluated``, ``running`` (or waiting to), ``failed`` its gate, ``error``: it could not be judged."""
+    """``accepted``, ``not evaluated``, ``running`` (or waiting to), ``failed`` its gate, or ``error``: it could not be evaluated."""
     reasons: tuple[str, ...] = ()
     evaluation_id: str | None = None
 
@@ -67,13 +67,13 @@ class Affected:
 class BaseUpdate:
     model_id: str
     digest: str
-    """Of the bytes that the id stands for."""
+    """Digest of the present files."""
     staged: str | None
-    """Of those that it is to stand for; None where nothing is staged."""
+    """Digest of the staged files; None if nothing is staged."""
     previous: tuple[str, ...]
-    """Of those that it stood for and whose files are kept."""
+    """Digests of earlier files that are kept."""
     adapters: tuple[Affected, ...]
-    """In production, with their state on the staged bytes, or on the present ones where none are staged."""
+    """Production adapters, with their state on the staged files, or on the present ones if none are staged."""
 
     @property
     def blocking(self) -> tuple[Affected, ...]:
@@ -81,7 +81,7 @@ class BaseUpdate:
 
 
 def stage_local(platform: Platform, model_id: str, directory: Path) -> BaseUpdate:
-    """Stage the files in `directory`, which stay where they are; staging the same bytes again changes nothing."""
+    """Stage the files in `directory`, which stay where they are; staging the same files again changes nothing."""
     return _stage(platform, model_id, directory.resolve(), {"path": str(directory.resolve())})
 
 
@@ -98,14 +98,14 @@ def stage_from_hub(
 
 
 def status(platform: Platform, model_id: str) -> BaseUpdate:
-    """Where an update of the model stands, read from the catalogue and the verdicts."""
+    """Return the state of the model's update, from the catalogue and the verdicts."""
     entry, _ = platform.models.entry(model_id)
     with platform.engine.connect() as conn:
         return _status(conn, entry, platform.models.card(model_id).digest)
 
 
 def evaluate(platform: Platform, model_id: str, *, again: bool = False) -> BaseUpdate:
-    """Order the evaluations that the update waits for; with `again`, also of adapters that failed theirs. Nothing is ordered twice."""
+    """Order the evaluations that the update waits for; with `again`, also of adapters that failed theirs. Orders nothing twice."""
     found = status(platform, model_id)
     target = found.staged or found.digest
     for adapter in found.blocking:
@@ -115,9 +115,9 @@ def evaluate(platform: Platform, model_id: str, *, again: bool = False) -> BaseU
 
 
 def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> BaseUpdate:
-    """Switch the id to the staged bytes; ``base_update_blocked`` names the production adapters that do not hold on them.
+    """Switch the id to the staged files; ``base_update_blocked`` names the production adapters that fail on them.
 
-    The bytes are read again first. With `digest` nothing else is switched to than those bytes.
+    The files are verified again first. With `digest`, only files with that digest are switched to.
     """
     entry, _ = platform.models.entry(model_id)
     if not entry.get("next"):
@@ -149,7 +149,7 @@ def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> Ba
 
 
 def abandon(platform: Platform, model_id: str) -> Path | None:
-    """Drop what is staged; returns the directory that was fetched for it and is deleted now. Nothing staged is fine."""
+    """Drop what is staged, if anything; returns the fetched directory that was deleted."""
     with edited(catalogue_file(platform.settings.models_dir)) as entries:
         entry = entries.get(model_id)
         if entry is None or not entry.get("next"):
@@ -165,10 +165,10 @@ def abandon(platform: Platform, model_id: str) -> Path | None:
 
 
 def prune(platform: Platform, model_id: str) -> list[str]:
-    """Forget replaced bytes that neither a job under way nor a kept adapter was made with; returns their digests.
+    """Forget replaced files that no unfinished job and no kept adapter uses; returns their digests.
 
-    What was fetched for them is deleted; what the operator named by its path stays. Bytes that were replaced within
-    :data:`KEPT_FOR` are kept: a submission may be on its way that was promised them.
+    Fetched copies are deleted; what the operator named by path stays. Files replaced within :data:`KEPT_FOR` are kept, because a submission
+    in progress may have been promised them.
     """
     before = platform.clock() - KEPT_FOR
     orphans: list[Path | None] = []
@@ -189,7 +189,7 @@ def prune(platform: Platform, model_id: str) -> list[str]:
 
 
 def blocked(update: BaseUpdate) -> str:
-    """Why an update does not go on, and what to do."""
+    """Return why an update is blocked, and what to do."""
     model_id, listed = update.model_id, "; ".join(map(str, update.blocking))
     return (
         f"{len(update.blocking)} production adapters of {model_id} are not accepted on {(update.staged or update.digest)[:12]}: {listed}. "
@@ -203,7 +203,7 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
     current = platform.models.get(model_id, fresh=True)
     alone = {"id": model_id, "path": str(directory), **{k: source[k] for k in ("repo", "revision", "license") if source.get(k)}}
     found = Catalogue({model_id: (alone, directory)}).get(model_id, fresh=True)
-    if found.digest == current.digest:  # switched to already
+    if found.digest == current.digest:  # already switched
         if entry.get("next"):
             raise _staged(entry, f"{model_id} stands for these bytes already, and others are staged")
         return status(platform, model_id)
@@ -299,7 +299,7 @@ def _affected(conn: Connection, row: RowMapping, digest: str) -> Affected:
 
 
 def _standing(last: RowMapping | None) -> tuple[str, tuple[str, ...]]:
-    """Where an adapter that is not accepted stands, from its last evaluation."""
+    """State of an adapter that is not accepted, from its last evaluation."""
     if last is None:
         return NOT_EVALUATED, ()
     if last["state"] in evaluations.OPEN:
@@ -310,7 +310,7 @@ def _standing(last: RowMapping | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _needed(conn: Connection, model_id: str, digest: str) -> bool:
-    """Whether somebody was promised these bytes: a job that has not ended, an adapter whose files are kept."""
+    """Whether an unfinished job, or an adapter whose files are kept, was promised these files."""
     live = sa.select(jobs.c.id).where(jobs.c.model == model_id, jobs.c.base_digest == digest, jobs.c.state.not_in([s.value for s in FINAL]))
     made = sa.select(adapters.c.id).where(
         adapters.c.base_model == model_id, adapters.c.base_digest == digest, adapters.c.stage != Stage.ARCHIVED.value

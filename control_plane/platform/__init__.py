@@ -1,1 +1,1 @@
-"""What every noun builds on: settings, the protocols of outside systems, states and events of jobs, pages, secrets, files."""
+"""Foundations of all nouns: settings, protocols of external systems, job states and events, pagination, secrets, file transfer."""

@@ -1,8 +1,8 @@
-"""One builder at a time for what many jobs share: others wait, say for whom, and then find it built.
+"""One builder at a time for what many jobs share: others wait, report for which holder, and then find it built.
 
-On one machine a file is locked, across machines a session-level advisory lock of PostgreSQL is held on a connection of its own.
-Both end with the builder, however it ends: no lease is left behind by a kill. A connection through a pooler that shares sessions
-cannot hold such a lock; give the platform a direct one.
+On one machine a file is locked; across machines, a session-level advisory lock of PostgreSQL is held on its own connection. Both end with
+the builder, however it ends, so a kill leaves no lease behind. A connection through a pooler that shares sessions cannot hold such a lock;
+give the platform a direct one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from sqlalchemy.engine import Connection, Engine
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds between attempts to get a lock: what a waiter is late by."""
+"""Seconds between attempts to get a lock."""
 SAY_EVERY_S = 30.0
-"""Seconds between two lines of a waiter about its waiting."""
+"""Seconds between two reports of a waiting process."""
 NAME_CHARACTERS = 63
-"""Of a session's ``application_name``; PostgreSQL cuts what is longer."""
+"""Length limit of a session's ``application_name``; PostgreSQL truncates it."""
 
 Say = Callable[[str], None]
 
 
 @contextmanager
 def one_on_this_machine(directory: Path, *, who: str, say: Say = log.info) -> Iterator[None]:
-    """Hold `directory`, which need not exist; the lock is a file beside it."""
+    """Lock `directory`, which need not exist; the lock is a file beside it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with (directory.parent / f".{directory.name}.lock").open("a+") as lock:
         _wait(lambda: _locked(lock), lambda: _holder_in(lock), what=directory.name, say=say)
@@ -47,11 +47,11 @@ def one_on_this_machine(directory: Path, *, who: str, say: Say = log.info) -> It
 
 @contextmanager
 def one_anywhere(engine: Engine, *key: str, who: str, say: Say = log.info) -> Iterator[None]:
-    """Hold `key` against every process that uses the same database, for as long as the block runs or this process lives."""
+    """Lock `key` against every process that uses the same database, until the block ends or this process dies."""
     number = lock_number(*key)
     with engine.connect() as pooled:
         connection = pooled.execution_options(isolation_level="AUTOCOMMIT")
-        connection.detach()  # closed for good at the end: the lock goes with the session, and so does its name
+        connection.detach()  # really closed at the end, so that the lock and the name end with the session
         name = f"{who} on {socket.gethostname()}"[:NAME_CHARACTERS]
         connection.execute(sa.text("SELECT set_config('application_name', :name, false)"), {"name": name})
         _wait(lambda: _try_advisory(connection, number), lambda: _holder_of(connection, number), what=key[-1], say=say)
@@ -59,7 +59,7 @@ def one_anywhere(engine: Engine, *key: str, who: str, say: Say = log.info) -> It
 
 
 def lock_number(*key: str) -> int:
-    """The 64-bit name of the advisory lock for `key`."""
+    """Return the 64-bit advisory lock key of `key`."""
     return int.from_bytes(hashlib.sha256("\0".join(key).encode()).digest()[:8], "big", signed=True)
 
 
@@ -94,7 +94,7 @@ def _try_advisory(connection: Connection, number: int) -> bool:
 
 
 def _holder_of(connection: Connection, number: int) -> str:
-    """What the session that holds the lock calls itself."""
+    """Return the application name of the session that holds the lock."""
     query = sa.text(
         "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND granted"
         " AND objsubid = 1 AND classid::bigint = :high AND objid::bigint = :low AND pg_locks.database = datid"

@@ -1,4 +1,4 @@
-"""Many rows changed by one statement: a thousand jobs cost a round about as much as one."""
+"""Updates many rows with one statement: a thousand jobs cost about as much as one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Key = tuple[str, ...]
 
 
 def among(column: sa.ColumnElement[Any], values: Iterable[str]) -> sa.ColumnElement[bool]:
-    """Whether `column` is one of `values`, however many: they are one parameter, where ``IN`` makes one of each."""
+    """Whether `column` is one of `values`: they are passed as one parameter, where ``IN`` makes one each."""
     return column == sa.any_(sa.cast(list(values), ARRAY(sa.Text)))
 
 
 def update_each(conn: Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]], *, key: Key = ("id",)) -> int:
-    """Set in `table` what each of `rows` says of the row with its `key`; returns how many there were.
+    """Set columns in `table` from each of `rows`, matched by `key`; returns how many rows matched.
 
-    Rows that name the same columns are one statement, which carries them as one JSON document with the columns' types beside it.
+    Rows with the same columns share one statement, which carries them as one JSON document with the columns' types.
     """
     alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -39,7 +39,7 @@ def _update(conn: Connection, table: sa.Table, key: Key, columns: Sequence[str],
 
 
 def given(table: sa.Table, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> sa.TableValuedAlias:
-    """`rows` as a relation with `columns` of `table`, for ``FROM``."""
+    """Return `rows` as a relation with `columns` of `table`, for ``FROM``."""
     document = json.dumps([{name: row[name] for name in columns} for row in rows], default=_moment, allow_nan=False)
     typed = [sa.column(name, table.c[name].type) for name in columns]
     relation = sa.func.jsonb_to_recordset(sa.cast(sa.literal(document, sa.Text), JSONB))

@@ -1,4 +1,4 @@
-"""What every use case is given: the parts of one running platform."""
+"""The parts of one running platform, passed to every use case."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
-    """Who does something, and from where: what the audit log says of a change."""
+    """The actor of a change, and their address, for the audit log."""
 
     kind: Literal["key", "operator", "system"]
     id: str
-    """Of the key; of a process of the platform, its name."""
+    """Id of the key; for a process of the platform, its name."""
     ip: str | None = None
     user_agent: str | None = None
     request_id: str | None = None
@@ -40,7 +40,7 @@ CONFINE = "SELECT set_config('ft.actor', %(actor)s, true), set_config('ft.tenant
 
 
 def confine(conn: Connection) -> None:
-    """Set the tenant and the actor of a transaction as it begins; engines of the control plane call it (event ``begin``)."""
+    """Set the tenant and the actor of a transaction as it begins; called by the control plane's engines (event ``begin``)."""
     options = conn.get_execution_options()
     tenant, actor = options.get(TENANT), options.get(ACTOR)
     if tenant is None and actor is None:
@@ -53,14 +53,14 @@ def confine(conn: Connection) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logins:
-    """One connection pool for each role of the database, so that no statement can leave the role it runs as."""
+    """One connection pool per database role, so that no statement can leave its role."""
 
     platform: Engine
     """``ft_platform``: the platform's own processes; every tenant's rows."""
     operator: Engine
-    """``ft_operator``: the same, and the operators' keys."""
+    """``ft_operator``: the same, plus the operators' keys."""
     tenant: Engine
-    """``ft_tenant``: calls of tenants; the rows of the tenant that the transaction names, and the columns that tenants may write."""
+    """``ft_tenant``: calls of tenants; rows of the transaction's tenant, and the columns that tenants may write."""
 
     def dispose(self) -> None:
         """Close the idle connections."""
@@ -70,35 +70,35 @@ class Logins:
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Composed once a process by ``control_plane.composition.open_platform``; tests compose their own."""
+    """Composed once per process by ``control_plane.composition.open_platform``; tests compose their own."""
 
     logins: Logins
     objects: ObjectStore
     models: Catalogue
     fleet: Fleet | None
-    """None where nothing is served: promotion then only records the desired state."""
+    """None if nothing is served: promotion then only records the desired state."""
     settings: Settings
     clock: Callable[[], datetime] = utc_now
-    """Now, with its time zone."""
+    """Returns the present time, with its time zone."""
     tracker: Tracker | None = None
-    """None where runs are not tracked."""
+    """None if runs are not tracked."""
     registry: ModelRegistry | None = None
-    """None where adapters are not mirrored as registered models."""
+    """None if adapters are not mirrored as registered models."""
     webhooks: WebhookSender | None = None
-    """None where no webhooks are sent."""
+    """None if no webhooks are sent."""
     mailer: Mailer | None = None
-    """None where no e-mail is sent."""
+    """None if no e-mail is sent."""
     records: tuple[TenantRecords, ...] = ()
-    """Other systems that record what is about tenants; deleting a tenant's data deletes it there, too."""
+    """Other systems with records about tenants; deleting a tenant's data deletes them, too."""
 
     tenant: str | None = None
-    """Whose rows the queries see; None: those of all tenants."""
+    """Tenant whose rows queries see; None: all tenants."""
     actor: Actor | None = None
-    """Who the audit log names; None: this process."""
+    """Actor in the audit log; None: this process."""
 
     @cached_property
     def engine(self) -> Engine:
-        """The connections of this scope, with the login role that it needs."""
+        """Connections of this scope, with the login role that it needs."""
         if self.tenant is not None:
             return self.logins.tenant.execution_options(**{TENANT: self.tenant, ACTOR: self.actor})
         if self.actor is None:
@@ -107,14 +107,14 @@ class Platform:
         return login.execution_options(**{ACTOR: self.actor})
 
     def in_scope_of(self, tenant: str, actor: Actor) -> Self:
-        """The platform as `tenant` may see it: every query, also one that forgets to say so, finds rows of this tenant alone."""
+        """Return the platform as `tenant` may see it: every query, even one without a filter, finds rows of this tenant only."""
         return replace(self, tenant=tenant, actor=actor)
 
     def acting_as(self, actor: Actor) -> Self:
-        """The whole platform, with `actor` in the audit log: for operators, and processes that act on somebody's behalf."""
+        """Return the whole platform, with `actor` in the audit log: for operators, and processes that act for them."""
         return replace(self, tenant=None, actor=actor)
 
     @property
     def whole(self) -> Self:
-        """The platform out of any tenant's scope, for what is about all of them (the queue, the fleet); the actor stays."""
+        """Return the platform outside any tenant's scope (for the queue, the fleet); the actor stays."""
         return self if self.tenant is None else replace(self, tenant=None)

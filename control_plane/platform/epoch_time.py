@@ -1,4 +1,4 @@
-"""Times as the API writes them (whole seconds since 1970, UTC), and spans of time in words."""
+"""Times as the API writes them (whole seconds since 1970, UTC), and durations in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def epoch_seconds(time: datetime | None) -> int | None:
 
 
 def span_words(seconds: float) -> str:
-    """``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Format a duration: ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
     minutes = max(1, round(seconds / 60))
     if minutes < 60:
         return f"{minutes} min"

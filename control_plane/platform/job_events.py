@@ -1,4 +1,4 @@
-"""Events of a job: what happened, in words for its tenant, under stable codes (listed in ``docs/errors.md``)."""
+"""Events of a job: messages for its tenant under stable codes (listed in ``docs/errors.md``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from control_plane.platform.job_states import JobState
 Level = Literal["info", "warn", "error"]
 
 FOR_OPERATORS = "operator"
-"""``audience`` in the data of an event that is not shown to its tenant."""
+"""``audience`` in the data of an event that is hidden from its tenant."""
 
 SPOKEN: Mapping[str, str] = {
     "train_loss": "training loss",
@@ -21,10 +21,10 @@ SPOKEN: Mapping[str, str] = {
     "valid_perplexity": "perplexity",
     "valid_rewards/margins": "validation reward margin",
 }
-"""What the message of a metrics event says, where it was measured; all of it is in the data."""
+"""Values named in the message of a metrics event, if measured; the data has all of them."""
 
 LEVELS: Mapping[JobState, Level] = {JobState.FAILED: "error", JobState.PREEMPTED: "warn", JobState.CANCELLED: "warn"}
-"""Level of the event that a job's entry into a state writes; the others are ``info``."""
+"""Level of the event written when a job enters a state; other states use ``info``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,12 +37,12 @@ class Event:
 
 
 def entered(state: JobState, *, message: str, code: str | None, level: Level | None, data: Mapping[str, Any] | None) -> Event:
-    """The event of a job that entered `state`: code and level follow from it unless they are given."""
+    """Return the event of a job that entered `state`; code and level follow from it unless given."""
     return Event(code=code or f"job_{state}", message=message, level=level or LEVELS.get(state, "info"), data=data)
 
 
 def metrics_event(metrics: Mapping[str, Any]) -> Event:
-    """The event of one training step, in the shape that OpenAI's clients know: ``step``, ``total_steps``, ``train_loss``, ..."""
+    """Return the event of one training step in the form of OpenAI's clients: ``step``, ``total_steps``, ``train_loss``, ..."""
     step, total = metrics.get("step"), metrics.get("total_steps")
     progress = f"Step {step}/{total}" if total else f"Step {step}"
     said = [f"{name}={metrics[key]:.4f}" for key, name in SPOKEN.items() if isinstance(metrics.get(key), float)]
@@ -50,9 +50,9 @@ def metrics_event(metrics: Mapping[str, Any]) -> Event:
 
 
 def as_reported(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of ``metrics.jsonl`` under the names of the API: ``train_loss``, ``valid_loss``, ``valid_perplexity``, ...
+    """Return a line of ``metrics.jsonl`` under the API's names: ``train_loss``, ``valid_loss``, ``valid_perplexity``, ...
 
-    What is no number (NaN, infinity) becomes null: JSON has no word for it.
+    Values that are not finite become null: JSON has no notation for them.
     """
     if "eval_loss" in line:
         named = {"valid_perplexity" if k == "perplexity" else k.replace("eval_", "valid_", 1): v for k, v in line.items()}
@@ -62,7 +62,7 @@ def as_reported(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def progress_event(progress: Mapping[str, Any]) -> Event:
-    """The event of a dataset that is being validated or packed: stage, rows, and the share where it is known."""
+    """Return the progress event of a dataset being validated or packed: stage, rows, and the share if known."""
     share = f", {100 * progress['bytes'] / progress['total_bytes']:.0f} %" if progress["total_bytes"] else ""
     return Event(code="dataset_progress", message=f"Dataset: {progress['stage']}, {progress['rows']:,} rows{share}.", data=progress)
 
@@ -73,17 +73,17 @@ PROVISIONING: Mapping[str, str] = {
     "load": "loading the base model",
     "self_test": "self-test: examples in a packed window must not see each other",
 }
-"""What an attempt does before its first step, by the phase of its heartbeat; ``fetch`` comes before its process."""
+"""What an attempt does before its first step, by the phase of its heartbeat; ``fetch`` precedes its process."""
 
 
 def provisioning_event(phase: str, *, attempt: int) -> Event:
-    """The event of an attempt that has entered one of the phases of :data:`PROVISIONING`."""
+    """Return the event of an attempt that entered one of the phases of :data:`PROVISIONING`."""
     message = f"Attempt {attempt}: {PROVISIONING[phase]}."
     return Event(code="provisioning_progress", message=message, data={"attempt": attempt, "phase": phase})
 
 
 def evaluation_event(milestone: Mapping[str, Any]) -> Event:
-    """The event of an evaluation that has begun, or of a suite that was answered: a milestone of ``ft_assets.evals.run.heartbeat``."""
+    """Return the event of an evaluation that started, or of an answered suite: a milestone of ``ft_assets.evals.run.heartbeat``."""
     kind = milestone["kind"]
     if kind == "planned":
         suites = ", ".join(f"{suite} ({num})" for suite, num in milestone["suites"].items())

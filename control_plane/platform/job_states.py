@@ -68,12 +68,12 @@ OPENAI_STATUS: Mapping[JobState, str] = {
 
 
 def openai_status(state: JobState) -> str:
-    """The word that OpenAI's API uses for `state`."""
+    """Return the word of OpenAI's API for `state`."""
     return OPENAI_STATUS[state]
 
 
 def check_transition(job_id: str, current: JobState, target: JobState) -> None:
-    """Refuse an illegal move with what would be legal; moving to the present state is illegal too."""
+    """Refuse an illegal move and list the legal ones; moving to the present state is illegal too."""
     if target in TRANSITIONS[current]:
         return
     legal = ", ".join(sorted(TRANSITIONS[current])) or "none: it is final"

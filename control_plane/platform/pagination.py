@@ -1,4 +1,4 @@
-"""Pages of a list: the items after a given id, and whether more follow."""
+"""Pagination: the items after a given id, and whether more follow."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def page(
     max_limit: int,
     order: Order = "desc",
 ) -> Page:
-    """The rows of `query` in the order of `keys` (the last of which is unique), from behind the row whose id is `after`.
+    """Return the rows of `query` in the order of `keys` (the last of which is unique), after the row with id `after`.
 
-    `query` is restricted to one tenant already, so an `after` of another tenant is as unknown as one that never was.
-    Inserts while a client pages neither repeat a row nor hide one.
+    `query` is already restricted to one tenant, so an `after` of another tenant is unknown. Inserts while a client pages neither repeat nor
+    hide a row.
     """
     if not 1 <= limit <= max_limit:
         raise InvalidRequest(f"limit {limit} is outside 1..{max_limit}", code="invalid_limit", param="limit")

@@ -1,4 +1,4 @@
-"""Keeps the inference servers at the desired state while the API runs: a round a second, where no other process is at it."""
+"""Keeps the inference servers at the desired state while the API runs: one pass per second, unless another process runs one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from control_plane.serving import rollout
 from ft_assets.errors import FtError
 
 EVERY_S = 1.0
-"""Seconds between two rounds: a restarted server has its adapters again about that long after it answers."""
+"""Seconds between two passes: a restarted server gets its adapters back about that long after it answers."""
 
 log = logging.getLogger(__name__)
 
 
 class ReconcileWorker:
-    """A daemon thread. The sensor ``rollout`` does the same every 30 s, for when the API is away."""
+    """A daemon thread. The sensor ``rollout`` does the same every 30 s, in case the API is down."""
 
     def __init__(self, platform: Platform, *, every_s: float = EVERY_S) -> None:
         self._platform = platform

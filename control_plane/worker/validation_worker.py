@@ -1,9 +1,8 @@
-"""Work on files that no request does itself: fetches of imports, validations apart, and what another process left undone.
+"""Work on files outside of requests: fetching imports, validating in child processes, and finishing what other processes left undone.
 
-The API reads only tiny uncompressed uploads in its own process, and those once. Everything else, and whatever was begun before,
-is read by child processes (``control_plane.sandbox.sandbox_parent``): what they need of memory and time, and how they die, is not
-the API's concern. Lanes bound how many run at once: one for files that their upload waits for, one for large files, one for
-fetches, so that none holds up the others.
+The API validates only tiny uncompressed uploads in its own process, and only once. Everything else, and whatever was started before, is
+read by child processes (``control_plane.sandbox.sandbox_parent``), so that their memory, time and crashes do not affect the API. Lanes
+limit how many run at once: one for files whose upload waits, one for large files, one for fetches, so that none blocks the others.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from control_plane.sandbox import scratch
 from ft_assets.errors import FtError, Unavailable
 
 LOOK_EVERY_S = 60.0
-"""Seconds between looks for uploads that a process which died left unvalidated, and for its copies of files."""
+"""Interval of looking for uploads that a dead process left unvalidated, and for its temporary files."""
 WAIT_S = 45.0
-"""Seconds that an upload waits for its validation: clients and proxies give up after a minute without a word."""
+"""Seconds that an upload waits for its validation: clients and proxies give up after a minute of silence."""
 MAX_WAITING = 16
-"""Uploads that may wait at once: not half of the 40 threads that answer requests."""
+"""Uploads that may wait at once: less than half of the 40 threads that handle requests."""
 
 log = logging.getLogger(__name__)
 
 
 class ValidationWorker:
-    """Daemon threads: a restart loses nothing but tokens, for a file that is not done is a row that is found again."""
+    """Daemon threads: a restart loses only tokens, because unfinished files are found again by their rows."""
 
     def __init__(self, platform: Platform, *, look_every_s: float = LOOK_EVERY_S, wait_s: float = WAIT_S) -> None:
         self._platform = platform
@@ -52,13 +51,13 @@ class ValidationWorker:
         self._looker.start()
 
     def stop(self) -> None:
-        """Take no further file; one that is being read is left to the next start."""
+        """Take no further file; one being read is left to the next start."""
         self._stopped.set()
         for lane in (self._short, self._long, self._fetches):
             lane.stop()
 
     def take(self, file: RowMapping) -> RowMapping:
-        """Have an upload validated; it comes back as it is when that is done, or as it is now where that takes long."""
+        """Have an upload validated; returns it when done, or in its present state if that takes long."""
         lane = self._lane(file)
         done = lane.put(file["id"], file["tenant_id"])
         if lane is self._short and self._waiting.acquire(blocking=False):
@@ -69,7 +68,7 @@ class ValidationWorker:
         return uploaded_files.find(self._platform, file["id"])
 
     def enqueue(self, file_id: str, *, hub_token: str = "") -> threading.Event:
-        """Have a file done behind the answer; the token is kept in memory until its import is fetched."""
+        """Process a file after the response; the token is kept in memory until its import is fetched."""
         if hub_token:
             self._tokens[file_id] = hub_token
         file = uploaded_files.find(self._platform, file_id)
@@ -106,7 +105,7 @@ class ValidationWorker:
 
 
 AT_ONCE = 2
-"""Files of a lane under work at once: each may take the memory of a validation, so they are few."""
+"""Files per lane processed at once: few, because each may take the memory of a validation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -117,9 +116,9 @@ class _Task:
 
 
 class Lane:
-    """Does `work` for each file once: tenants in turn, the files of one in the order in which they came.
+    """Runs `work` once per file: tenants take turns, and a tenant's files run in the order in which they came.
 
-    A tenant has at most all threads but one: its next file waits while the first file of another tenant does not.
+    A tenant uses at most all threads but one: its next file waits, while the first file of another tenant does not.
     """
 
     def __init__(self, name: str, work: Callable[[str], None], *, at_once: int = AT_ONCE) -> None:
@@ -129,7 +128,7 @@ class Lane:
         self._waiting: list[_Task] = []
         self._running: list[_Task] = []
         self._turns: dict[str, int] = {}
-        """Of each tenant, the number of the turn that it had last."""
+        """Number of each tenant's last turn."""
         self._stopped = False
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(at_once)]
 
@@ -138,13 +137,13 @@ class Lane:
             thread.start()
 
     def stop(self) -> None:
-        """Take no further file; one under work is left to the next start."""
+        """Take no further file; one in progress is left to the next start."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
     def put(self, file_id: str, tenant: str) -> threading.Event:
-        """Have `file_id` done, unless it waits or is under work already; the event is set when it is done."""
+        """Queue `file_id` unless it already waits or runs; the event is set when it is done."""
         with self._changed:
             for task in (*self._running, *self._waiting):
                 if task.file_id == file_id:
@@ -173,7 +172,7 @@ class Lane:
                 busy = [task.tenant for task in self._running]
                 fitting = [task for task in self._waiting if busy.count(task.tenant) < self._share]
                 if fitting:
-                    task = min(fitting, key=lambda t: self._turns.get(t.tenant, 0))  # the first of those who waited longest
+                    task = min(fitting, key=lambda t: self._turns.get(t.tenant, 0))  # the first file of the tenant that has waited longest
                     self._turns[task.tenant] = max(self._turns.values(), default=0) + 1
                     self._waiting.remove(task)
                     self._running.append(task)

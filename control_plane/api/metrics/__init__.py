@@ -1,1 +1,1 @@
-"""The platform's numbers for Prometheus."""
+"""Metrics for Prometheus."""

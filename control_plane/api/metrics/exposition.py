@@ -1,4 +1,4 @@
-"""The platform's numbers in Prometheus' text format. Names carry their unit; only jobs that hold GPUs have series of their own."""
+"""The platform's metrics in Prometheus' text format. Names carry their unit; only jobs that hold GPUs have their own series."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OF_A_STEP = {
     "memory_bytes": ("ft_job_memory_bytes", "Peak of the device memory allocated, or resident memory without a GPU"),
     "gpu_utilization": ("ft_job_gpu_utilization_ratio", "GPU utilization at the newest step"),
 }
-"""Gauges of a live job that its newest metrics event has under this name."""
+"""Gauges of a live job, taken from its newest metrics event under this name."""
 
 
 def registry(recent: RecentGauges, meter: RequestMeter) -> CollectorRegistry:
-    """All that a scraper reads of one process of the API: what `meter` counted, and the platform as `recent` has it."""
+    """All metrics of one API process: counts of `meter`, and the platform's gauges from `recent`."""
     both = CollectorRegistry(auto_describe=False)
     both.register(meter.registry)
     both.register(_Families(recent))
@@ -40,7 +40,7 @@ class _Families:
 
     def collect(self) -> Iterator[Metric]:
         g = self.recent.read()
-        states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # a count that falls to 0 is said, too
+        states = {(s.value, tier) for s in JobState for tier in {tier for _, tier in g.jobs}}  # includes counts that fell to 0
         yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
         yield from _of_queue(g.queue)
         yield from _of_pools(g.queue.pools)

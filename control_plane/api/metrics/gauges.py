@@ -1,6 +1,6 @@
-"""The platform in numbers, as a monitoring system scrapes it: a few short queries, none over the events of finished jobs.
+"""The platform's gauges: a few short queries, none over the events of finished jobs.
 
-What is counted since the beginning is counted in indexes alone, and all of it at most once in :data:`MAX_AGE_S`, however many scrape.
+Totals are counted in indexes only, and everything is read at most once per :data:`MAX_AGE_S`, however many scrapers there are.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from control_plane.quotas.tables import quota_holds
 from control_plane.tenant_data.tables import deletion_requests
 
 MAX_AGE_S = 10.0
-"""Scrapes come every 15 s or more seldom; what comes more often gets the same numbers again."""
+"""Scrapes usually come every 15 s or less often; more frequent ones get cached values."""
 LEDGER_EVERY_S = 300.0
-"""Between sums of the whole ledger: half a second for 5M postings, and a broken one stays broken."""
+"""Interval of summing the whole ledger: half a second for 5M postings, and an imbalance persists anyway."""
 CHANNELS = ("webhook", "email")
 
 
@@ -47,54 +47,54 @@ class LiveJob:
     step: int | None
     total_steps: int | None
     beat_age_s: float | None
-    """Since whoever follows the job last wrote a beat."""
+    """Seconds since its follower's last heartbeat."""
     newest: Mapping[str, Any]
-    """Its last metrics event of a step; empty before the first."""
+    """Its last metrics event; empty before the first step."""
     newest_age_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notices:
-    """What tenants are still to be told."""
+    """Notifications in progress."""
 
     outbox: int
     outbox_oldest_s: float
     pending: Mapping[str, int]
-    """Deliveries by channel; those that were given up likewise."""
+    """Pending deliveries by channel; dead ones likewise."""
     dead: Mapping[str, int]
     overdue_s: float
-    """Since the delivery that waits longest was due; 0 where none is."""
+    """Seconds since the longest-waiting delivery was due; 0 if none is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gauges:
     jobs: Mapping[tuple[str, str], int]
-    """By state and tier."""
+    """Jobs by state and tier."""
     queue: QueueGauges
     live: Sequence[LiveJob]
     checkpoints: int
-    """Committed so far."""
+    """Checkpoints committed so far."""
     alerts: Mapping[tuple[str, str], int]
     """Events above ``info`` so far, by code and level."""
     verdicts: Mapping[tuple[str, str], tuple[int, int]]
-    """Health verdicts by code and audience: raised so far, and those that hold now."""
+    """Health verdicts by code and audience: raised so far, and open now."""
     notices: Notices
     ledger_imbalance: int
-    """Sum of all postings, in micro-dollars."""
+    """Sum of all postings, in micro-dollars; zero if the ledger balances."""
     refunds: tuple[int, float]
-    """Refunds that wait for a decision, and the age of the oldest in seconds; deletions likewise."""
+    """Pending refund cases, and the age of the oldest in seconds; deletions likewise."""
     deletions: tuple[int, float]
     unbilled: tuple[int, float]
-    """Attempts that have ended and are not billed, and seconds since the first of their ends was reported."""
+    """Ended attempts that are not billed, and seconds since the first of their ends was reported."""
     uploads: tuple[int, int]
-    """Uploads in parts that are open, and those of them whose time is over."""
+    """Open multipart uploads, and the expired ones among them."""
     quota_held_s: float
     """GPU-seconds."""
 
 
 @dataclass(kw_only=True)
 class RecentGauges:
-    """What was read last, read anew when it is :data:`MAX_AGE_S` old; callers at the same time wait for one reading."""
+    """Cached gauges, read again when :data:`MAX_AGE_S` old; concurrent callers share one reading."""
 
     platform: Platform
     max_age_s: float = MAX_AGE_S
@@ -115,13 +115,13 @@ class RecentGauges:
 
 
 def ledger_imbalance(platform: Platform) -> int:
-    """Sum of all postings in micro-dollars: the database holds it at nothing, and this would tell if something had got around it."""
+    """Sum of all postings in micro-dollars: a database constraint keeps it at zero, and this would reveal a bypass."""
     with platform.engine.connect() as conn:
         return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))).scalar_one())
 
 
 def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
-    """All of it at one moment, but for the ledger's sum, which the caller has."""
+    """Read everything at one moment, except the ledger's sum, which the caller provides."""
     now = platform.clock()
     with platform.engine.connect() as conn:
         counted = conn.execute(sa.select(jobs.c.state, jobs.c.tier, sa.func.count()).group_by(jobs.c.state, jobs.c.tier)).all()
@@ -158,7 +158,7 @@ def _notices(conn: Connection, now: Any) -> Notices:
 
 
 def _overdue_s(conn: Connection, now: Any) -> float:
-    """Of the first delivery to each target about each object, for the others wait behind it; one that is being sent is not overdue."""
+    """Only the first delivery to each target about each object, because later ones wait for it; one being sent is not overdue."""
     d = deliveries.c
     of_each = sa.select(d.next_attempt_at, d.claimed_until).where(d.state == "pending").ext(distinct_on(d.target, d.subject))
     first = of_each.order_by(d.target, d.subject, d.event_seq).subquery()
@@ -168,7 +168,7 @@ def _overdue_s(conn: Connection, now: Any) -> float:
 
 
 def _waiting(conn: Connection, since: sa.ColumnElement[Any], which: sa.ColumnElement[bool], now: Any) -> tuple[int, float]:
-    """How many rows wait, and for how long the first of them has; the condition is that of a partial index."""
+    """Return how many rows wait, and how long the first has; the condition is that of a partial index."""
     number, oldest = conn.execute(sa.select(sa.func.count(), sa.func.min(since)).where(which)).one()
     return int(number), 0.0 if oldest is None else max(0.0, (now - oldest).total_seconds())
 
@@ -189,7 +189,7 @@ def _sum(conn: Connection, column: sa.ColumnElement[Any], which: sa.ColumnElemen
 
 
 def _live(conn: Connection, now: Any) -> list[LiveJob]:
-    """Jobs that hold GPUs, each with the newest event of its own: an index finds it."""
+    """Jobs that hold GPUs, each with its newest event, found by an index."""
     of_job = (job_events.c.job_id == jobs.c.id) & (job_events.c.type == "metrics") & job_events.c.data.has_key("train_loss")
     newest = (
         sa.select(job_events.c.data, job_events.c.created_at).where(of_job).order_by(job_events.c.seq.desc()).limit(1).lateral("newest")
@@ -217,7 +217,7 @@ def _live(conn: Connection, now: Any) -> list[LiveJob]:
 
 
 def _verdicts(conn: Connection) -> dict[tuple[str, str], tuple[int, int]]:
-    """A verdict on a job that has ended holds no more, whoever forgot to say so."""
+    """A verdict on an ended job no longer holds, even if it was never closed."""
     table = health_verdicts
     raised = sa.select(table.c.code, table.c.audience, sa.func.count()).group_by(table.c.code, table.c.audience)
     holds = (

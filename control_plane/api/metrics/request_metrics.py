@@ -1,7 +1,7 @@
-"""What one process of the API counts of its own requests. Labels are bounded: routes are templates, methods and codes are known words.
+"""Request metrics of one API process. Labels are bounded: routes are templates, methods and codes are known words.
 
-The numbers are this process's alone. Each process is to be scraped by itself, as each replica is; behind one port that several
-processes share, a scrape would meet one of them at random.
+The values belong to this process only. Scrape each process separately, like each replica; behind a port shared by several processes, a
+scrape reaches a random one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Bounds of the histogram: most calls take 5 to 100 ms; an upload waits for its validation for up to 45 s."""
+"""Histogram buckets: most calls take 5 to 100 ms; an upload waits for its validation for up to 45 s."""
 RATE_LIMITED = "rate_limit_exceeded"
 
 
 class RequestMeter:
-    """Counters and a histogram in a registry of their own."""
+    """Counters and a histogram in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -36,7 +36,7 @@ class RequestMeter:
         self._in_flight.inc()
 
     def ended(self, *, method: str, route: str, status: int, seconds: float, code: str | None) -> None:
-        """Count an answer: `seconds` to its first byte; `code` of the error that it was."""
+        """Count a response: `seconds` to its first byte; `code` of the error, if it was one."""
         self._in_flight.dec()
         known = method if method in METHODS else "other"
         self._requests.labels(known, route, f"{status // 100}xx").inc()

@@ -1,4 +1,4 @@
-"""``/metrics``: for the operator's Prometheus. It names every tenant's jobs, so tenants' keys do not open it."""
+"""``/metrics``, for the operator's Prometheus. It names every tenant's jobs, so tenants' keys do not open it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from control_plane.http.authentication import WholePlatform, bearer
 from ft_assets.errors import Forbidden
 
 FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
-"""A proxy on this machine passes on callers from elsewhere: they come from here only in looks."""
+"""A proxy on this machine forwards remote callers, who only appear to be local."""
 
 router = APIRouter(tags=["health"])
 
@@ -22,7 +22,7 @@ router = APIRouter(tags=["health"])
 def scraper(
     request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
 ) -> None:
-    """Let the holder of ``FT_METRICS_TOKEN`` in; where none is set, callers on this machine."""
+    """Admit the holder of ``FT_METRICS_TOKEN``; if it is not set, callers on this machine."""
     token = platform.settings.metrics_token
     if token:
         sent = credentials.credentials if credentials is not None else ""
