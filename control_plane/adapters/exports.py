@@ -74,9 +74,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
         check_memory(adapter["base_model"], directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
-        conn.execute(
-            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update()
-        )  # otherwise concurrent calls could count the same room
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
         if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))

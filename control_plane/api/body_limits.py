@@ -99,9 +99,7 @@ def refuse_many_values(path: str, body: bytes) -> None:
     if body.count(b",") < most:
         return
     found = [match[0] == b"," for match in itertools.islice(STRING_OR_COMMA.finditer(body), 3 * most)]
-    if (
-        sum(found) >= most or len(found) == 3 * most
-    ):  # in valid JSON, a third of the separators are commas: a key and a value lie between two
+    if sum(found) >= most or len(found) == 3 * most:  # in valid JSON, every third match is a comma: a key and a value lie between two
         raise HTTPException(
             BodyTooLarge.http_status, detail=f"the JSON body of {path[:80]} has more than {most} values; send fewer in one request"
         )

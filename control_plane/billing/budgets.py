@@ -50,9 +50,7 @@ def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thr
     now = platform.clock()
     row = {"id": f"bud_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, **values, "created_at": now, "updated_at": now}
     with platform.engine.begin() as conn:
-        conn.execute(
-            sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
-        )  # so that the count stays valid until the end
+        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # the count stays valid
         held = int(conn.execute(sa.select(sa.func.count()).select_from(budgets).where(budgets.c.tenant_id == tenant)).scalar_one())
         if held >= MAX_BUDGETS:
             raise QuotaExceeded(f"you have {held} budgets, and {MAX_BUDGETS} are the limit; delete one first", code="too_many_budgets")

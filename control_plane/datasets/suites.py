@@ -232,9 +232,7 @@ def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
 def _check_number(conn: Connection, tenant: str | None) -> None:
     if tenant is None:
         return
-    conn.execute(
-        sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update()
-    )  # so that concurrent registrations are counted one by one
+    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # one at a time
     num = conn.execute(sa.select(sa.func.count()).where(eval_suites.c.tenant_id == tenant)).scalar_one()
     if num >= MAX_SUITES:
         raise QuotaExceeded(f"suite limit reached ({num}, limit {MAX_SUITES}); remove one first", code="too_many_suites")

@@ -133,9 +133,7 @@ def _alone(platform: Platform) -> Iterator[bool]:
 
 def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
     """Plan and carry out actions on all servers in parallel; with `only`, just what one adapter lacks."""
-    node_files.write(
-        platform, asked.replicas
-    )  # before loads, for a server that restarts; before unloads, so that the adapter stays unloaded
+    node_files.write(platform, asked.replicas)  # before loads, for a server that restarts; before unloads, so that they last
     snapshot = _snapshot(platform, asked, only)
     plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
     for replica in asked.replicas:

@@ -168,7 +168,7 @@ def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
     asked = deletion_requests.request_tenant(platform, tenant, confirm=tenant, reason="contract ended", requested_by="operator")
     told = str(tick(retention_sensor, instance))
     assert "failed" not in told
-    assert "records of dagster" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"]), "no Dagster runs in this home"
+    assert "dagster records" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"]), "no Dagster runs in this home"
     assert deletion.carry_out_all(platform) == []
     assert "second look" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"])
     later = platform.clock() + timedelta(minutes=10)

@@ -87,7 +87,7 @@ def create(
     with platform.engine.begin() as conn:
         conn.execute(
             sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
-        )  # otherwise concurrent calls could count the same room
+        )  # or two calls count the same room
         refuse_while_deleted(conn, tenant)
         _check_room(conn, tenant, tier, num_bytes)
         return _view(platform, conn, conn.execute(sa.insert(uploads).values(values).returning(uploads)).mappings().one())

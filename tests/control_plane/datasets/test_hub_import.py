@@ -100,7 +100,7 @@ def test_an_import_whose_token_is_lost_waits_for_who_has_it_and_is_then_refused(
     later = replace(near, clock=lambda: near.clock() + hub_fetch.TOKEN_LOST_AFTER + timedelta(seconds=1))
     refused = uploaded_files.validate(later, made["id"], wait=False)
     assert (refused["status"], refused["status_code"]) == ("error", "hub_token_needed")
-    assert "import it again with it" in refused["status_details"]
+    assert "import again with the token" in refused["status_details"]
     assert server.asked == []
 
 
