@@ -29,8 +29,7 @@ from typing import Any, Literal
 
 from benchmarks.datasets.measure import machine, versions
 from ft_assets.training.memory import Case, estimate
-from ft_assets.training.memory.activations import saved
-from ft_assets.training.memory.estimates import compute_copies
+from ft_assets.training.memory.estimates import activation_bytes, compute_copies
 from ft_assets.training.model_shapes import ModelShape
 
 RESULTS = Path(__file__).parents[1] / f"training_memory_cpu_{time.strftime('%Y%m')}.json"
@@ -240,7 +239,7 @@ def run(numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
     for number, measured in zip(numbers, _measured(numbers, SETTINGS | TIGHT), strict=True):
         trial = TRIALS[number]
         found = estimate(trial.case, overheads=False)
-        kept = saved(trial.case) + compute_copies(trial.case)
+        kept = activation_bytes(trial.case) + compute_copies(trial.case)
         result: dict[str, Any] = {"case": trial.label, "settings": asdict(trial), **measured}
         result |= {"estimated_bytes": found.total_bytes, "estimated_saved_bytes": kept, "phase": found.phase}
         result |= {"parts": {name: value for name, value in found.parts.items() if value}}

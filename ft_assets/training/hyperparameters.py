@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import combinations, methods
+from ft_assets.training import methods
 from ft_assets.training.recipes import AdapterKind, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
     ENGINE_RANKS,
@@ -25,6 +25,10 @@ from ft_assets.training.requested_hyperparameters import (
     MAX_RANK,
     PACK_SETTINGS,
     SERVABLE_RANKS,
+    SPLITS_WEIGHTS,
+    Combination,
+    check_combination,
+    check_placement,
     checked,
     checked_hardware,
     refusal,
@@ -147,7 +151,7 @@ def plan(
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
     if values.get("attention") == "flex_attention" and not has_flex:
         raise refusal("attention", "flex_attention has no kernels for this hardware (it wants GPUs from Ampere on); use sdpa")
-    combinations.check(combinations.Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
+    check_combination(Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
     return Plan(
         recipe=chosen,
         model=model,
@@ -334,9 +338,9 @@ def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
             code="invalid_hardware",
             param="hardware.strategy",
         )
-    if plan.adapter == "qlora" and chosen in combinations.SPLITS_WEIGHTS:
+    if plan.adapter == "qlora" and chosen in SPLITS_WEIGHTS:
         chosen = "zero2"
-    combinations.check_placement(strategy=chosen, optimizer=plan.optimizer, precision=plan.precision)
+    check_placement(strategy=chosen, optimizer=plan.optimizer, precision=plan.precision)
     return chosen
 
 

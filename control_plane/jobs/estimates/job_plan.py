@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import combinations, hyperparameters, memory, model_shapes
+from ft_assets.training import hyperparameters, memory, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit
 from ft_assets.training.model_shapes import ModelShape
@@ -150,5 +150,5 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         checkpointing_above=int(plan.value("gradient_checkpointing_above")),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else None,
     )
-    combinations.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
+    requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
     return found

@@ -15,7 +15,7 @@ from control_plane.tenants.rules import TIERS, Tenant
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import FtError
 from ft_assets.training import methods
-from ft_assets.training.hyperparameter_limit import Limit
+from ft_assets.training.methods import Limit
 from ft_assets.training.recipes import ADAPTERS
 from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVABLE_RANKS
 

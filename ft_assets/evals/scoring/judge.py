@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ft_assets.evals.suites.answer_metrics import Interval, paired_difference
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
 from ft_assets.evals.suites.model_requests import Generate
-from ft_assets.evals.suites.reasoning_text import without_reasoning
+from ft_assets.evals.suites.suite_items import without_reasoning
 
 VERSION = "judge-1"
 """Of the prompt and of how its answer is read; raised with any change to either, and older verdicts are then not used."""

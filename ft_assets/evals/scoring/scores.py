@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
 from ft_assets.evals.suites import answer_metrics, golden, preferences, safety
-from ft_assets.evals.suites.reasoning_text import without_reasoning
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item, without_reasoning
 from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"

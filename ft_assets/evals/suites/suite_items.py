@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ft_assets.datasets.schema import REASONING_FIELDS
+from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
 from ft_assets.evals.suites import answer_metrics, golden, preferences
 from ft_assets.evals.suites import model_requests as requests
-from ft_assets.evals.suites.reasoning_text import without_reasoning
 
 Message = Mapping[str, Any]
 Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
@@ -204,3 +204,20 @@ def is_literal(items: Sequence[Item]) -> bool:
 
 def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()
+
+
+def without_reasoning(text: str) -> str:
+    """`text` after its leading ``<think>...</think>``; as it is where there is none, or where the reasoning has no end.
+
+    Some templates write ``<think>`` at the end of the prompt, so the model writes its end alone: on a line of its own, or it is text.
+    """
+    reasoning, end, answer = text.partition(END_OF_THINKING)
+    begins = reasoning.lstrip().startswith(THINK)
+    if not end or reasoning.count(THINK) != begins or not (begins or _ends_line(reasoning, answer)):
+        return text
+    return answer.lstrip()
+
+
+def _ends_line(before: str, after: str) -> bool:
+    """Whether only white space stands between the end of the reasoning and the ends of its line."""
+    return not before.rpartition("\n")[2].strip() and not after.partition("\n")[0].strip()

@@ -1,7 +1,6 @@
 """Direct preference optimization (Rafailov et al. 2023)."""
 
-from ft_assets.training.hyperparameter_limit import Limit
-from ft_assets.training.methods import Method, Setting
+from ft_assets.training.methods import Limit, Method, Setting
 
 LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down", "sigmoid_norm")
 

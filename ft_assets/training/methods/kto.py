@@ -1,7 +1,6 @@
 """Kahneman-Tversky optimization (Ethayarajh et al. 2024): single answers that somebody called good or bad."""
 
-from ft_assets.training.hyperparameter_limit import Limit
-from ft_assets.training.methods import Method, Setting
+from ft_assets.training.methods import Limit, Method, Setting
 
 METHOD = Method(
     name="kto",

@@ -1,7 +1,6 @@
 """Odds ratio preference optimization (Hong et al. 2024): no reference model."""
 
-from ft_assets.training.hyperparameter_limit import Limit
-from ft_assets.training.methods import Method, Setting
+from ft_assets.training.methods import Limit, Method, Setting
 
 METHOD = Method(
     name="orpo",

@@ -1,7 +1,6 @@
 """Simple preference optimization (Meng et al. 2024): mean log-probability as reward, a target margin, no reference."""
 
-from ft_assets.training.hyperparameter_limit import Limit
-from ft_assets.training.methods import Method, Setting
+from ft_assets.training.methods import Limit, Method, Setting
 
 METHOD = Method(
     name="simpo",

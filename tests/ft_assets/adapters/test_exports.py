@@ -19,10 +19,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ft_assets.adapters import package
-from ft_assets.adapters.exports import Format, Precision, checked, export_key, gguf_tokenizer, merge, proof
+from ft_assets.adapters.exports import Format, Precision, checked, export_key, gguf_file, merge, proof
 from ft_assets.adapters.exports.archive import Built, Order, build
-from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors
-from ft_assets.adapters.exports.gguf_tokenizer import plain_template
+from ft_assets.adapters.exports.gguf_file import interleaved, llama3_factors, plain_template
 from ft_assets.errors import FtError, InvalidRequest
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import CHAT_TEMPLATE, SPECIAL, build_tiny_model
@@ -189,7 +188,7 @@ def with_merges(directory: Path, *, sentencepiece: bool = False) -> Path:
         trainer = trainers.BpeTrainer(vocab_size=360, special_tokens=["<unk>", *alphabet], show_progress=False)
     else:
         tokenizer = Tokenizer(models.BPE())
-        split = pre_tokenizers.Split(Regex(next(iter(gguf_tokenizer.SPLITS))), behavior="isolated")
+        split = pre_tokenizers.Split(Regex(next(iter(gguf_file.SPLITS))), behavior="isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()

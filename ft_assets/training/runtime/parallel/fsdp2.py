@@ -23,9 +23,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, groups, local_device, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
@@ -97,7 +97,7 @@ class Fsdp2:
             state_dict_saver.save({"model": weights, "optimizer": optimizer}, checkpoint_id=directory / DISTRIBUTED)
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = self._whole_adapter(base_model)
-        state = optimizer_state.by_name(self.optimizer, self.model, _whole)
+        state = optimizers.state_by_name(self.optimizer, self.model, _whole)
         settings = groups(self.optimizer)  # now: the rate moves on while the rest is written
 
         def write() -> None:
@@ -121,7 +121,7 @@ class Fsdp2:
         saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             group.update(values)
-        optimizer_state.restore(self.optimizer, self.model, saved["state"], _sharded_like)
+        optimizers.restore_state(self.optimizer, self.model, saved["state"], _sharded_like)
         set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import WeightsCopy, load_weights
-from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
@@ -77,7 +77,7 @@ class Replicated:
 
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
         weights = WeightsCopy.of(self._bare, base_model=base_model)
-        state = optimizer_state.by_name(self.optimizer, self._bare, lambda t: t.detach().to("cpu", copy=True))
+        state = optimizers.state_by_name(self.optimizer, self._bare, lambda t: t.detach().to("cpu", copy=True))
         optimizer = {"state": state, "groups": groups(self.optimizer)}
         schedule, scaler = copied(self.schedule.state_dict()), self.scaler.state_dict()
 
@@ -93,7 +93,7 @@ class Replicated:
         saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             group.update(values)
-        optimizer_state.restore(self.optimizer, self._bare, saved["state"], lambda tensor, p: tensor.to(p.device))
+        optimizers.restore_state(self.optimizer, self._bare, saved["state"], lambda tensor, p: tensor.to(p.device))
         state = torch.load(directory / "schedule.pt", weights_only=True)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}) if self.scaler.is_enabled() else {})

@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
+from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel import optimizer_state
 from ft_assets.training.runtime.parallel.replicated import copied, local_device, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
@@ -91,7 +91,7 @@ class Zero:
             self.model.save_checkpoint(str(directory), tag=TAG, save_latest=False)
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
-        names = optimizer_state.trained_names(self._bare)
+        names = optimizers.trained_names(self._bare)
         state = {names[p]: {k: _whole(safe_get_full_optimizer_state(p, k)) for k in ADAM_STATE} for p in names}
         steps, settings = self._optimizer_steps(), self._groups()
 
@@ -168,7 +168,7 @@ class Zero:
     def _load_adapter(self, directory: Path) -> None:
         found = load_file(directory / ADAPTER_WEIGHTS)
         saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
-        names = optimizer_state.trained_names(self._bare)
+        names = optimizers.trained_names(self._bare)
         if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved["state"]) != set(names.values()):
             raise BadInput(f"the adapter in {directory} does not fit this model: names of its tensors differ")
         self._make_state(next(iter(saved["state"].values()))["step"])

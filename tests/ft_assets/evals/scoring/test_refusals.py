@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from ft_assets.evals.suites.refusals import refuses, sentences_of
+from ft_assets.evals.suites.safety import refuses, sentences_of
 
 REFUSED = [
     "I can't help with that.",

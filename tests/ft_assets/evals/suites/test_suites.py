@@ -12,7 +12,7 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import golden, model_requests, suite_items
-from ft_assets.evals.suites.reasoning_text import without_reasoning
+from ft_assets.evals.suites.suite_items import without_reasoning
 
 
 def row(n: int, answer: str = "yes") -> dict[str, object]:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from ft_assets.training.runtime.data_order import DataOrder  # noqa: E402
+from ft_assets.training.runtime.randomness import DataOrder  # noqa: E402
 from ft_assets.training.spec import Optimization, RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402

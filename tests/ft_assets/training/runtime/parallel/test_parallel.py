@@ -14,7 +14,7 @@ import pytest
 
 from ft_assets.training.checkpoints import committed, step_name
 from ft_assets.training.failures import ExitEvidence, Outcome
-from ft_assets.training.runtime.data_order import DataOrder
+from ft_assets.training.runtime.randomness import DataOrder
 from tests.ft_assets.training.attempts import RUNTIME, SPEC, Job, job
 from tests.ft_assets.training.runtime.parallel import small_slices
 from tests.ft_assets.training.runtime.test_endings import _rewrite
