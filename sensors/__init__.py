@@ -1,3 +1,2 @@
-"""What runs on a tick: read the control plane's state, ask a policy, yield run requests. Every sensor is level-triggered:
-it asks for what the present state needs, and a run key makes sure that asking twice starts once.
-"""
+"""Sensors: each tick reads the control plane's state, asks a policy and yields run requests. Every sensor is level-triggered: it
+requests what the present state needs, and run keys make sure that a repeated request starts nothing twice."""

@@ -1,4 +1,4 @@
-"""Admitted jobs get their partition and their preparation run."""
+"""Gives admitted jobs their partition and their preparation run."""
 
 import dagster as dg
 
@@ -11,7 +11,7 @@ from sensors.run_requests import missing, run_request
 
 @dg.sensor(job=PREPARE, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
-    """Each job that validates its files: its partition key is added and ``prepare`` is requested."""
+    """Adds the partition key of each job in ``validating`` and requests its ``prepare`` run."""
     opened = platform.get()
     due = missing(opened, context.instance, due_runs(opened, ("prepare",)), by="sensor")
     if not due:

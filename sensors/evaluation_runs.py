@@ -1,4 +1,4 @@
-"""Ordered evaluations get their run, and another one where it died."""
+"""Requests runs for ordered evaluations, and another one if a run died."""
 
 from datetime import timedelta
 
@@ -15,12 +15,12 @@ from resources.dagster.run_tags import EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, TEN
 from sensors.run_requests import LIVE, MAX_REQUESTS_PER_TICK
 
 SETTLED = timedelta(seconds=2)
-"""After its end; until then what a run wrote may still be on its way."""
+"""Grace period after its end, while what a run wrote may still be on its way."""
 
 
 @dg.sensor(job=REEVALUATE, minimum_interval_seconds=2, default_status=dg.DefaultSensorStatus.RUNNING)
 def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
-    """Each order that waits: its run is requested, once for each number of runs."""
+    """Requests a run for each waiting order, once per number of runs."""
     opened = platform.get()
     reevaluation_step.take_up(opened)
     due = [d for d in service.due(opened) if not _has_run(context.instance, opened, d)][:MAX_REQUESTS_PER_TICK]
@@ -32,7 +32,7 @@ def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource)
 
 
 def _has_run(instance: dg.DagsterInstance, platform: Platform, due: service.DueEvaluation) -> bool:
-    """Whether a run serves the order already; one that ended without taking it is given up, and the next tick asks for another."""
+    """Whether a run already serves the order; one that ended without claiming it is given up, and the next tick requests another."""
     if due.lost:
         _end_silent(instance, f"{due.id}#{int(due.run_key.rpartition('#')[2]) - 1}")
     records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=1)

@@ -1,9 +1,8 @@
 """Does at once what the sensors would do at their next tick: ``python -m sensors.queue_listener``.
 
-The database tells of each change of the queue when it is committed (channel ``ft_queue``). Then this process runs a round of
-the scheduler and asks for the runs that are due, by the same functions and under the same keys as the sensors ``admission`` and
-``scheduling``; it launches through GraphQL, so that Dagster's queue and the admission before it are crossed. Where it is dead, or
-loses its connection, the sensors do everything within their five seconds.
+The database notifies each committed change of the queue (channel ``ft_queue``). This process then runs a scheduling cycle and requests the
+runs that are due, with the same functions and keys as the sensors ``admission`` and ``scheduling``; it launches through GraphQL, so that
+runs pass Dagster's queue and its admission. If it is down or loses its connection, the sensors do everything within their five seconds.
 """
 
 from __future__ import annotations
@@ -42,29 +41,29 @@ from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing, run_request
 
 CHANNEL = "ft_queue"
 STAGES = ("train", "prepare", "evaluate")
-"""In the order in which runs are asked for: a job with a reservation waits for no burst of submissions."""
+"""Order in which runs are requested: a job with a reservation does not wait for a burst of submissions."""
 BURST_S = 0.05
-"""What comes within this of the first word is one round: 50 submissions at once make a few rounds, not 50."""
+"""Notifications within this time share a cycle: 50 submissions at once make a few cycles, not 50."""
 LAUNCHES_AT_ONCE = 4
 """As many as Dagster's daemon dequeues at once."""
 RETRY_S = 2.0
-"""After an error; by then the sensors may have done it."""
+"""Pause after an error; by then the sensors may have done the work."""
 MAX_PAUSE_S = 30.0
-"""Between rounds while Dagster does not answer; the sensors ask every five seconds."""
+"""Pause between cycles while Dagster does not answer; the sensors ask every five seconds."""
 REFUSED_S = 60.0
-"""How long a run that Dagster refused is left to the sensors, which ask for it at least ten times meanwhile."""
+"""How long a run that Dagster refused is left to the sensors, which request it at least ten times meanwhile."""
 KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-"""Of the connection that listens: it sends nothing, so a server that went away without a word is noticed only by these, in a minute."""
+"""Keepalive settings of the listening connection: it sends nothing, so only these reveal, within a minute, that the server is gone."""
 LOOK_EVERY_S = 1.0
-"""How soon SIGTERM is heard."""
+"""How soon SIGTERM is noticed."""
 LISTENER = "nudge"
-"""Who asks, in claims and in the tag ``dagster/ft_asked_by``."""
+"""Name of this process in claims and in the tag ``dagster/ft_asked_by``."""
 
 log = logging.getLogger("sensors.queue_listener")
 
 
 class QueueListener:
-    """One round at a time over a platform and its Dagster instance."""
+    """Runs one cycle at a time for a platform and its Dagster instance."""
 
     def __init__(
         self, platform: Platform, instance: dg.DagsterInstance, launches: DagsterLaunches, ending: threading.Event | None = None
@@ -75,13 +74,13 @@ class QueueListener:
         self._refused: dict[str, float] = {}
         """Until when a run is left to the sensors, by its key."""
         self.pause_s = 0.0
-        """How long to leave it all to the sensors after this round: Dagster did not answer in it."""
+        """How long to leave everything to the sensors after this cycle, because Dagster did not answer in it."""
 
     def round(self) -> list[str]:
-        """Place what fits, ask for what is due; the keys of the runs that were asked for.
+        """Run a scheduling cycle and request the runs that are due; returns the keys of the requested runs.
 
-        A claim from which no run came is given back, so what is left is due again. A run that Dagster refuses is not asked for again
-        for :data:`REFUSED_S`, and keeps no other back; where Dagster does not answer at all, this lap is the last.
+        Claims that led to no run are released, so that the rest is due again. A run that Dagster refuses is not requested again for
+        :data:`REFUSED_S`, and does not hold up others; if Dagster does not answer at all, this is the last attempt of the cycle.
         """
         run_cycle(self._platform)
         asked: list[str] = []
@@ -100,7 +99,7 @@ class QueueListener:
         return asked
 
     def _wanted(self) -> list[DueRun]:
-        """What is due, without what was refused a short while ago."""
+        """Return what is due, without recently refused runs."""
         now = time.monotonic()
         self._refused = {key: until for key, until in self._refused.items() if until > now}
         return [due for due in due_runs(self._platform, STAGES) if due.run_key not in self._refused]
@@ -123,9 +122,9 @@ class QueueListener:
 
 
 def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.Event) -> None:
-    """Call `heard` at once, for what was missed, and after each word until `ending`; raises when the connection is lost.
+    """Call `heard` at once, for missed notifications, and after each one until `ending`; raises when the connection is lost.
 
-    Where it returns a number of seconds, it is called when they have passed, whether or not there was a word, and not before.
+    If it returns a number of seconds, it is called when they have passed, with or without a notification, and not before.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(sa.text(f"LISTEN {CHANNEL}"))
@@ -142,7 +141,7 @@ def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.
             time.sleep(BURST_S)
             try:
                 raw.poll()
-            except psycopg2.Error as error:  # errors of this raw connection are not wrapped by SQLAlchemy
+            except psycopg2.Error as error:  # SQLAlchemy does not wrap errors of this raw connection
                 conn.invalidate(error)
                 raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
             if raw.notifies:
@@ -151,7 +150,7 @@ def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.
 
 
 def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
-    """Listen until `ending`, through errors of the database and of Dagster; `alive` is touched once it listens."""
+    """Listen until `ending`, through errors of the database and of Dagster; touches `alive` once it listens."""
     url = platform.engine.url.update_query_dict(KEEPALIVE)
     engine = make_engine(url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
     launches = DagsterLaunches(dagster_url, token=dagster_token(platform.settings))

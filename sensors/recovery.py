@@ -1,4 +1,4 @@
-"""Runs that ended, or whose worker died, while their job did not move are replaced; a stage that keeps failing ends the job."""
+"""Replaces runs that ended, or whose worker died, without moving their job; a stage that keeps failing ends the job."""
 
 import enum
 from datetime import datetime, timedelta
@@ -17,30 +17,31 @@ from resources.dagster.run_tags import RUN_KEY_TAG
 from sensors.run_coordinator import KEYED_JOBS
 
 STALE = timedelta(seconds=15)
-"""A live step beats every 5 s or faster; three missed beats mean that its worker is gone. With the daemon's loop of 5 s a worker that
-nothing else is known of is missed within 20 s, and one whose process can be looked for within 5 s."""
+"""A live step sends a heartbeat at least every 5 s; three missed ones mean that its worker is gone. With the daemon's loop of 5 s, a
+silent worker is noticed within 20 s, and one whose process can be checked within 5 s."""
 HUNG = timedelta(seconds=60)
-"""A worker whose process lives is left alone for longer: its database may be away. Then it is killed, so that there are never two."""
+"""A worker whose process lives is left alone for longer, because its database may be unavailable. Then it is killed, so that there are
+never two."""
 FORGOTTEN = timedelta(minutes=10)
-"""A run whose job has moved on has that long for what is left to do; nobody waits for it, and its worker may have died."""
+"""How long a run may take to finish after its job has moved on; nothing waits for it, and its worker may have died."""
 MAX_LOOKED_AT = 500
-"""Working runs that a tick compares with what is due: more than the planned 325 GPUs, 8 preparations and 17 evaluations work at once."""
+"""Working runs that a tick compares with what is due: more than the planned 325 GPUs, 8 preparations and 17 evaluations."""
 MAX_REPLACEMENTS = 5
 """Runs of one stage that may die without moving the job; each is a fault of the platform."""
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
 SETTLED = timedelta(seconds=1)
 """How long after its end a run may still be moving its job: the transition is written beside Dagster's own."""
 UNQUEUED = timedelta(seconds=30)
-"""Between its creation and the queue a run is for a moment in the hands of a webserver or of the daemon: one that stays there was lost with
-it. Longer than the 20 s that the nudge waits for an answer. Should it enter the queue after all, its key is not due any more."""
+"""Between its creation and the queue, a run is briefly held by a webserver or the daemon; one that stays there was lost with it. Longer
+than the 20 s that the queue listener waits for an answer. If it enters the queue after all, its key is no longer due."""
 MAX_OF_A_KEY = 5
-"""One has entered the queue; others are on their way to be turned away there, or were lost before."""
+"""One has entered the queue; the others are about to be refused there, or were lost before."""
 WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
 @dg.sensor(minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """Compare each due run with what Dagster knows of it."""
+    """Compares each due run with Dagster's records of it."""
     opened = platform.get()
     awaited = due_runs(opened, ("prepare", "train", "evaluate"))
     replaced = end_forgotten(context.instance, {d.run_key for d in awaited}, opened.clock())
@@ -54,7 +55,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
             if replace_run(opened, due):
                 replaced.append(f"{due.run_key}: {why}")
             continue
-        if run_replacements(opened, due) is None:  # to ask Dagster took a while
+        if run_replacements(opened, due) is None:  # asking Dagster took a while
             continue
         replaced.append(f"{due.run_key}: {why}")
         fail(
@@ -70,7 +71,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
 
 
 def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:
-    """Why `due`'s run will not move its job any more; None while it may."""
+    """Return why the run of `due` will not move its job any more; None while it may."""
     records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=MAX_OF_A_KEY)
     if not records:
         return None
@@ -105,7 +106,7 @@ class Worker(enum.Enum):
 
 
 def worker_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Worker:
-    """Asks the launcher: a forked run's process is on this machine, and of a step on a cluster its launcher knows the pod."""
+    """Asks the launcher: a forked run's process is on this machine; for a step on a cluster, the launcher knows the pod."""
     launcher = instance.run_launcher
     if not launcher.supports_check_run_worker_health:
         return Worker.UNKNOWN
@@ -116,7 +117,7 @@ def worker_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Worker:
 
 
 def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime) -> list[str]:
-    """End runs that Dagster believes to work, that nobody waits for, and of which nothing was heard; what was ended, in words."""
+    """End silent runs that Dagster believes to be working but nothing waits for; returns descriptions of what was ended."""
     ended = []
     filters = dg.RunsFilter(statuses=list(WORKING), updated_before=now - FORGOTTEN)
     for record in instance.get_run_records(filters, limit=MAX_LOOKED_AT, ascending=True):

@@ -1,12 +1,12 @@
-"""Every launch crosses this queue (UI, GraphQL, backfill, sensor, nudge, re-execution): a training run without a reservation is
-refused, and so is a second run for what one run serves already, whoever asks for it.
+"""Every launch passes this queue (UI, GraphQL, backfill, sensor, queue listener, re-execution): it refuses a training run without a
+reservation, and a second run for what one run already serves, whoever launches it.
 
-A run with a reservation starts at once. The queue bounds the others, preparations and evaluations, in all and for each tenant
-(:mod:`control_plane.queue.launches`): each takes a slot, a tag that is set here and nowhere else. A run that brings
-one which it does not take is refused.
+A run with a reservation starts at once. The queue limits the others, preparations and evaluations, in total and per tenant
+(:mod:`control_plane.queue.launches`): each takes a slot, a tag that only this module sets. A run that brings a slot tag it does not need is
+refused.
 
-A tag could be forged, so the reservation is looked up in the control plane's database by partition key.
-`dagster asset materialize` crosses no queue; the ``checkpoint`` asset checks the same reservation again.
+A tag could be forged, so the reservation is looked up in the control plane's database by partition key. `dagster asset materialize` passes
+no queue; the ``checkpoint`` asset checks the same reservation again.
 """
 
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from resources.database.engine import control_plane_url, shared_logins
 GATED_JOBS = frozenset({"train"})
 GATED_ASSETS = frozenset({"checkpoint"})
 KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
-"""Runs of these have keys that are the platform's own; each key has one run."""
+"""Runs of these jobs have the platform's own keys; each key has one run."""
 SLOTS = {
     PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"}),
     EVALUATE_SLOT: frozenset({"evaluate", "reevaluate", "eval_report", "adapter_evaluation"}),
@@ -42,7 +42,7 @@ NEXT_STEP = "Submit it through the API, `ft submit` or the `submit` job; the sch
 
 
 class AdmissionRunCoordinator(QueuedRunCoordinator):
-    """Dagster's queue behind the platform's admission."""
+    """Dagster's queue, with the platform's admission in front."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None, **config: Any) -> None:
         super().__init__(inst_data=inst_data, **config)
@@ -56,12 +56,12 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         refusal, run_key = self.judge(run)
         if refusal is None:
             tags = slots_of(run) | ({RUN_KEY_TAG: run_key} if run_key else {})  # the sensor `failures` finds it by its key
-            if not run_key and RUN_KEY_TAG in run.tags:  # a key that serves nothing: of the parent, or forged
+            if not run_key and RUN_KEY_TAG in run.tags:  # a key that serves nothing: the parent's, or forged
                 tags |= {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]}
             if any(run.tags.get(name) != value for name, value in tags.items()):
                 self._instance.add_run_tags(run.run_id, tags)
             return super().submit_run(context)
-        if RUN_KEY_TAG in run.tags:  # whoever looks for the run of this key must find the one that serves it
+        if RUN_KEY_TAG in run.tags:  # so that a search for this key finds the run that serves it
             self._instance.add_run_tags(run.run_id, {RUN_KEY_TAG: "", REFUSED_KEY_TAG: run.tags[RUN_KEY_TAG]})
         self._instance.report_run_canceled(run, message=refusal)
         refused = self._instance.get_run_by_id(run.run_id)
@@ -69,7 +69,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         return refused
 
     def get_run_queue_config(self) -> RunQueueConfig:
-        """Limits on slots alone, from the settings of the daemon that asks."""
+        """Limits on slots only, from the settings of the calling daemon."""
         settings = load()
         num_gpus = sum(pool.total_gpus for pool in configured_pools.configured(settings, datetime.now(UTC)))
         limits = launches.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
@@ -80,11 +80,11 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         return super().get_run_queue_config()._replace(max_concurrent_runs=UNLIMITED, tag_concurrency_limits=slots)
 
     def judge(self, run: DagsterRun) -> tuple[str | None, str]:
-        """Why `run` may not start, None when it may; and the key that it then has for ever, empty where it serves nothing that is due.
+        """Return why `run` may not start, None if it may; and its permanent key, empty if it serves nothing that is due.
 
-        A run of a stage that is due serves it, also when it was started by hand and names no key. Where nothing is due, an operator
-        may run a preparation or an evaluation again; a re-execution has the key of its parent among its tags, which says nothing.
-        A run with the tag of a slot that it does not take is refused: it would hold up others, and Dagster removes no tag of a run.
+        A run of a stage that is due serves it, even if it was started by hand and names no key. If nothing is due, an operator may repeat a
+        preparation or an evaluation; a re-execution has its parent's key among its tags, which is ignored. A run with the tag of a slot
+        that it does not take is refused: it would hold up others, and Dagster never removes a run's tags.
         """
         if forged := sorted((SLOTS.keys() & run.tags.keys()) - slots_of(run).keys()):
             return f"refused: the platform sets the tag {forged[0]}, and this run takes no such slot; launch it without the tag", ""
@@ -125,7 +125,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
 
 
 def slots_of(run: DagsterRun) -> dict[str, str]:
-    """Tags of the slots that `run` takes; none for a training run: it holds a reservation, or it is refused."""
+    """Return the tags of the slots that `run` takes; none for a training run, which holds a reservation or is refused."""
     made = {run.job_name, *(key.path[-1] for key in run.asset_selection or ())}
     if made & (GATED_JOBS | GATED_ASSETS):
         return {}
@@ -134,7 +134,7 @@ def slots_of(run: DagsterRun) -> dict[str, str]:
 
 
 def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
-    """Attempt and number of runs of the job's reservation; None when it holds none."""
+    """Return attempt and number of runs of the job's reservation; None if it holds none."""
     query = (
         sa.select(reservations.c.attempt, jobs.c.train_runs)
         .select_from(reservations.join(jobs, jobs.c.id == reservations.c.job_id))
@@ -144,6 +144,6 @@ def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
 
 
 def _job(conn: sa.Connection, tenant: str, job_id: str) -> Any:
-    """State of the job, and how often the runs of its stages were replaced; None when the tenant has no such job."""
+    """Return the job's state, and how often the runs of its stages were replaced; None if the tenant has no such job."""
     query = sa.select(jobs.c.state, jobs.c.prepare_runs, jobs.c.evaluate_runs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
     return conn.execute(query).mappings().first()

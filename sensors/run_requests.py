@@ -1,4 +1,4 @@
-"""Run requests for the runs that jobs are due, whoever asks: a sensor's tick or the nudge."""
+"""Run requests for due runs, shared by the sensors and the queue listener."""
 
 from collections.abc import Sequence
 
@@ -25,12 +25,13 @@ from resources.dagster.run_tags import (
 from sensors import step_pods
 
 MAX_REQUESTS_PER_TICK = 25
-"""Runs are created one by one (about 0.1 s each) inside a tick that has 60 s."""
+"""Runs are created one by one (about 0.1 s each) within a tick that has 60 s."""
 KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK
-"""Of those that one query of Dagster's storage names: a burst may make thousands due, of which a tick asks for 25."""
+"""Runs named by one query of Dagster's storage: a burst may make thousands due, of which a tick requests 25."""
 
 REQUESTED_BY = {"prepare": "admission", "train": "scheduling", "evaluate": "scheduling"}
-"""The sensor whose runs those of a stage are. The nudge requests them for it, earlier, so they are listed on that sensor's page."""
+"""The sensor that owns the runs of a stage. The queue listener requests them earlier on its behalf, so that they are listed on that
+sensor's page."""
 
 LIVE = (
     dg.DagsterRunStatus.QUEUED,
@@ -42,9 +43,9 @@ LIVE = (
 
 
 def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueRun], *, by: str) -> list[DueRun]:
-    """Those of `due` that have no run, whose run `by` may now ask for; as many as fit into one tick.
+    """Return those of `due` without a run that `by` may launch now; as many as fit into one tick.
 
-    A key has one run for ever: one that ended without moving its job is replaced under another key (sensor ``failures``).
+    A key has one run forever: one that ended without moving its job is replaced under another key (sensor ``failures``).
     """
     left = launches.unbound(platform, due)
     for start in range(0, len(left), KEYS_PER_QUERY):
@@ -58,7 +59,7 @@ def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueR
 
 
 def run_request(due: DueRun, *, by: str = "sensor") -> dg.RunRequest:
-    """The request of one due run, in the trace of its job; its tags are what operators filter by in Dagster's UI."""
+    """Return the request of one due run, in the trace of its job; operators filter by its tags in Dagster's UI."""
     about = correlation.scope(tenant=due.tenant, job=due.job_id, attempt=due.attempt or None)
     with about, spans.span(f"request {due.stage}", parent=due.trace_parent, kind="producer", ft__run_key=due.run_key):
         return _request(due, spans.current() if due.trace_parent else None, by)

@@ -1,6 +1,7 @@
-"""Queued jobs are placed by the scheduler's policy; jobs that hold a reservation or were trained get their run.
+"""Places queued jobs by the scheduler's policy, and requests runs for jobs that hold a reservation or have been trained.
 
-``sensors.queue_listener`` does the same as soon as a job moves; this looks at all of them every few seconds, and alone where no nudge runs.
+``sensors.queue_listener`` does the same as soon as a job moves; this covers all jobs every few seconds, and everything while the listener
+is down.
 """
 
 import dagster as dg
@@ -14,7 +15,7 @@ from sensors.run_requests import missing, run_request
 
 @dg.sensor(jobs=[TRAIN, EVALUATE], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
 def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult:
-    """One scheduling round, then the runs of every reservation and every evaluation that is due."""
+    """Runs one scheduling cycle, then requests the runs of every reservation and every evaluation that is due."""
     opened = platform.get()
     for decision in run_cycle(opened):
         context.log.info(str(decision))

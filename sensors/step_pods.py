@@ -1,11 +1,11 @@
-"""Pods of Dagster's steps on a cluster: what each run says of its own, where ``FT_EXECUTOR=k8s`` runs every step as a pod.
+"""Pods of Dagster's steps on a cluster: per-run settings when ``FT_EXECUTOR=k8s`` runs every step as a pod.
 
-Tags of a run never reach the pods of its steps; what a run request says in the configuration of its executor does, and is merged last.
-It is valid for that executor alone, so on one machine a run says nothing.
+Tags of a run never reach the pods of its steps; the executor configuration of a run request does, and is merged last. It is valid for that
+executor only, so on one machine a run has none.
 
-A step holds no GPU: it starts or finds the training workload, follows it and commits what it leaves. So its pod stays away from nodes of
-the pools, where it would take cores that a gang counts on, and is in no queue of Kueue's; it carries the queue and the priority class
-that its workload has, for people and for what they select by.
+A step holds no GPU: it starts or finds the training workload, follows it and commits its results. So its pod stays away from nodes of the
+pools, where it would take cores that a gang counts on, and is in no Kueue queue; it carries the queue and the priority class of its
+workload as labels for people.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "train": ("checkpoint",),
     "evaluate": ("eval_report", "adapter"),
 }
-"""By stage: the steps of its runs."""
+"""Steps of the runs of each stage."""
 REQUESTS: Mapping[str, Mapping[str, str]] = {
     "prepare": {"cpu": "2", "memory": "4Gi"},
     "train": {"cpu": "250m", "memory": "1Gi"},
     "evaluate": {"cpu": "1", "memory": "4Gi"},
 }
-"""A follower waits: 0.5 GiB of libraries and a copy in flight of a checkpoint's parts. Validation may take FT_VALIDATION_MEMORY_GIB (3)."""
+"""A follower mostly waits: 0.5 GiB of libraries and a copy of a checkpoint's parts in flight. Validation may take
+FT_VALIDATION_MEMORY_GIB (3)."""
 
 
 def run_config(due: DueRun, env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """For ``RunRequest(run_config=...)`` of `due`; empty where steps are no pods."""
+    """Return the ``RunRequest(run_config=...)`` of `due`; empty unless steps are pods."""
     if (os.environ if env is None else env).get("FT_EXECUTOR") != "k8s":
         return {}
     return {"execution": {"config": {"per_step_k8s_config": {step: step_pod(due) for step in STEPS[due.stage]}}}}
 
 
 def step_pod(due: DueRun) -> dict[str, Any]:
-    """Labels, resources and place of the pod of one step."""
+    """Labels, resources and node placement of one step's pod."""
     about = {"tenant": due.tenant, "job": due.job_id, "tier": due.tier, "stage": due.stage, "pool": due.pool or ""}
     labels = {f"ft-platform/{name}": label(value) for name, value in about.items() if value}
     annotations = {}

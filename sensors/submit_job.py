@@ -12,7 +12,7 @@ from resources.dagster.run_tags import runs_of_job
 
 
 class Submission(dg.Config):
-    """A fine-tuning request as ``POST /v1/fine_tuning/jobs`` takes it, for one tenant."""
+    """A fine-tuning request with the fields of ``POST /v1/fine_tuning/jobs``, for one tenant."""
 
     tenant: str
     model: str
@@ -26,7 +26,7 @@ class Submission(dg.Config):
 
 @dg.op
 def register(context: dg.OpExecutionContext, config: Submission, platform: PlatformResource) -> None:
-    """Admit the submission; a refusal fails the run with the reason that a REST client would get."""
+    """Admit the submission; a refusal fails the run with the same reason as over REST."""
     named = {k: getattr(config, k) for k in ("model", "training_file", "validation_file", "suffix", "seed")}
     job = jobs.submit(platform.get(), config.tenant, JobRequest.from_body({**config.options, **named})).job
     context.log.info(f"admitted {job['id']}")
@@ -36,5 +36,5 @@ def register(context: dg.OpExecutionContext, config: Submission, platform: Platf
 
 @dg.job(executor_def=dg.in_process_executor)
 def submit() -> None:
-    """Submit a fine-tuning job; the admission sensor takes it from there."""
+    """Submit a fine-tuning job; the admission sensor takes over from there."""
     register()

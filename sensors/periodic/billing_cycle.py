@@ -1,4 +1,4 @@
-"""Attempts are billed, storage is sampled, budgets are watched and invoices are issued: whatever is due, in every round."""
+"""Bills attempts, samples storage, watches budgets and issues invoices: whatever is due at each tick."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "budget alerts": budgets.alert_due,
     "invoices issued": lambda platform: len(invoices.issue_due(platform)),
 }
-"""In this order: an invoice waits for what is not billed, and alerts count what just was."""
+"""In this order, because an invoice waits for unbilled attempts, and alerts count what was just billed."""
 
 
 @dg.sensor(minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
 def metering(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round over everything that is due; what fails is told, keeps nothing else from going, and is tried again."""
+    """Does everything that is due; failures are logged, do not stop the rest, and are retried."""
     return dg.SkipReason(one_round(platform.get()))
 
 

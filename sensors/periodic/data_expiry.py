@@ -1,4 +1,4 @@
-"""What ended jobs left behind goes when its time is over, deprecated adapters after their grace, and what a tenant wants gone."""
+"""Deletes what ended jobs left behind, deprecated adapters after their grace period, and data that tenants want deleted."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,7 +14,7 @@ from ft_assets.errors import FtError
 from ft_assets.platform_resource import PlatformResource
 
 ROUND_S = 10.0
-"""Seconds of each kind of work in a round: all of them together have a minute."""
+"""Time limit of each kind of work per tick: all of them together have a minute."""
 ROUNDS: Mapping[str, Callable[[Platform], object]] = {
     "deletions done": lambda platform: deletion.carry_out_all(platform, budget_s=2 * ROUND_S),
     "adapters archived": deletion_requests.archive_due,
@@ -26,7 +26,7 @@ ROUNDS: Mapping[str, Callable[[Platform], object]] = {
 
 @dg.sensor(minimum_interval_seconds=600, default_status=dg.DefaultSensorStatus.RUNNING)
 def retention(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round over everything whose time is over; what fails is told, keeps nothing else from going, and is tried again."""
+    """Deletes everything whose time is up; failures are logged, do not stop the rest, and are retried."""
     return dg.SkipReason(one_round(platform.get()))
 
 

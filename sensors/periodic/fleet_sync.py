@@ -1,4 +1,4 @@
-"""The serving fleet follows the desired state: adapters that should be loaded are, also after a server was restarted."""
+"""Keeps the serving fleet at its desired state: adapters that should be loaded are, even after a server restarted."""
 
 import dagster as dg
 
@@ -9,7 +9,7 @@ from ft_assets.platform_resource import PlatformResource
 
 @dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
 def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round of reconciliation; what could not be done is tried again on a later tick. The API does so every second."""
+    """Runs one reconciliation pass; what fails is retried on a later tick. The API does the same every second."""
     try:
         done = fleet.reconcile(platform.get())
     except Unavailable as error:

@@ -1,4 +1,4 @@
-"""MLflow's registered models follow the registry: stages, approvals and aliases, within a minute of a change."""
+"""Keeps MLflow's registered models in step with the registry: stages, approvals and aliases, within a minute of a change."""
 
 import dagster as dg
 
@@ -8,7 +8,7 @@ from ft_assets.platform_resource import PlatformResource
 
 @dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
 def model_registry(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round; a registry that does not answer is asked again two minutes later."""
+    """Runs one pass; an unavailable registry is asked again two minutes later."""
     opened = platform.get()
     changes = mlflow_mirror.mirror(opened)
     problem = mlflow_mirror.problem(opened)

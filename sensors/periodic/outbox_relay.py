@@ -1,4 +1,4 @@
-"""Webhooks and e-mails are sent, also while the API is away; old events are forgotten."""
+"""Sends webhooks and e-mails even while the API is down; deletes old events."""
 
 import dagster as dg
 
@@ -7,12 +7,12 @@ from control_plane.notifications.dispatch import Dispatcher
 from ft_assets.platform_resource import PlatformResource
 
 FOR_S = 20.0
-"""A tick begins nothing new after that: user code has 60 s."""
+"""After this long a tick starts nothing new: user code has 60 s."""
 
 
 @dg.sensor(minimum_interval_seconds=30, default_status=dg.DefaultSensorStatus.RUNNING)
 def outbox(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """Send what is due; the API does the same while it runs, and what one of them has begun the other leaves alone."""
+    """Sends what is due. The API does the same while it runs; claims keep the two apart."""
     opened = platform.get()
     forgotten = box.forget(opened)
     done = Dispatcher(opened).drain(for_s=FOR_S)

@@ -1,4 +1,4 @@
-"""Partition keys of jobs that ended long ago leave Dagster's lists; their runs and events stay."""
+"""Removes the partition keys of jobs that ended long ago from Dagster's lists; their runs and events stay."""
 
 import dagster as dg
 
@@ -12,7 +12,7 @@ MAX_KEYS_PER_TICK = 200
 
 @dg.sensor(minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
 def partitions(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """The keys go first and are marked as gone then: what is cut off between the two is done again."""
+    """Deletes the keys first and marks them afterwards: what is cut off in between is repeated."""
     opened = platform.get()
     gone = service.retirable(opened, limit=MAX_KEYS_PER_TICK)
     for job in gone:

@@ -1,4 +1,4 @@
-"""Tenants hear of the limits that they reach; what runs beyond a hard cap is paused, and goes on when there is room."""
+"""Notifies tenants of limits they reach; pauses what runs beyond a hard cap, and resumes it when there is room."""
 
 import dagster as dg
 
@@ -8,7 +8,7 @@ from ft_assets.platform_resource import PlatformResource
 
 @dg.sensor(minimum_interval_seconds=10, default_status=dg.DefaultSensorStatus.RUNNING)
 def quotas(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round over all tenants whose use can have changed."""
+    """Runs one pass over all tenants whose use may have changed."""
     done = enforcement.enforce(platform.get())
     for what, jobs in (("paused", done.paused), ("resumed", done.resumed)):
         if jobs:

@@ -1,4 +1,4 @@
-"""Uploads that nobody completed, files whose time is over, and objects that no row names."""
+"""Deletes uploads that were never completed, expired files, and objects without a row."""
 
 from collections.abc import Callable
 
@@ -20,12 +20,12 @@ STEPS: tuple[tuple[str, Callable[[Platform], int]], ...] = (
 
 @dg.sensor(minimum_interval_seconds=60, default_status=dg.DefaultSensorStatus.RUNNING)
 def uploads(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
-    """One round; what fails is told, and tried again by the next."""
+    """Runs one pass; failures are logged and retried by the next."""
     return dg.SkipReason(one_round(platform.get()))
 
 
 def one_round(platform: Platform) -> str:
-    """Every step, whatever becomes of those before it."""
+    """Runs every step, whatever happens in those before it."""
     return "; ".join(f"{what}: {_outcome(step, platform)}" for what, step in STEPS)
 
 
