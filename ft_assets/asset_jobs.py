@@ -7,10 +7,10 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 
 def executor() -> dg.ExecutorDefinition:
-    """Steps run in the run's process on one machine, and as pods of their own on a cluster (``FT_EXECUTOR=k8s``)."""
+    """Steps run in the run's process on one machine, and as separate pods on a cluster (``FT_EXECUTOR=k8s``)."""
     if os.environ.get("FT_EXECUTOR") != "k8s":
         return dg.in_process_executor
-    from dagster_k8s import k8s_job_executor  # 2 s of imports that one machine does not need
+    from dagster_k8s import k8s_job_executor  # takes 2 s to import and is not needed on one machine
 
     return k8s_job_executor
 
@@ -20,10 +20,10 @@ def _stage(name: str, *assets: str) -> UnresolvedAssetJobDefinition:
 
 
 PREPARE = _stage("prepare", "dataset", "tokenized_pack")
-"""On CPU, before the queue: bad data ends a job before it waits for a GPU."""
+"""Runs on CPU before the queue: bad data ends a job before it waits for a GPU."""
 TRAIN = _stage("train", "checkpoint")
-"""Only with a reservation."""
+"""Runs only with a reservation."""
 EVALUATE = _stage("evaluate", "eval_report", "adapter")
-"""Without a reservation, and bounded by FT_EVALUATE_RUNS: a gang never holds GPUs while an evaluation runs."""
+"""Runs without a reservation, limited by FT_EVALUATE_RUNS: a gang never holds GPUs while an evaluation runs."""
 REEVALUATE = _stage("reevaluate", "adapter_evaluation")
-"""A registered adapter once more: on other bytes of its base, or with other suites."""
+"""Evaluates a registered adapter again: on other files of its base, or with other suites."""

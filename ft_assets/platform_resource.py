@@ -1,4 +1,4 @@
-"""The platform as a Dagster resource: what assets, sensors and ops are given."""
+"""The platform as a Dagster resource for assets, sensors and ops."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ BEAT_S = 5.0
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
-    """Opens the platform that the environment describes; all configuration is there, none in run config or the UI."""
+    """Opens the platform described by the environment; no configuration comes from run config or the UI."""
 
     def get(self) -> Platform:
         return open_platform(load())
@@ -43,15 +43,15 @@ def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
         with about, spans.whole_process(parent), span:
             yield
     finally:
-        spans.flush()  # the process of a run may end without a word
+        spans.flush()  # a run's process may end without notice
 
 
 @contextlib.contextmanager
 def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
-    """Beat for the job while the wrapped work runs, and give a failure its owner.
+    """Send heartbeats for the job while the wrapped work runs, and attribute its failure.
 
-    A request that cannot be carried out ends the job and the run, and so does a base model with other bytes than the job was
-    promised; nothing is retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
+    An invalid request ends the job and the run, and so does a base model whose files are not those the job was promised; neither is
+    retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
     """
     numbers, done = transitions.run_numbers(platform, job_id), threading.Event()
     beats = threading.Thread(target=_beat, args=(platform, job_id, numbers, done), daemon=True, name=f"beat-{job_id}")
@@ -70,7 +70,7 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
 
 
 def _beat(platform: Platform, job_id: str, numbers: transitions.RunNumbers, done: threading.Event) -> None:
-    """Tell every few seconds that somebody works on the job; a database that is away for a moment is asked again."""
+    """Record a heartbeat every few seconds; retries while the database is unavailable."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
             transitions.record_heartbeat(platform, job_id, numbers)

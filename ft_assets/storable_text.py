@@ -1,4 +1,4 @@
-"""Text that every store takes: databases and JSON refuse NUL, half a surrogate pair, and numbers that are none."""
+"""Text that every store accepts: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from ft_assets.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""Nesting of a request at most, as of a row of a dataset."""
+"""Deepest nesting of a request, as of a dataset row."""
 MAX_PATH = 120
 """Characters of a path that a message repeats."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters (not tab, not newline) and surrogates written out, as ``\\u0000``."""
+    """Return `text` with control characters (except tab and newline) and surrogates written as ``\\u0000``."""
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
 def num_characters(value: Any) -> int:
-    """Characters of all texts and numbers of a JSON value, keys included; an empty list or object counts as one."""
+    """Count the characters of all texts and numbers of a JSON value, keys included; an empty list or object counts as one."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -37,7 +37,7 @@ def num_characters(value: Any) -> int:
 
 
 def check_storable(value: Any, path: str = "") -> None:
-    """Refuse JSON that no store takes; ``InvalidRequest`` names the first place and what is wrong there."""
+    """Refuse JSON that a store would refuse; ``InvalidRequest`` names the first place and the problem."""
     waiting: list[tuple[Any, str, int]] = [(value, path, 0)]
     while waiting:
         item, where, depth = waiting.pop()

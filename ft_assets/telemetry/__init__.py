@@ -1,1 +1,1 @@
-"""Logs, spans, redaction and provenance of every process."""
+"""Logs, spans, redaction and provenance, for every process."""

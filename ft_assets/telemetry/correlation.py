@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 
 VARIABLE = "FT_CONTEXT"
-"""Environment of a workload: its fields as JSON, for every line that it logs and every span that it sends."""
+"""Environment variable of a workload: its fields as JSON, for every log line and span."""
 
 _scope: ContextVar[dict[str, str | int] | None] = ContextVar("ft_context", default=None)
 _process: dict[str, str | int] = {}
 _whole: list[dict[str, str | int]] = []
-"""Scopes of the whole process, the innermost last."""
+"""Scopes of the whole process, innermost last."""
 
 
 @contextlib.contextmanager
 def scope(*, whole_process: bool = False, **fields: str | int | None) -> Iterator[None]:
-    """Work on what `fields` name, in addition to what is known; `whole_process`: in its threads, too, for it does nothing else."""
+    """Add `fields` to log lines and spans of the wrapped work; `whole_process`: in all threads of a process that does nothing else."""
     known = {k: v for k, v in fields.items() if v is not None}
     present = {**(_scope.get() or {}), **known}
     token = _scope.set(present)

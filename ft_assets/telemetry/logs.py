@@ -1,8 +1,8 @@
-"""Logs of every process of the platform: a line an event, as JSON (``FT_LOG_FORMAT=json``) or as text for people (the default).
+"""Logs of every process of the platform: one line per event, as JSON (``FT_LOG_FORMAT=json``) or as text (the default).
 
-The formatter is our own and stands on the standard library alone: training and inference processes import nothing for it, the
-fields come from :mod:`ft_assets.telemetry.correlation`, which threads share, and what looks like a secret is taken out in this one
-place, whoever wrote the line.
+The formatter is our own and needs only the standard library, so that training and inference processes import nothing for it. Fields come
+from :mod:`ft_assets.telemetry.correlation`, which threads share, and whatever looks like a secret is removed here, whichever code wrote the
+line.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ft_assets.telemetry.redaction import without_data, without_secrets
 FORMAT, LEVEL = "FT_LOG_FORMAT", "FT_LOG_LEVEL"
 PACKAGES = ("control_plane", "deploy", "ft_assets", "resources", "sensors")
 FIELDS = ("time", "level", "logger", "message", "service", "tenant", "job", "attempt", "request_id", "trace_id", "span_id", "exception")
-"""Of a line, as far as they are known; a line may add some of its own (``extra={"fields": {...}}``)."""
+"""Fields of every line, if known; a line may add others (``extra={"fields": {...}}``)."""
 TEXT_FIELDS = ("tenant", "job", "attempt", "request_id")
-"""Those that a line for people names behind its message."""
+"""Fields that text lines show after the message."""
 QUIET = dict.fromkeys(("httpx", "httpcore", "httpx2", "httpcore2", "urllib3", "alembic"), logging.WARNING)
-"""They log each request with its whole URL, or each look at a schema."""
+"""Loggers that log every request with its full URL, or every schema access."""
 SELDOM_S = 60.0
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record."""
+    """One JSON object per record."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """For people: what is known stands behind the message; `plain`, for a log that is of one job alone, has time and message."""
+    """Text with the known fields at the end; `plain`, for the log of a single job, has only time and message."""
 
     def __init__(self, *, plain: bool) -> None:
         super().__init__("%(asctime)s %(message)s" if plain else "%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -71,7 +71,7 @@ class TextLines(logging.Formatter):
 
 
 class _Standard(logging.StreamHandler[TextIO]):
-    """Writes to whatever ``sys.stdout`` or ``sys.stderr`` is at the moment."""
+    """Writes to the present ``sys.stdout`` or ``sys.stderr``."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -88,7 +88,7 @@ class _Standard(logging.StreamHandler[TextIO]):
 
 
 class _Seldom(logging.Filter):
-    """Of a collector that is away one line a minute, and not one a span."""
+    """Passes one line per minute, rather than one per span, while a collector is unavailable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def is_json(env: Mapping[str, str] | None = None) -> bool:
 
 
 def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> logging.Handler:
-    """What writes the lines of `service`."""
+    """Return the formatter of `service`."""
     made = _Standard(stream)
     made.setFormatter(JsonLines(service) if is_json(env) else TextLines(plain=plain))
     made.addFilter(_Seldom())
@@ -118,7 +118,7 @@ def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: M
 
 
 def configure(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> None:
-    """Log all that happens in this process as `service`; takes over what it was started for. Calling it again changes the service."""
+    """Log everything in this process as `service`, with the fields it was started with. Calling it again changes the service."""
     e = os.environ if env is None else env
     correlation.adopt(e)
     root = logging.getLogger()
@@ -133,7 +133,7 @@ def configure(service: str, *, stream: str = "stderr", plain: bool = False, env:
 
 
 def configure_packages(service: str) -> None:
-    """Log what our own packages say, in a process whose other logs belong to Dagster."""
+    """Log messages of our own packages, in a process whose other logs belong to Dagster."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(h, _Standard) for h in logger.handlers):
@@ -142,13 +142,13 @@ def configure_packages(service: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Variables with which a workload logs as this process does, of the same job, in the same trace."""
+    """Environment variables with which a workload logs in the same format, for the same job and trace."""
     asked = {name: os.environ[name] for name in (FORMAT, LEVEL) if os.environ.get(name)}
     return {**asked, **correlation.environment(), **spans.environment()}
 
 
 def readable(line: str) -> str:
-    """A line of a workload's log as its tenant reads it: the text of a JSON line, any other as it is."""
+    """Return a line of a workload's log as its tenant reads it: the message of a JSON line, any other line unchanged."""
     if not line.startswith('{"time": '):
         return line
     try:

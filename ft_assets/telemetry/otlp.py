@@ -1,4 +1,4 @@
-"""The one place that knows OpenTelemetry's SDK: :mod:`ft_assets.telemetry.spans` imports it when the first span is sent."""
+"""The only module that uses OpenTelemetry's SDK; :mod:`ft_assets.telemetry.spans` imports it when the first span is sent."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 
 PATH = "/v1/traces"
 TIMEOUT_S = 5.0
-"""Of one request to the collector, retries included."""
+"""Time limit of one request to the collector, retries included."""
 EVERY_S = 1.0
 MAX_WAITING = 4096
-"""Spans, about 1 KB each, that wait for a collector that is away; the oldest are dropped."""
+"""Spans, about 1 KB each, that wait while the collector is unavailable; the oldest are dropped."""
 LAST_FLUSH_S = 1.0
 
 
 class Ids(IdGenerator):
-    """From the operating system. The SDK's own come from Python's global generator, which training seeds: two attempts would
-    share their ids, and each span would move the order in which the data is read."""
+    """Ids from the operating system. The SDK draws them from Python's global generator, which training seeds: two attempts would share
+    ids, and each span would change the order in which data is read."""
 
     def generate_span_id(self) -> int:
         return int.from_bytes(os.urandom(8), "big") or 1
@@ -63,7 +63,7 @@ class Recording:
 
 
 class Exporter:
-    """Spans of one process, sent by a thread of their own."""
+    """Spans of one process, sent by a separate thread."""
 
     def __init__(self, *, endpoint: str, service: str, share: float) -> None:
         self._provider = TracerProvider(
@@ -83,7 +83,7 @@ class Exporter:
         return Recording(self._tracer.start_span(name, context=_context(parent), kind=SpanKind[kind.upper()]))
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether all was sent in time. Who asks while an earlier call still waits does not wait as well: the collector hangs."""
+        """Whether everything was sent in time. A call made while an earlier one still waits returns at once: the collector hangs."""
         if self._flushing is not None and self._flushing.is_alive():
             return False
         self._flushing = threading.Thread(target=self._provider.force_flush, name="spans", daemon=True)

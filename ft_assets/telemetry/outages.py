@@ -1,11 +1,11 @@
-"""One line at the start of an outage and one at its end, in place of a traceback at every turn of every loop.
+"""Logs one line at the start of an outage and one at its end, rather than a traceback at every iteration of every loop.
 
-A loop that needs a database, a code location or an HTTP service fails at each turn while that is away. :class:`OneLinePerOutage`
-recognizes such errors by what the drivers write. The first one of each peer becomes a single line that names it, the next ones are
-counted, and when none has come for :data:`OVER_S` a line reports how many there were. Other errors pass unchanged.
+A loop that needs a database, a code location or an HTTP service fails at each iteration while that is unavailable.
+:class:`OneLinePerOutage` recognizes such errors by the drivers' texts. The first error of each peer becomes a single line that names it,
+further ones are counted, and when none has come for :data:`OVER_S` a line reports how many there were. Other errors pass unchanged.
 
-An error that names no peer ("server closed the connection") belongs to the outage of its kind that is under way, if there is one; an outage
-that began with such an error gets the name of the first peer of its kind that a later one names.
+An error that names no peer ("server closed the connection") belongs to the current outage of its kind, if there is one; an outage that
+began with such an error gets the name of the first peer of its kind that a later one names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 OVER_S = 30.0
-"""Seconds without a further error after which an outage counts as over: loops try again every 30 s at the latest."""
+"""Seconds without another error after which an outage counts as over: loops retry at least every 30 s."""
 
 KINDS = {
     "the database": (
@@ -28,11 +28,11 @@ KINDS = {
     "the code location": r"DagsterUserCodeUnreachableError|user code server",
     "another service": r"ConnectError|ConnectionError|Connection refused|RemoteProtocolError|ReadTimeout|Server disconnected",
 }
-"""Text of errors of a peer that is away, by its name. Errors that a running database reports (a deadlock, a timeout) are none."""
+"""Error texts of an unavailable peer, by kind of peer. Errors reported by a running database (a deadlock, a timeout) are not among them."""
 _PATTERNS = {name: re.compile(pattern) for name, pattern in KINDS.items()}
 OTHER = "another service"
 MAX_PEERS = 100
-"""Outages under way with a line of their own; a further peer of the same kind is counted with the newest of them."""
+"""Concurrent outages with their own lines; another peer of the same kind is counted with the newest of them."""
 _ADDRESSES = {
     "the database": re.compile(r'connection to server (?:at "([^"]+)"(?: \([^)]*\))?, port (\d+)|on socket "([^"]+)")'),
     "the code location": re.compile(r"ipv[46]:([^\s:]+):(\d+)|(unix:[^\s:]+)"),
@@ -44,9 +44,9 @@ _ADDRESSES = {
 @dataclass(frozen=True, slots=True)
 class Peer:
     kind: str
-    """Of :data:`KINDS`."""
+    """Key of :data:`KINDS`."""
     address: str = ""
-    """``host:port`` or a socket; empty where the error names none."""
+    """``host:port`` or a socket; empty if the error names none."""
 
     def __str__(self) -> str:
         if self.kind == OTHER and self.address:
@@ -69,12 +69,12 @@ class _Seen:
 
 
 _seen = _Seen()
-"""Of this process: several handlers and loggers report the same outage."""
+"""State of this process: several handlers and loggers report the same outage."""
 log = logging.getLogger("ft_assets.telemetry.outages")
 
 
 def peer_away(record: logging.LogRecord) -> Peer | None:
-    """The peer whose absence `record` reports, None for any other record."""
+    """Return the peer whose absence `record` reports; None for any other record."""
     if record.levelno < logging.WARNING or record.name == log.name:
         return None
     text, asked = record.getMessage(), ""
@@ -91,10 +91,10 @@ def peer_away(record: logging.LogRecord) -> Peer | None:
 
 
 def _asked(error: BaseException) -> str:
-    """URL of the request that `error` is about; errors of HTTP clients carry it, but seldom write it."""
+    """Return the URL of the request that `error` is about; errors of HTTP clients carry it, but rarely print it."""
     try:
         return str(getattr(getattr(error, "request", None), "url", ""))
-    except RuntimeError:  # httpx, where there is none
+    except RuntimeError:  # httpx raises this if there is no request
         return ""
 
 
@@ -116,7 +116,8 @@ class OneLinePerOutage(logging.Filter):
 
 
 class Logger(logging.Logger):
-    """Where another library sets the handlers: call ``logging.setLoggerClass(outages.Logger)`` before its modules are imported."""
+    """For processes whose handlers belong to another library: call ``logging.setLoggerClass(outages.Logger)`` before importing its
+    modules."""
 
     _filter = OneLinePerOutage()
 
@@ -138,7 +139,7 @@ def _count(peer: Peer) -> bool:
 
 
 def _under_way(peer: Peer) -> _Outage | None:
-    """The outage that an error of `peer` belongs to; one without a name takes it."""
+    """Return the outage that an error of `peer` belongs to; an outage without a name takes it."""
     same = [o for o in _seen.outages if o.peer.kind == peer.kind]
     if not peer.address:
         return max(same, key=lambda o: o.last_at, default=None)

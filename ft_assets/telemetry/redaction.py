@@ -1,4 +1,4 @@
-"""What must not be repeated: credentials in the text of an error or of a log line, and what an error quotes of somebody's data."""
+"""Removes what must not be repeated: credentials in error texts and log lines, and tenant data quoted by errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 USERINFO = re.compile(r"(?<=://)[^\s/@]*(?:@[^\s/@]*)*@")
 SLASHED_USERINFO = re.compile(r"(?<=://)[^\s/@:\[]{0,200}:(?!\d{1,5}[/?#])[^\s@'\"]{1,200}@")
-"""With a slash in the password; what follows a port is a path, and may hold an ``@``."""
+"""Also with a slash in the password; what follows a port is a path, and may contain an ``@``."""
 SECRET = re.compile(
     r"""(?ix)
     ( (?: passw(?:or)?d | passphrase | secret(?:[_-]?(?:access[_-]?)?key)? | (?<![a-z0-9])pwd
@@ -21,13 +21,13 @@ SECRET = re.compile(
     (?: (?<=\\["'])(?:[^"'\\\n]|\\(?!["']))+ | (?<!\\)(?<=")(?:[^"\\\n]|\\.)+ | (?<!\\)(?<=')(?:[^'\\\n]|\\.)+ | (?<!["'])[^\s&;'"]+ )
     """
 )
-"""``NAME=value``, ``name: value``, ``"name": "value"`` of what is called a password, secret, key or token; numbers of tokens stay."""
+"""``NAME=value``, ``name: value``, ``"name": "value"`` for names like password, secret, key or token; numbers of tokens are kept."""
 WORDS = ("passw", "passphrase", "secret", "pwd", "key", "token")
-"""One of them stands in each match of ``SECRET``. No match goes beyond its line, so lines without them need no search."""
+"""Every match of ``SECRET`` contains one of these, and no match spans lines, so lines without them need no search."""
 KEY = re.compile(
     r"\b(ft-(?:sk|op)-|whsec_|hf_|sk-|A(?:KI|SI)A|github_pat_|gh[oprsu]_|glpat-|gsk_|xox[abeprs]-|AIza|wandb_v1_)[A-Za-z0-9_\-+/]{8,}=*"
 )
-"""Keys of the platform, secrets of webhooks, and what other services' keys look like."""
+"""Keys of the platform, webhook secrets, and keys of common services."""
 WANDB = re.compile(r"(?i)(\bwandb[: ]{1,3}login[ \t]{1,3}|\blocal-)[0-9a-f]{40}\b")
 BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/\-]{8,}=*")
 QUOTED = (
@@ -35,11 +35,11 @@ QUOTED = (
     re.compile(r"(?m)^DETAIL:.*$"),  # PostgreSQL: the row
     re.compile(r"input_value=.*?(?=, input_type=)", re.DOTALL),  # pydantic: the field
 )
-"""Where the libraries' errors repeat the data that they were given."""
+"""Places where libraries' errors quote their input."""
 
 
 def without_credentials(text: str) -> str:
-    """`text` without the user and password of its URIs, and without the values of what is called a password or token."""
+    """Return `text` without user and password in URIs, and without values of passwords and tokens."""
     lines = SLASHED_USERINFO.sub("", USERINFO.sub("", text)).split("\n")
     return "\n".join(SECRET.sub(r"\1***", line) if _may_hold_secret(line) else line for line in lines)
 
@@ -50,12 +50,12 @@ def _may_hold_secret(line: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """`text` without credentials, and without anything that has the form of a key: the last line of defence of a log."""
+    """Return `text` without credentials and without anything in the form of a key: a log's last line of defense."""
     return BEARER.sub(r"\1 ***", WANDB.sub(r"\1***", KEY.sub(r"\1***", without_credentials(text))))
 
 
 def without_data(text: str) -> str:
-    """The text of an exception without secrets, and without the values that it quotes of somebody's data."""
+    """Return an exception's text without secrets, and without quoted tenant data."""
     for pattern in QUOTED:
         text = pattern.sub("***", text)
     return without_secrets(text)

@@ -1,8 +1,8 @@
-"""Spans of what the platform does: one trace for a job, from the request that made it to the process that trained it.
+"""Trace spans: one trace per job, from the submitting request to the training process.
 
-Spans go to the OTLP/HTTP collector that ``FT_OTLP_ENDPOINT`` names. Where none is named nothing is imported and nothing is
-measured; a trace that a caller has begun is still carried on and logged. A collector that is away or slow costs spans, never time:
-they wait in a bounded queue, and the end of a process waits for them for a moment at most.
+Spans go to the OTLP/HTTP collector in ``FT_OTLP_ENDPOINT``. Without one, nothing is imported or measured; a trace started by a caller is
+still passed on and logged. An unavailable or slow collector costs spans, never time: they wait in a bounded queue, and the end of a process
+waits for them only briefly.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 ENDPOINT, SHARE = "FT_OTLP_ENDPOINT", "FT_TRACE_SHARE"
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-"""OpenTelemetry's own variable for what the collector wants to see, such as a key; workloads are given it as a secret."""
+"""OpenTelemetry's own variable for headers such as a key; workloads get it as a secret."""
 PARENT = "TRACEPARENT"
-"""Environment of a workload: the span that started it."""
+"""Environment variable of a workload: the span that started it."""
 FLUSH_S = 2.0
-"""What the end of a step or of a process waits for its last spans."""
+"""How long the end of a step or a process waits for its last spans."""
 
 Value = str | int | float | bool
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Span:
-    """Something that takes time; of one that nobody records, every method does nothing."""
+    """A timed operation; if it is not recorded, every method does nothing."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         self._recording = recording
@@ -53,12 +53,12 @@ class Span:
             self._recording.rename(name)
 
     def set(self, **attributes: Value | None) -> None:
-        """Attributes; ``__`` in a name stands for a dot."""
+        """Set attributes; ``__`` in a name stands for a dot."""
         if self._recording is not None:
             self._recording.set({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
 
     def fail(self, why: str) -> None:
-        """It did not do what it was for; `why` is a code or the name of a class, nothing that quotes data."""
+        """Mark it as failed; `why` is a code or a class name, nothing that quotes data."""
         if self._recording is not None:
             self._recording.fail(why)
 
@@ -79,14 +79,14 @@ class _Process:
         self._exporter: Exporter | None = None
 
     def exporter(self) -> Exporter | None:
-        """Made on first use: OpenTelemetry's SDK is imported where something is sent, and nowhere else."""
+        """Created on first use, so that OpenTelemetry's SDK is imported only where spans are sent."""
         with self.lock:
             if self._exporter is None and self.endpoint:
                 try:
                     from ft_assets.telemetry.otlp import Exporter
 
                     self._exporter = Exporter(endpoint=self.endpoint, service=self.service, share=self.share)
-                except Exception as error:  # it is watching that fails, not what is watched
+                except Exception as error:  # observing failed, not the observed work
                     log.warning("no spans are sent to %s: %s: %s", self.endpoint, type(error).__name__, error)
                     self.endpoint = ""
             return self._exporter if self.endpoint else None
@@ -99,7 +99,7 @@ _this = _Process()
 
 
 def configure(service: str, *, env: Mapping[str, str] | None = None) -> None:
-    """Send spans of this process as `service`, if its environment names a collector; a process that never calls this sends none."""
+    """Send spans of this process as `service`, if its environment names a collector; without this call it sends none."""
     e = os.environ if env is None else env
     _this.service = service
     _this.endpoint = (e.get(ENDPOINT) or "").rstrip("/")
@@ -113,24 +113,24 @@ def is_on() -> bool:
 
 
 def valid(header: str | None) -> str | None:
-    """A W3C ``traceparent`` as it was given, None where it is none: what a caller sends is not trusted to be one."""
+    """Return a valid W3C ``traceparent`` unchanged, else None: callers' values are not trusted."""
     return header if header and len(header) < 200 and _FORM.fullmatch(header) else None
 
 
 def current() -> str | None:
-    """``traceparent`` of the span that is open here, or of the one that the process was started in."""
+    """Return the ``traceparent`` of the open span, or of the one that the process was started in."""
     return _current.get() or _this.parent
 
 
 def ids() -> tuple[str, str] | None:
-    """Trace id and span id of :func:`current`."""
+    """Return trace id and span id of :func:`current`."""
     parent = current()
     return None if parent is None else (parent[3:35], parent[36:52])
 
 
 @contextlib.contextmanager
 def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **attributes: Value | None) -> Iterator[Span]:
-    """Time what is inside as `name`, within the span `parent` (default: the one that is open); ``__`` in a name of an attribute is a dot.
+    """Time the wrapped work as `name`, within the span `parent` (default: the open one); ``__`` in an attribute's name stands for a dot.
 
     Tenant, job and attempt are added from :mod:`ft_assets.telemetry.correlation` at the end.
     """
@@ -167,21 +167,21 @@ def whole_process(parent: str | None) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Variables with which a workload continues the present trace."""
+    """Environment variables with which a workload continues the present trace."""
     parent = current()
     found = {PARENT: parent} if parent else {}
     return found | {ENDPOINT: _this.endpoint, SHARE: str(_this.share)} if _this.endpoint else found
 
 
 def flush(*, timeout_s: float = FLUSH_S) -> bool:
-    """Send what was recorded; False, and it goes on behind the caller's back, where that takes longer."""
+    """Send what was recorded; returns False if that takes longer, and continues in the background."""
     return _this.flush(timeout_s)
 
 
 def close(*, timeout_s: float = FLUSH_S, failure: str | None = None, **attributes: Value | None) -> bool:
-    """End every open span, innermost first, and send all: for a process that ends at once, maybe out of a signal's handler.
+    """End every open span, innermost first, and send them: for a process that ends at once, perhaps in a signal handler.
 
-    It is done by another thread: the one that was interrupted may hold what ending a span needs.
+    A separate thread does it, because the interrupted one may hold locks that ending a span needs.
     """
     if not _this.open:
         return flush(timeout_s=timeout_s)
