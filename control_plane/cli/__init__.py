@@ -1,8 +1,8 @@
-"""``ft``: the command line over the REST API, and the embedded stack's switch.
+"""``ft``: the command line over the REST API, and control of the embedded stack.
 
-Exit codes: 0 done; 1 refused or failed, with one message that says what to do next; 2 a usage error (for ``ft check``: an
-unreadable file); 3 the job was cancelled; 4 the API or the stack can not be reached; 130 interrupted.
-``--json`` puts one JSON document (or one a line, where it streams) on stdout; everything else goes to stderr.
+Exit codes: 0 done; 1 refused or failed, with a message that names the next step; 2 a usage error (for ``ft check``: an unreadable file); 3
+the job was cancelled; 4 the API or the stack cannot be reached; 130 interrupted. ``--json`` writes one JSON document (or one per line, when
+streaming) to stdout; everything else goes to stderr.
 """
 
 from __future__ import annotations

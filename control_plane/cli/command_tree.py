@@ -1,4 +1,4 @@
-"""The command tree, and what is true of every command: where the API is, JSON or words, and how errors end."""
+"""The command tree, and what all commands share: the API's address, JSON or text output, and error handling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODULES = {
     "tenant.account.audit_commands": ("audit",),
     "admin.admin_commands": ("admin",),
 }
-"""Commands by the module of ``control_plane.cli`` that is imported when one of them is called; the order of ``ft --help``."""
+"""Commands by the module of ``control_plane.cli`` that is imported when one of them is called; in the order of ``ft --help``."""
 
 
 class Ft(Root):
@@ -79,12 +79,12 @@ def root(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout; may stand after the command, too.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    del as_json, version  # the command gets the one; the other has ended the call
+    del as_json, version  # the command gets the first; the second has ended the call
     given.url, given.api_key = url, api_key
 
 
 def run() -> None:
-    """Run the command line of this process and exit with its code."""
+    """Run this process's command line and exit with its code."""
     try:
         build()()
     except FtError as e:
@@ -92,6 +92,6 @@ def run() -> None:
         sys.exit(exit_code(e))
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except BrokenPipeError:  # the reader of stdout has gone (`ft jobs | head`)
+    except BrokenPipeError:  # the reader of stdout has closed it (`ft jobs | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(Exit.OK)

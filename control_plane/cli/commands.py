@@ -1,4 +1,4 @@
-"""Groups and commands of ``ft``: built when they are called, listing when named alone, helpful about mistyped options."""
+"""Groups and commands of ``ft``: built when called; a group on its own lists; mistyped options get a suggestion."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typer.main import get_command_name, get_group, solve_typer_info_help
 
 JSON, LIST, HYPERPARAMETER = "--json", "list", "--hp"
 CLOSE = 0.7
-"""Likeness (difflib's, from 0 to 1) from which on an option is suggested: one or two letters of a word."""
+"""Similarity (difflib, 0 to 1) from which an option is suggested: one or two wrong letters."""
 BEFORE_THE_COMMAND = ("--url", "--api-key", "--version")
 """Options of ``ft`` itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What ``ft --help`` says of a command or a group."""
+    """The help of a command or group in ``ft --help``."""
 
     name: str
     help: str
@@ -31,7 +31,7 @@ class About:
 
 
 class Commands(Mapping[str, TyperCommand | TyperGroup]):
-    """Commands by name, each built when it is first looked up, from a module with ``register(app)``."""
+    """Commands by name, each built when first looked up, from a module with ``register(app)``."""
 
     def __init__(self, modules: Mapping[str, tuple[str, ...]]) -> None:
         self._modules = modules
@@ -50,7 +50,7 @@ class Commands(Mapping[str, TyperCommand | TyperGroup]):
         return len(self._module_of)
 
     def described(self) -> Iterator[About]:
-        """Every command, with nothing built: imports all modules."""
+        """Return every command name without building commands; imports all modules."""
         for module in self._modules:
             app = _registered(module)
             for command in app.registered_commands:
@@ -78,14 +78,14 @@ def _use_own_classes(app: typer.Typer) -> None:
 
 
 class Command(TyperCommand):
-    """A command that answers an unknown option with the one that was probably meant."""
+    """A command that suggests the intended option for an unknown one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return _suggesting(super().parse_args, ctx, args)
 
 
 class Group(TyperGroup):
-    """A group that, named alone, runs its ``list`` command where it has one; ``--json`` before the command is the same as after."""
+    """A group that runs its ``list`` command when called on its own; ``--json`` before the command is the same as after it."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -104,10 +104,10 @@ class Group(TyperGroup):
 
 
 class Root(TyperGroup):
-    """``ft`` itself: its commands are imported one by one, when they are called; only ``--help`` reads about all of them."""
+    """``ft`` itself: commands are imported one by one, when called; only ``--help`` reads about all of them."""
 
     modules: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names of commands by the module that has them."""
+    """Names of commands by the module that defines them."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -141,7 +141,7 @@ def _is_option_of_list(arg: str, ctx: Any) -> bool:
 
 
 def _suggesting(parse: Callable[[Any, list[str]], list[str]], ctx: Any, args: list[str]) -> list[str]:
-    """`parse(ctx, args)`, with what was probably meant where an option does not exist."""
+    """Run `parse(ctx, args)`; an unknown option's error suggests the intended one."""
     try:
         return parse(ctx, args)
     except typer.TyperException as error:

@@ -1,4 +1,4 @@
-"""Exit codes, and errors as people and programs see them."""
+"""Exit codes, and errors for people and programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Exit(enum.IntEnum):
 
 
 UNREACHABLE = frozenset({"unreachable", "stack_down", "database_unreachable"})
-"""Codes that say that nothing answered at all; a part of the platform that is out of order is an ordinary failure."""
+"""Codes of "nothing answers"; a broken part of the platform is an ordinary failure."""
 
 
 def exit_code(error: FtError) -> Exit:
@@ -28,7 +28,7 @@ def exit_code(error: FtError) -> Exit:
 
 
 def show_error(error: FtError, *, as_json: bool) -> None:
-    """One message with its code on stderr; with ``--json`` the error body on stdout too."""
+    """Write the message with its code to stderr; with ``--json`` also the error body to stdout."""
     if as_json:
         print(json.dumps({"error": error.to_dict()}))
     where = f", {error.param}" if error.param else ""

@@ -1,4 +1,4 @@
-"""What commands print: tables and sentences for people, JSON for programs."""
+"""Output of commands: tables and sentences for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """A sentence for people, on stderr: stdout is for results. Routes of the API are shown as commands."""
+    """Write a sentence to stderr, because stdout is for results. Routes of the API are shown as commands."""
     print(in_commands(text), file=sys.stderr)
 
 
@@ -35,7 +35,7 @@ def print_json(document: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table without lines, as wide as it has to be; one row a line, so that grep and awk work."""
+    """Write a plain table without lines, one row per line and as wide as necessary, so that grep and awk work."""
     if not sys.stdout.isatty():
         for row in [columns, *rows]:
             print("\t".join(row))
@@ -51,14 +51,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def escape(text: str) -> str:
-    """`text` with rich's markup taken literally: names and messages come from tenants."""
+    """Escape rich's markup in `text`: names and messages come from tenants."""
     from rich.markup import escape as rich_escape
 
     return rich_escape(text)
 
 
 def fields(pairs: Mapping[str, Any]) -> None:
-    """``name: value`` lines; None and empty values are left out, numbers rounded, routes of the API shown as commands."""
+    """Write ``name: value`` lines; None and empty values are left out, numbers rounded, API routes shown as commands."""
     shown = {k: v for k, v in pairs.items() if v not in (None, "", [], {})}
     width = max((len(k) for k in shown), default=0)
     for name, value in shown.items():
@@ -66,7 +66,7 @@ def fields(pairs: Mapping[str, Any]) -> None:
 
 
 def number(value: float) -> str:
-    """Four digits that count: ``0.1235``, ``2e-05``, ``12,346``; ``--json`` has all of them."""
+    """Format with four significant digits: ``0.1235``, ``2e-05``, ``12,346``; ``--json`` has all of them."""
     return f"{value:,.0f}" if 9_999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""Lists of the API that have no end of their own: page after page, and moments as people write them."""
+"""Lists of the API read page by page, and times as people write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = 100
 
 
 def every(client: FtClient, path: str, *, at_most: int | None = None, **params: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a list, asked for as they are read; `at_most` so many."""
+    """Yield up to `at_most` objects of a list, requested as they are read."""
     asked = {k: v for k, v in params.items() if v is not None}
     left = at_most
     while left is None or left > 0:
@@ -28,7 +28,7 @@ def every(client: FtClient, path: str, *, at_most: int | None = None, **params: 
 
 
 def unix_seconds(text: str | None, param: str) -> int | None:
-    """``2026-11-21``, ``2026-11-21T15:04`` (UTC unless it says otherwise) or seconds since 1970; None for None."""
+    """Parse ``2026-11-21``, ``2026-11-21T15:04`` (UTC unless stated) or seconds since 1970; None for None."""
     if text is None:
         return None
     if text.isdecimal():

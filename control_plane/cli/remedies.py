@@ -1,4 +1,4 @@
-"""The API's messages name its routes; to a user of ``ft`` they name the command that does the same."""
+"""Replaces API routes in messages by the ``ft`` command that does the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROUTE = re.compile(r"`?\b(?P<method>GET|POST|DELETE) (?P<path>/v1/[\w{}:%.-]+(?:
 
 
 def in_commands(text: str) -> str:
-    """`text` with each route that a command stands for replaced by the command."""
+    """Return `text` with each route that has a command replaced by it."""
     return ROUTE.sub(lambda found: _command(f"{found['method']} {found['path']}") or found[0], text)
 
 

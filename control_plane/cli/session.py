@@ -1,4 +1,4 @@
-"""Where the API is and who asks: options, environment, the credentials file, the running stack, in this order."""
+"""Address and key of a call: from options, the environment, the credentials file or the running stack, in this order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Credentials:
 
 @dataclass(slots=True)
 class Given:
-    """Options before the command; the root callback fills it."""
+    """Options before the command, set by the root callback."""
 
     url: str | None = None
     api_key: str | None = None
@@ -35,7 +35,7 @@ def credentials_file() -> Path:
 
 
 def stored() -> Credentials | None:
-    """What ``ft login`` has stored; None when there is nothing or it is damaged."""
+    """Return what ``ft login`` stored; None if there is nothing or it is damaged."""
     try:
         data = json.loads(credentials_file().read_text())
         return Credentials(url=str(data["url"]), api_key=str(data["api_key"]))
@@ -44,7 +44,7 @@ def stored() -> Credentials | None:
 
 
 def store(credentials: Credentials) -> Path:
-    """Write the credentials file, readable by its owner alone from its first byte on."""
+    """Write the credentials file, readable only by its owner from the start."""
     path = credentials_file()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -55,7 +55,7 @@ def store(credentials: Credentials) -> Path:
 
 
 def local_url() -> str | None:
-    """The API of the stack that runs in this home; None when none does."""
+    """Return the API address of the stack running in this home; None if none is."""
     home = Path(os.environ.get("FT_HOME") or ".ft")
     try:
         return str(json.loads((home / "endpoints.json").read_text())["api"])
@@ -71,7 +71,7 @@ def api_url() -> str:
 
 
 def url_origin() -> str:
-    """Where the address of this call comes from, in words."""
+    """Describe where the address of this call comes from."""
     return _located()[1]
 
 
@@ -88,7 +88,7 @@ def _located() -> tuple[str, str]:
 
 
 def credentials() -> Credentials:
-    """URL and key of this call. A stored key is sent only to the address that it was stored for."""
+    """Return URL and key of this call. A stored key is only sent to the address it was stored for."""
     url = api_url()
     key = given.api_key or os.environ.get("FT_API_KEY")
     login = stored()

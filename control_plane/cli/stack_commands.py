@@ -24,7 +24,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything is healthy; `ft down` ends it.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start PostgreSQL, Dagster, the API and the inference server, and watch over them."""
+    """Start PostgreSQL, Dagster, the API and the inference server, and supervise them."""
     from control_plane.cli.stack_view import StackView
     from deploy.local import lifecycle as commands
     from deploy.local.supervisor.stack_report import Phase, StackReport
@@ -57,7 +57,7 @@ def up(
 
 
 def down(as_json: Json = False) -> None:
-    """End the running stack; training that runs writes a checkpoint first. Fine when nothing runs."""
+    """Stop the running stack; running training saves a checkpoint first. Does nothing if no stack runs."""
     from deploy.local import lifecycle as commands
     from deploy.local import workloads
 
@@ -76,7 +76,7 @@ def down(as_json: Json = False) -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """Show each service: state, pid, address, log. Exit code 4 when the stack is not up."""
+    """Show each service with state, pid, address and log. Exit code 4 if the stack is not running."""
     from deploy.local import lifecycle as commands
     from deploy.local.supervisor.stack_report import Phase
 

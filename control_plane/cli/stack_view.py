@@ -1,4 +1,4 @@
-"""Shows the stack while it starts and ends: one live line a service on a terminal, one line a change elsewhere."""
+"""Shows the stack while it starts and stops: a live line per service on a terminal, otherwise a line per change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 S = ServiceState
 MARKS = {S.WAITING: "[dim]-", S.UP: "[green]ok", S.DONE: "[green]ok", S.DOWN: "[dim]-", S.FAILED: "[red]!!"}
-"""The other states are on their way."""
+"""All other states are transitional."""
 
 
 class StackView:
-    """A callable for the supervisor's reports; a context, because a live display has to be closed."""
+    """Return a callable for the supervisor's reports; a context manager, because a live display must be closed."""
 
     def __init__(self) -> None:
         self._live: Live | None = None

@@ -1,1 +1,1 @@
-"""Commands of operators: on the machine of the control plane."""
+"""Commands for operators, on the machine of the control plane."""

@@ -1,4 +1,4 @@
-"""``ft admin``: what operators do on the machine of the control plane; it goes to the database, not through the API."""
+"""``ft admin``: commands for operators on the machine of the control plane; they use the database, not the API."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def health(as_json: Json = False) -> None:
-    """List the health verdicts that hold now, newest first: silent, slow or starved workloads, and losses that go wrong."""
+    """List open health verdicts, newest first: silent, slow or data-starved workloads, and losses that go wrong."""
     from control_plane.attempts import health
 
     with open_local() as platform:
@@ -62,7 +62,7 @@ def health(as_json: Json = False) -> None:
 
 
 def add_suite(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:
-    """Register a suite for every tenant; uploads from now on are searched for its items."""
+    """Register a suite for every tenant; uploads from now on are checked for its items."""
     from control_plane.datasets import suites
 
     with open_local() as platform, file.open("rb") as stream:
@@ -75,7 +75,7 @@ def add_benchmark(
     file: File,
     as_json: Json = False,
 ) -> None:
-    """Register a public benchmark for every tenant from your copy of its test split, as the Hub or its authors publish it."""
+    """Register a public benchmark for every tenant from your copy of its test split, as published by its authors or on the Hub."""
     from control_plane.datasets import suites
 
     with open_local() as platform, file.open("rb") as stream:
@@ -84,7 +84,7 @@ def add_benchmark(
 
 
 def list_suites(as_json: Json = False) -> None:
-    """List the suites that ship and the operator's."""
+    """List the built-in suites and the operator's."""
     from control_plane.datasets import suites
 
     with open_local() as platform:
@@ -92,7 +92,7 @@ def list_suites(as_json: Json = False) -> None:
 
 
 def remove_suite(name: Name, as_json: Json = False) -> None:
-    """Take an operator's suite out."""
+    """Remove an operator's suite."""
     from control_plane.datasets import suites
 
     with open_local() as platform:

@@ -1,4 +1,5 @@
-"""``ft admin models``: the operator's catalogue of base models. It works on this home's files; ``remove`` and updates ask the database."""
+"""``ft admin models``: the operator's catalogue of base models. Works on this home's files; ``remove`` and updates also need the
+database."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def add(
     context: Annotated[int | None, typer.Option("--context", help="Tokens in one example at most; the config's if left out.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a base model: its weights, tokenizer, template and config are pinned by digest from now on."""
+    """Add a base model; its weights, tokenizer, template and config are pinned by digest."""
     from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
@@ -53,7 +54,7 @@ def add(
 
 
 def list_models(as_json: Json = False) -> None:
-    """List base models: licence, context, parameters, and since when a model is deprecated."""
+    """List base models with license, context length, parameters, and the date of their deprecation."""
     catalogue = _catalogue()
     found = [catalogue.card(model_id) for model_id in catalogue.ids()]
     if as_json:
@@ -64,12 +65,12 @@ def list_models(as_json: Json = False) -> None:
 
 
 def show(model_id: ModelId, as_json: Json = False) -> None:
-    """Show what the catalogue says of a base model."""
+    """Show the catalogue entry of a base model."""
     _show(_catalogue().card(model_id), as_json=as_json)
 
 
 def verify(model_id: ModelId, as_json: Json = False) -> None:
-    """Read every file of a base model again and hold it against the pinned digest."""
+    """Read every file of a base model again and compare it with the pinned digest."""
     from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
@@ -86,7 +87,7 @@ def deprecate(
     undo: Annotated[bool, typer.Option("--undo", help="Take it back: new jobs may use it again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Refuse new jobs on a base model from a day on; jobs that were admitted finish, adapters stay."""
+    """Refuse new jobs on a base model from a given day on; admitted jobs finish and adapters stay."""
     from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
 
@@ -97,7 +98,7 @@ def deprecate(
 
 
 def remove(model_id: ModelId, as_json: Json = False) -> None:
-    """Take a base model out of the catalogue; refused while a job or an adapter needs it."""
+    """Remove a base model from the catalogue; refused while a job or an adapter needs it."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import catalogue as base_models
 

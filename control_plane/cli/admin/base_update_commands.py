@@ -1,4 +1,4 @@
-"""``ft admin models update`` and ``evaluate``: other bytes for a base model's id, once the adapters that are in production hold on them."""
+"""``ft admin models update`` and ``evaluate``: update a base model's files once its production adapters pass on them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def update(
     abandon: Annotated[bool, typer.Option("--abandon", help="Drop what is staged.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Give a base model's id other bytes. New ones are staged, and switched to once every production adapter holds on them.
+    """Update the files of a base model. New files are staged, and switched to once every production adapter passes on them.
 
-    Without options it shows where the update stands. The exit code is 1 as long as adapters are in the way.
+    Without options, shows the state of the update. The exit code is 1 while adapters block it.
     """
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
@@ -64,7 +64,7 @@ def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpd
     from control_plane.models import base_updates
 
     if not as_json and found.blocking:
-        _show(found, as_json=False)  # as a table, before the refusal says it in a sentence
+        _show(found, as_json=False)  # the table first, then the refusal in a sentence
     done = base_updates.apply(platform, found.model_id, digest=found.staged)
     say(
         f"{done.model_id} stands for {done.digest[:12]} now, and new jobs train on it. Inference servers serve it once they are started "
@@ -79,7 +79,7 @@ def evaluate(
     again: Annotated[bool, typer.Option("--again", help="Also adapters that failed on these bytes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate every production adapter of a base model on its staged bytes; the exit code of --wait is 1 if one does not hold."""
+    """Evaluate every production adapter of a base model on its staged files; with --wait, the exit code is 1 if one fails."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
 
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def prune(model_id: ModelId, as_json: Json = False) -> None:
-    """Forget replaced bytes that no job under way and no adapter was made with; what was fetched for them is deleted."""
+    """Forget replaced files that no running job and no adapter uses; fetched copies are deleted."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
 

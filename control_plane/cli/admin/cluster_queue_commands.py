@@ -1,4 +1,4 @@
-"""``ft admin kueue``: the cluster's queues for the pools, and whether a cluster's still agree with them."""
+"""``ft admin kueue``: Kueue objects for the pools, and a check of a cluster's queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kueue(
 ) -> None:
     """Render Kueue's objects for the pools and tenants, or check a cluster's queues against the GPUs that are ready.
 
-    Without options: on stdout, for `kubectl apply --server-side -f -`.
+    Without options, writes to stdout, for `kubectl apply --server-side -f -`.
     """
     from control_plane.capacity import kueue
     from control_plane.cli.admin.local_platform import open_local

@@ -1,4 +1,4 @@
-"""The platform of this machine, for commands that go to its database and not through the API."""
+"""The platform of this machine, for commands that use its database rather than the API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_local() -> Iterator[Platform]:
-    """The platform of this home, for as long as its database answers; the embedded one has to be up.
+    """Open the platform of this home; an embedded database must be running.
 
-    The audit log names the machine's user for whatever is changed. At the end connections are closed and the umask is what it was.
+    The audit log names the machine's user as the actor. At the end, connections are closed and the umask is restored.
     """
     from sqlalchemy.exc import OperationalError
 

@@ -1,4 +1,4 @@
-"""``ft admin nodes``: the nodes of the pools, listed, drained and taken back."""
+"""``ft admin nodes``: list, drain and undrain the nodes of the pools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def register(admin: typer.Typer) -> None:
 
 
 def list_nodes(as_json: Json = False) -> None:
-    """List every node with the GPUs that are held there and whether it is drained."""
+    """List every node with the GPUs held there and whether it is drained."""
     from control_plane.capacity import nodes
     from control_plane.cli.admin.local_platform import open_local
 
@@ -47,7 +47,7 @@ def drain(
     reason: Annotated[str, typer.Option("--reason", help="For other operators.")] = "drained by an operator",
     as_json: Json = False,
 ) -> None:
-    """Place nothing new on a node; what runs there goes on to its end."""
+    """Place nothing new on a node; what runs there continues to its end."""
     from control_plane.capacity import nodes
     from control_plane.cli.admin.local_platform import open_local
 

@@ -1,4 +1,4 @@
-"""``ft admin operators`` and ``ft admin audit``: keys that open ``/v1/admin``, and what was changed by whom, in all tenants."""
+"""``ft admin operators`` and ``ft admin audit``: operator keys, and the audit log of all tenants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def create(
     expires_in: Lifetime = "90d",
     as_json: Json = False,
 ) -> None:
-    """Make an operator's key: ft-op-... Its secret is on stdout, now and never again; it ends after 90 days, a year at most."""
+    """Create an operator's key (ft-op-...). Its secret is written to stdout, only now; it expires after 90 days, or at most a year."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
@@ -38,7 +38,7 @@ def create(
 
 
 def list_keys(as_json: Json = False) -> None:
-    """List operators' keys, newest first, revoked ones too."""
+    """List operators' keys, newest first, including revoked ones."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
@@ -59,7 +59,7 @@ def list_keys(as_json: Json = False) -> None:
 
 
 def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")], as_json: Json = False) -> None:
-    """End an operator's key at once."""
+    """Revoke an operator's key at once."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
@@ -84,7 +84,7 @@ def audit_of_all(
     as_jsonl: audit_commands.AsJsonl = False,
     as_json: Json = False,
 ) -> None:
-    """List what was changed, in all tenants and of the platform itself, newest first."""
+    """List changes in all tenants and of the platform itself, newest first."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.cli.paged_lists import unix_seconds
     from control_plane.tenants.audit_log import Wanted, document, every

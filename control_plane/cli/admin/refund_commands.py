@@ -1,4 +1,5 @@
-"""``ft admin usage``, ``refunds``, ``adjust`` and ``ledger``: what operators see and decide of bills, and whether the books are right."""
+"""``ft admin usage``, ``refunds``, ``adjust`` and ``ledger``: bills of all tenants, decisions about them, and verification of the
+ledger."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def usage(
     group: Annotated[str, typer.Option("--group", help="tenant, job_id, model, gpu_type, pricing, kind; several with commas.")] = "tenant",
     as_json: Json = False,
 ) -> None:
-    """Show GPU-hours, storage and money of all tenants by time, and what runs now and is not billed yet."""
+    """Show GPU-hours, storage and cost of all tenants over time, and running work that is not billed yet."""
     from control_plane.billing.usage import service
     from control_plane.billing.usage.rules import OF_OPERATORS
     from control_plane.cli.admin.local_platform import open_local
@@ -83,7 +84,7 @@ def list_cases(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 100,
     as_json: Json = False,
 ) -> None:
-    """List cases, oldest first: those that wait for a decision."""
+    """List refund cases, oldest first; by default those waiting for a decision."""
     from control_plane.billing import refunds
     from control_plane.cli.admin.local_platform import open_local
 
@@ -102,7 +103,7 @@ def list_cases(
 
 
 def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
-    """Give the attempt back, all of it. Granting it again changes nothing."""
+    """Refund the whole attempt. Granting again changes nothing."""
     from control_plane.billing import refunds
     from control_plane.cli.admin.local_platform import open_local
 
@@ -111,7 +112,7 @@ def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
 
 
 def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
-    """Give nothing back, and tell the tenant why."""
+    """Refuse the refund, and tell the tenant why."""
     from control_plane.billing import refunds
     from control_plane.cli.admin.local_platform import open_local
 
@@ -126,7 +127,7 @@ def adjust(
     key: Annotated[str | None, typer.Option("--key", help="The same key makes it once, e.g. a ticket's number.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Correct a tenant's bill by an entry of its own."""
+    """Correct a tenant's bill with a separate entry."""
     from control_plane.billing import refunds
     from control_plane.cli.admin.local_platform import open_local
 
@@ -139,7 +140,7 @@ def adjust(
 
 
 def balance(as_json: Json = False) -> None:
-    """Show every account with its balance; their sum is nothing."""
+    """Show every account with its balance; the balances add up to zero."""
     from control_plane.billing import ledger
     from control_plane.cli.admin.local_platform import open_local
 

@@ -1,4 +1,4 @@
-"""``ft admin tenants``: made, listed, given another tier or limits, suspended and let in again."""
+"""``ft admin tenants``: create, list, change, suspend and resume tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Id = Annotated[str, typer.Argument(metavar="TENANT", help="Id of the tenant.")]
 OF_TIER = "tier"
-"""What stands for the limit of the tier where an option takes a number."""
+"""Placeholder for the tier's limit where an option takes a number."""
 
 
 def register(tenants: typer.Typer) -> None:
@@ -28,7 +28,7 @@ def create(
     owner: Annotated[str | None, typer.Option("--owner", metavar="E-MAIL", help="Of the person who is added as its owner.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a tenant and its first API key. The key is shown once: only its hash is stored."""
+    """Create a tenant and its first API key. The key is shown once: only its hash is stored."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import service as tenants
 
@@ -42,7 +42,7 @@ def create(
 
 
 def list_tenants(as_json: Json = False) -> None:
-    """List tenants with the limits that hold for them."""
+    """List tenants with their effective limits."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import service as tenants
 
@@ -68,7 +68,7 @@ def update(
     requests_per_minute: Annotated[str | None, typer.Option("--requests-per-minute", metavar="N", help="Of each key; or `tier`.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a tenant's name, tier or limits; what is left out stays. Jobs that run go on."""
+    """Change a tenant's name, tier or limits; options left out stay unchanged. Running jobs continue."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import suspension as tenant_changes
 
@@ -84,7 +84,7 @@ def update(
 def suspend(
     tenant: Id, reason: Annotated[str, typer.Option("--reason", help="Told to the tenant with every refusal.")], as_json: Json = False
 ) -> None:
-    """Refuse every call of a tenant's keys from now on; jobs that run go on."""
+    """Refuse every call of a tenant's keys from now on; running jobs continue."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import suspension as tenant_changes
 
@@ -93,7 +93,7 @@ def suspend(
 
 
 def resume(tenant: Id, as_json: Json = False) -> None:
-    """Let a suspended tenant's keys in again."""
+    """Accept calls of a suspended tenant's keys again."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import suspension as tenant_changes
 

@@ -1,4 +1,4 @@
-"""Follows a job: bars on a terminal, a line for each piece of news elsewhere; the job does not notice either way."""
+"""Follows a job: progress bars on a terminal, otherwise a line per change; the job is not affected either way."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from control_plane.client.types import EvaluationProgress, Event, File, FileEvent, Job
 
 POLL_S = 0.7
-"""Between two looks at a job: a step is reported by the platform every half second."""
+"""Seconds between polls of a job: the platform reports steps every half second."""
 FINAL = ("succeeded", "failed", "cancelled")
 LINES_OF_METRICS, LINE_EVERY_S = 10, 30.0
-"""Of a training, where there is no terminal: a line each tenth of the way, and at least one in this many seconds."""
+"""Training without a terminal: a line per tenth of the way, and at least one in this many seconds."""
 SHOWN = {"rewards/margins": "margin", "valid_loss": "validation loss"}
-"""What a bar shows beside the training loss, once it was measured."""
+"""Metrics shown beside the training loss, once measured."""
 WEEK_S = 6 * 86400.0
-"""From then on a weekday's name says too little."""
+"""Further ahead, a weekday's name is ambiguous."""
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
@@ -46,12 +46,12 @@ def follow(client: FtClient, job_id: str) -> Job:
 
 
 def follow_validation(client: FtClient, file_id: str) -> File:
-    """Show how far the validation of a large file is until it has ended, and return the file."""
+    """Show the validation of a large file until it has ended, and return the file."""
     import httpx
 
     with ValidationView() as view:
         while True:
-            with contextlib.suppress(httpx.TransportError):  # a stream that breaks off is opened again
+            with contextlib.suppress(httpx.TransportError):  # a broken stream is opened again
                 for event in client.files.events(file_id):
                     view.show(event)
             file = client.files.retrieve(file_id)
@@ -61,7 +61,7 @@ def follow_validation(client: FtClient, file_id: str) -> File:
 
 
 class ValidationView:
-    """A bar on a terminal, elsewhere a line for each stage; a context, because a live display has to be closed."""
+    """A bar on a terminal, otherwise a line per stage; a context manager, because a live display must be closed."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -84,7 +84,7 @@ class ValidationView:
             self._bars.stop()
 
     def show(self, event: FileEvent) -> None:
-        """One event of the file's stream."""
+        """Handle one event of the file's stream."""
         found = event["progress"]
         if found is None:
             return
@@ -97,7 +97,7 @@ class ValidationView:
 
 
 def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Event]:
-    """Events that are not in `seen` (which they enter), oldest first."""
+    """Return events not in `seen`, oldest first, and add them to it."""
     fresh: list[Event] = []
     for event in client.jobs.events(job_id):  # newest first, page after page
         if event["id"] in seen:
@@ -108,10 +108,10 @@ def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Event]:
 
 
 def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Event]:
-    """A job's events, oldest first; with `until_end` as they come, until the job has ended."""
+    """Yield a job's events, oldest first; with `until_end`, as they come until the job has ended."""
     seen: set[str] = set()
     while True:
-        ended = not until_end or client.jobs.retrieve(job_id)["status"] in FINAL  # asked first: no event follows the end
+        ended = not until_end or client.jobs.retrieve(job_id)["status"] in FINAL  # checked first: no event follows the end
         yield from new_events(client, job_id, seen)
         if ended:
             return
@@ -119,12 +119,12 @@ def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Eve
 
 
 def reason(job: Job) -> str:
-    """Why a job waits: the code and, where there are any, the words; empty of one that does not wait."""
+    """Return why a job waits: the code and, if there are any, the words; empty for a job that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))
 
 
 def waiting(job: Job) -> str:
-    """Where in the queue a job stands, what it waits for, when it starts, who is ahead; else the reason, if there is one."""
+    """Return a job's position, what it waits for, its start and what is ahead; else the reason, if there is one."""
     if not job.get("queue_position"):
         return reason(job)
     now, gpus = time.time(), (job.get("hardware") or {}).get("num_gpus")
@@ -132,7 +132,7 @@ def waiting(job: Job) -> str:
 
 
 def wall_clock(at: float, now: float) -> str:
-    """``14:20`` in the reader's time zone; with the day where it is another one."""
+    """Format ``14:20`` in the reader's time zone; with the day if it is another one."""
     then, today = time.localtime(at), time.localtime(now)
     if then[:3] == today[:3]:
         return time.strftime("%H:%M", then)
@@ -140,13 +140,13 @@ def wall_clock(at: float, now: float) -> str:
 
 
 def evaluating(progress: EvaluationProgress) -> str:
-    """Who answers which suite, and how long the rest takes."""
+    """Describe which model answers which suite, and how long the rest takes."""
     what = " ".join(str(progress[k]) for k in ("subject", "suite") if progress.get(k)) or str(progress.get("phase") or "")
     return f"{what}  {progress['eta_s']:.0f} s left" if progress.get("eta_s") else what
 
 
 class JobView:
-    """What a person sees of a job; a context, because a live display has to be closed."""
+    """The display of a job; a context manager, because a live display must be closed."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -171,7 +171,7 @@ class JobView:
             self._bars.stop()
 
     def event(self, event: Event) -> None:
-        """One piece of news; numbers go into the bars, or are thinned to lines."""
+        """Handle one event; numbers go into the bars, or are thinned to lines."""
         if event.get("type") == "metrics":
             self._metrics(event)
         elif self._bars is not None:
@@ -197,10 +197,10 @@ class JobView:
         say(f"{_clock(event)}  {event['message']}")
 
     def job(self, job: Job) -> None:
-        """Bring the bars to where the job is; where there are none, say why it waits when that changes."""
+        """Update the bars; without bars, print why the job waits whenever that changes."""
         state = str(job.get("state") or job["status"])
         if self._bars is None:
-            place = f"{job.get('queue_position')} {reason(job)}"  # not the time to its start, which changes each minute
+            place = f"{job.get('queue_position')} {reason(job)}"  # without the time to its start, which changes every minute
             if (news := waiting(job)) and place != self._waited:
                 say(f"{state}: {news}")
             self._waited = place
@@ -219,7 +219,7 @@ class JobView:
             self._bar(NAMES[state], None, None, waiting(job))
 
     def _close_stages_before(self, state: str) -> None:
-        """Fill the bars of stages that are over: the job has gone beyond them."""
+        """Complete the bars of earlier stages."""
         assert self._bars is not None
         over = {NAMES[s] for s in STAGES[: STAGES.index(state)] if s in NAMES} | ({"training"} if state in STAGES[4:] else set())
         for name in over & set(self._tasks):
@@ -237,7 +237,7 @@ class JobView:
 
 
 NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisioning": "start", "evaluating": "evaluation"}
-"""Stages without a count of steps, by the state that they are."""
+"""Stages without a step count, by state."""
 
 
 def _clock(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""The SDK's client for one command, with what went wrong on the way to the API in the command line's words."""
+"""The SDK's client for one command; connection errors are worded for the command line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from control_plane.client import FtClient
 
 PROBE_S = 5.0
-"""Within which an address has to answer before a key is asked for."""
+"""Time within which an address must answer before a key is asked for."""
 
 
 @contextmanager
 def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient]:
-    """A client for `credentials` (default: those of this call), closed at the end."""
+    """Return a client for `credentials` (default: those of this call), closed at the end."""
     httpx = _import_httpx()
     from control_plane.client import FtClient
 
     try:
         found = credentials or session.credentials()
     except Unauthenticated:
-        require_answer(session.api_url())  # a wrong address is the first thing to put right
+        require_answer(session.api_url())  # a wrong address comes first
         raise
     try:
         with FtClient(base_url=found.url, api_key=found.api_key) as client:
@@ -40,7 +40,7 @@ def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient
 
 
 def require_answer(url: str) -> None:
-    """Raise ``Unavailable`` where nothing answers at `url`; sends no key."""
+    """Raise ``Unavailable`` if nothing answers at `url`; sends no key."""
     httpx = _import_httpx()
     try:
         httpx.get(url, timeout=PROBE_S)
@@ -71,7 +71,7 @@ def _is_refused(error: BaseException | None) -> bool:
 
 
 def _import_httpx() -> ModuleType:
-    """httpx without its own command line, which costs more time than the rest of it (click, rich, pygments)."""
+    """Import httpx without its own command line, which takes longer than the rest of it (click, rich, pygments)."""
     if "httpx" not in sys.modules:
         sys.modules["httpx._main"] = None  # type: ignore[assignment]  # an import of it fails, and httpx goes on without
         import httpx

@@ -1,4 +1,4 @@
-"""``ft audit``: what was changed in your tenant, by whom, from where; as a table, CSV, or a JSON object a line."""
+"""``ft audit``: changes in your tenant, by whom and from where; as a table, CSV, or JSON lines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def audit(
     as_jsonl: AsJsonl = False,
     as_json: Json = False,
 ) -> None:
-    """List what was changed in your tenant, newest first: who, what, when, from where."""
+    """List changes in your tenant, newest first: who, what, when, from where."""
     from control_plane.cli.paged_lists import every, unix_seconds
     from control_plane.cli.tenant.remote import connect
 
@@ -64,7 +64,7 @@ def at_most(limit: int | None, export: bool) -> int | None:
 
 
 def show(lines: Iterable[dict[str, Any]], as_csv: bool, as_jsonl: bool, as_json: bool) -> None:
-    """`lines` in the form that was asked for; exports are written as they come."""
+    """Write `lines` in the requested format; exports are written as they arrive."""
     if as_csv:
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(FIELDS)
@@ -105,6 +105,6 @@ def _record(line: dict[str, Any]) -> list[str]:
 
 
 def _cell(value: str | None) -> str:
-    """What a spreadsheet would take for a formula is marked as text: names and user agents come from callers."""
+    """Mark text that a spreadsheet would evaluate: names and user agents come from callers."""
     text = value or ""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,4 +1,4 @@
-"""``ft keys`` and ``ft whoami``: API keys of your tenant, and what yours opens."""
+"""``ft keys`` and ``ft whoami``: API keys of your tenant, and what yours may do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def list_keys(
     everything: Annotated[bool, typer.Option("--all", help="Revoked and expired ones, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List your tenant's API keys, newest first; those that open something, unless you say --all."""
+    """List your tenant's API keys, newest first; only active ones, unless you pass --all."""
     from control_plane.cli.paged_lists import every
     from control_plane.cli.tenant.remote import connect
 
@@ -49,7 +49,7 @@ def create(
     requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", help="At most the tenant's limit.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key. Its secret is on stdout, now and never again."""
+    """Create a key. Its secret is written to stdout, only now."""
     from control_plane.cli.tenant.remote import connect
 
     body = {
@@ -79,7 +79,7 @@ def rotate(
     expires_in: Lifetime = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key in the place of one; its secret is on stdout, and the old one ends after the overlap."""
+    """Replace a key; the new secret is written to stdout, and the old key expires after the overlap."""
     from control_plane.cli.tenant.remote import connect
 
     body = {"overlap": span_s(overlap), **({"expires_in": span_s(expires_in)} if expires_in else {})}
@@ -89,7 +89,7 @@ def rotate(
 
 
 def revoke(key_id: KeyId, as_json: Json = False) -> None:
-    """End a key at once."""
+    """Revoke a key at once."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -101,7 +101,7 @@ def revoke(key_id: KeyId, as_json: Json = False) -> None:
 
 
 def whoami(as_json: Json = False) -> None:
-    """Say who you are to the API: tenant, tier and limits, key and scopes."""
+    """Show who you are to the API: tenant, tier and limits, key and scopes."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -129,7 +129,7 @@ COLUMNS = ("ID", "NAME", "KEY", "SCOPES", "MEMBER", "STATE", "LAST USED")
 
 
 def row(key: dict[str, Any]) -> tuple[str, ...]:
-    """A key as a line of a list."""
+    """Format a key as a line of a list."""
     return key["id"], key["name"], key["hint"], ",".join(key["scopes"]), key["member_id"] or "-", state(key), ago(key["last_used_at"])
 
 
@@ -142,7 +142,7 @@ def state(key: dict[str, Any]) -> str:
 
 
 def told_new(made: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    """The secret on stdout, what it is on stderr."""
+    """Write the secret to stdout and its description to stderr."""
     if as_json:
         print_json(made)
         return
@@ -151,7 +151,7 @@ def told_new(made: dict[str, Any], sentence: str, *, as_json: bool) -> None:
 
 
 def span_s(text: str | None) -> int | None:
-    """``30d``, ``12h``, ``90min``, ``45s`` or ``45`` in seconds; None for None."""
+    """Parse ``30d``, ``12h``, ``90min``, ``45s`` or ``45`` into seconds; None for None."""
     if text is None:
         return None
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")

@@ -1,4 +1,4 @@
-"""``ft login``: checks a key and stores it with its address."""
+"""``ft login``: checks a key and stores it with the API's address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def login(as_json: Json = False) -> None:
-    """Store the API's address and a key, after trying them; both as options before the command, or the key on a prompt."""
+    """Check and store the API's address and a key; both as options before the command, or the key at a prompt."""
     from control_plane.cli.tenant.remote import connect, require_answer
 
     url = session.api_url()

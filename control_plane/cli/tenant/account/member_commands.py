@@ -1,4 +1,4 @@
-"""``ft members``: the people of your tenant, and their roles."""
+"""``ft members``: people of your tenant, and their roles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add(
     name: Annotated[str | None, typer.Option("--name")] = None,
     as_json: Json = False,
 ) -> None:
-    """Add a person; `ft keys create NAME --member ID` makes a key for them."""
+    """Add a person; `ft keys create NAME --member ID` creates a key for them."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -59,7 +59,7 @@ def update(
     notify: Annotated[bool | None, typer.Option("--notify/--no-notify", help="Whether e-mail is sent.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change a person's role, name, or whether e-mail is sent."""
+    """Change a person's role, name, or e-mail notifications."""
     from control_plane.cli.tenant.remote import connect
 
     asked = {k: v for k, v in (("role", role), ("name", name), ("notify", notify)) if v is not None}
@@ -68,7 +68,7 @@ def update(
 
 
 def remove(member_id: MemberId, as_json: Json = False) -> None:
-    """Remove a person, and revoke the keys that are theirs."""
+    """Remove a person and revoke their keys."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

@@ -1,4 +1,4 @@
-"""``ft quota``: what is left of this month."""
+"""``ft quota``: limits and what is left of this month."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quota(as_json: Json = False) -> None:
-    """Show your limits, and what is used, held and left of this month's GPU-hours."""
+    """Show your limits, and the used, held and remaining GPU-hours of this month."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -42,7 +42,7 @@ def quota(as_json: Json = False) -> None:
 
 
 def quota_line(quota: Mapping[str, Any]) -> str:
-    """What a job takes of the month, in a line."""
+    """Describe in one line what a job takes of the month."""
     left, over = quota["left_gpu_hours"], quota["overage_gpu_hours"]
     room = "no hard cap" if left is None else f"{number(left)} GPU-hours are left up to the hard cap"
     excess = f"; {number(over)} of the job's exceed the soft limit and are billed as overage" if quota["goes_into_overage"] else ""

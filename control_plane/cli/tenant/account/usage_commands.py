@@ -1,4 +1,4 @@
-"""``ft usage``, ``ft cost``, ``ft invoice`` and ``ft budgets``: what was used, what it cost, and when to be told."""
+"""``ft usage``, ``ft cost``, ``ft invoice`` and ``ft budgets``: usage, cost, and alerts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def usage(
     as_csv: Csv = False,
     as_json: Json = False,
 ) -> None:
-    """Show GPU-hours, storage and money by time, and what runs now and is not billed yet."""
+    """Show GPU-hours, storage and cost over time, and running work that is not billed yet."""
     from control_plane.cli.tenant.remote import connect
 
     params = {"start_time": _unix(start, "--start"), "end_time": _unix(end, "--end"), "bucket_width": by, "group_by": group}
@@ -104,7 +104,7 @@ def invoice(
     as_csv: Csv = False,
     as_json: Json = False,
 ) -> None:
-    """Show the invoice of a month, or its draft as long as it is not issued."""
+    """Show the invoice of a month, or its draft until it is issued."""
     from control_plane.cli.tenant.remote import connect
 
     asked = month or f"{datetime.now(UTC):%Y-%m}"
@@ -134,7 +134,7 @@ def invoice(
 
 
 def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20, as_json: Json = False) -> None:
-    """List invoices that were issued, newest month first."""
+    """List issued invoices, newest month first."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -151,7 +151,7 @@ def create_budget(
     thresholds: Thresholds = None,
     as_json: Json = False,
 ) -> None:
-    """Make a budget. It stops nothing: you are told at its thresholds, by webhook and e-mail."""
+    """Create a budget. It stops nothing: you are notified at its thresholds, by webhook and e-mail."""
     from control_plane.cli.tenant.remote import connect
 
     body: dict[str, Any] = {"name": name, "limit_micros": micros_of(usd)} | _percents(thresholds)
@@ -194,7 +194,7 @@ def update_budget(
 
 
 def delete_budget(budget_id: BudgetId, as_json: Json = False) -> None:
-    """Remove a budget."""
+    """Delete a budget."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -206,7 +206,7 @@ def delete_budget(budget_id: BudgetId, as_json: Json = False) -> None:
 
 
 def micros_of(text: str) -> int:
-    """Micro-dollars of ``-99.50``: exact, without a float."""
+    """Parse ``-99.50`` into micro-dollars, exactly, without a float."""
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
     whole, _, rest = digits.partition(".")
     if not whole.isdecimal() or (rest and not rest.isdecimal()) or len(rest) > 6 or len(whole) > 12:
@@ -243,13 +243,13 @@ def _usd(micros: int) -> str:
 
 
 def when(unix: int, width: str) -> str:
-    """The beginning of a bucket, as short as its width allows."""
+    """Format the start of a bucket, as short as its width allows."""
     form = {"hour": "%Y-%m-%d %H:00", "day": "%Y-%m-%d", "month": "%Y-%m"}.get(width, "%Y-%m-%d")
     return datetime.fromtimestamp(unix, UTC).strftime(form)
 
 
 def moment_of(text: str | None, name: str) -> datetime | None:
-    """A day or a moment, in UTC where it does not say."""
+    """Parse a day or a time, in UTC unless stated."""
     if text is None:
         return None
     try:

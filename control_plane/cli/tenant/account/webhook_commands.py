@@ -1,4 +1,4 @@
-"""``ft webhooks``: where events are sent, tried out, and sent again."""
+"""``ft webhooks``: where events are sent, test events, and replays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create(
     event: Events = None,
     as_json: Json = False,
 ) -> None:
-    """Have events sent to a URL. The secret that signs them is on stdout, now and never again."""
+    """Send events to a URL. The signing secret is written to stdout, only now."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -75,7 +75,7 @@ def update(
     event: Events = None,
     as_json: Json = False,
 ) -> None:
-    """Change an endpoint's name, URL or types of events."""
+    """Change an endpoint's name, URL or event types."""
     changes = {k: v for k, v in {"name": name, "url": url, "event_types": event}.items() if v}
     if not changes:
         raise InvalidRequest("nothing to change; give --name, --url or --event", param="name")
@@ -83,12 +83,12 @@ def update(
 
 
 def enable(endpoint: EndpointId, as_json: Json = False) -> None:
-    """Send events to an endpoint again; `ft webhooks replay` sends what it missed."""
+    """Resume sending events to an endpoint; `ft webhooks replay` sends what it missed."""
     _changed(endpoint, {"state": "enabled"}, as_json=as_json)
 
 
 def disable(endpoint: EndpointId, as_json: Json = False) -> None:
-    """Send an endpoint nothing for now; what it misses is kept for 30 days."""
+    """Stop sending events to an endpoint; missed events are kept for 30 days."""
     _changed(endpoint, {"state": "disabled"}, as_json=as_json)
 
 
@@ -109,7 +109,7 @@ def try_out(
     event: Annotated[str | None, typer.Option("--event", "-e", metavar="TYPE", help="Default: the first of its types.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a signed test event now and show what the receiver answers; exit code 1 unless that is 2xx."""
+    """Send a signed test event now and show the receiver's answer; exit code 1 unless that is 2xx."""
     from control_plane.cli.exits import Exit
     from control_plane.cli.tenant.remote import connect
 
@@ -128,7 +128,7 @@ def rotate_secret(
     now: Annotated[bool, typer.Option("--now", help="End the old secret at once: it leaked.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make another signing secret; the old one signs too for 24 hours, unless you say --now."""
+    """Replace the signing secret; the old one also signs for 24 hours, unless you pass --now."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

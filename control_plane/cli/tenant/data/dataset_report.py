@@ -1,4 +1,4 @@
-"""The validation report of a dataset as a terminal shows it: the verdict, what was read, problems by cause, the first rows."""
+"""The validation report of a dataset in a terminal: the verdict, what was read, problems by cause, the first rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_PROBLEMS, MAX_TEXT = 20, 100
-"""Kinds of problem, and characters of a message, that are listed."""
+"""Kinds of problems listed, and characters of their messages."""
 CONTAINERS = {"jsonl": "JSONL", "json_array": "a JSON array", "json_object": "a JSON object", "csv": "CSV", "parquet": "Parquet"}
 LENGTHS = {"min": "shortest", "p50": "median", "p95": "95 % up to", "max": "longest", "total": "in all"}
 
 
 def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
-    """`report` on the file `name`, line by line."""
+    """Format `report` on the file `name`, line by line."""
     from ft_assets.datasets.report.validation_report import DatasetReport, contamination_line
 
     verdict = report.get("verdict") or DatasetReport.from_dict(dict(report)).verdict
@@ -47,7 +47,7 @@ def _container(report: Mapping[str, Any]) -> str:
 
 
 def _remedy_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Of a file that was refused before a row was read: the verdict has said why, and what to do where no option helps."""
+    """For a file refused before any row was read: the verdict has said why, and what to do if no option helps."""
     from ft_assets.datasets.report.causes import problems_of
 
     for problem in problems_of(report):

@@ -1,4 +1,4 @@
-"""``ft demo-data``: the demo's files, to try every other command on."""
+"""``ft demo-data``: the demo's files, for trying every other command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def demo_data(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; made if it is missing.")], as_json: Json = False
 ) -> None:
-    """Write the demo's support tickets: 1,500 rows to train on and 240 held out, the same bytes each time."""
+    """Write the demo's support tickets: 1,500 rows to train on and 240 held out; the same bytes each time."""
     from ft_assets.demo import tickets
 
     texts = {directory / name: text for name, text in tickets.files().items()}

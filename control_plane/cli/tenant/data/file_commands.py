@@ -1,4 +1,4 @@
-"""``ft files``: what was uploaded."""
+"""``ft files``: uploaded files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def download(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to; default: its name, here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the bytes as they were uploaded, and hold them against the file's sha256."""
+    """Download the bytes as uploaded, and verify them against the file's sha256."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -81,7 +81,7 @@ def download(
 
 
 def validate(file: FileId, as_json: Json = False) -> None:
-    """Validate a file once more that the platform failed on."""
+    """Validate a file again after the platform failed to."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -93,7 +93,7 @@ def validate(file: FileId, as_json: Json = False) -> None:
 
 
 def delete(file: FileId, as_json: Json = False) -> None:
-    """Delete a file's bytes; the dataset version made from them stays. Refused while a job that has not ended names it."""
+    """Delete a file's bytes; the dataset version made from them stays. Refused while an unfinished job uses it."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

@@ -1,7 +1,7 @@
-"""Large files go up in parts; the same command once more goes on where the last one was interrupted.
+"""Uploads large files in parts; running the same command again continues an interrupted upload.
 
-Which upload a file belongs to is remembered in a small file under the user's cache; what is there of it is asked of the API, part
-by part, by its sha256. A file that was changed meanwhile is another one.
+A small file in the user's cache records which upload a file belongs to; the API is asked which parts exist, by their sha256. A file that
+changed meanwhile is a new upload.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from control_plane.client.types import File, Upload
 
 FROM_BYTES = 64 << 20
-"""Files from here on go up in parts: below, sending all of it again costs less than asking."""
+"""Files from this size on are uploaded in parts; resending a smaller one costs less than asking."""
 PART_BYTES = 16 << 20
 """Sent, and held in memory, at a time: what a broken connection costs."""
 LINE_EVERY_S = 10.0
 
 
 def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, Any], *, part_bytes: int = PART_BYTES) -> File:
-    """The uploaded file; what an earlier, interrupted call has stored of it is not sent again."""
+    """Return the uploaded file; parts stored by an earlier, interrupted call are not sent again."""
     note = _Note(url, file, options)
     upload = _begun(client, note) or _begin(client, note, file, options)
     done = upload if upload["status"] == "completed" else _completed(client, upload, file, part_bytes)
@@ -48,7 +48,7 @@ def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, 
 
 
 def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) -> Upload:
-    """The upload with all of `file`: the parts that are missing are sent, and joined."""
+    """Send the missing parts of `file`, join them and return the upload."""
     stored = {part["sha256"]: part["id"] for part in client.uploads.retrieve(upload["id"])["parts"]}
     if stored:
         say(f"going on with upload {upload['id']}: {len(stored)} parts are there")
@@ -68,7 +68,7 @@ def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) ->
 
 
 def _begun(client: FtClient, note: _Note) -> Upload | None:
-    """The upload that was interrupted, if it can be gone on with."""
+    """Return the interrupted upload, if it can be continued."""
     upload_id = note.read()
     if upload_id is None:
         return None
@@ -101,7 +101,7 @@ def _pieces(file: Path, size: int) -> Iterator[bytes]:
 
 
 class _Note:
-    """Where it is remembered which upload a file belongs to: by address, path, size, time of change, and what was asked for."""
+    """Path of the record of a file's upload: by address, path, size, modification time and options."""
 
     def __init__(self, url: str, file: Path, options: Mapping[str, Any]) -> None:
         stat = file.stat()
@@ -116,7 +116,7 @@ class _Note:
             return None
 
     def write(self, upload_id: str) -> None:
-        """As well as it goes: where nothing can be remembered, an interrupted upload begins anew."""
+        """Best effort: if nothing can be stored, an interrupted upload starts again."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps({"upload": upload_id}))
@@ -127,7 +127,7 @@ class _Note:
 
 
 class SendingView:
-    """A bar on a terminal, elsewhere a line every ten seconds; a context, because a live display has to be closed."""
+    """A bar on a terminal, otherwise a line every ten seconds; a context manager, because a live display must be closed."""
 
     def __init__(self, name: str, total: int) -> None:
         self._name, self._total, self._done = name, total, 0
@@ -151,7 +151,7 @@ class SendingView:
             self._bars.stop()
 
     def sent(self, num_bytes: int) -> None:
-        """So many more are there."""
+        """Add so many stored bytes."""
         self._done += num_bytes
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=self._done)

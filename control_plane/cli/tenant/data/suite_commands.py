@@ -1,6 +1,6 @@
-"""``ft suites``: evaluation suites that datasets are held against, and those that jobs are evaluated with.
+"""``ft suites``: evaluation suites that datasets are checked against, and those that jobs are evaluated with.
 
-``ft admin suites`` does the same for the operator's of the first kind.
+``ft admin suites`` does the same for the operator's suites of the first kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def add(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:
-    """Register a suite of your own; uploads from now on are searched for its items."""
+    """Register a suite of your own; uploads from now on are checked for its items."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -39,7 +39,7 @@ def add(name: Name, file: File, field: Field = "question", column_map: Map = Non
 
 
 def list_suites(as_json: Json = False) -> None:
-    """List the suites that ship, the operator's and yours."""
+    """List the built-in suites, the operator's and yours."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -47,7 +47,7 @@ def list_suites(as_json: Json = False) -> None:
 
 
 def remove(name: Name, as_json: Json = False) -> None:
-    """Take one of your suites out."""
+    """Remove one of your suites."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -59,7 +59,7 @@ def remove(name: Name, as_json: Json = False) -> None:
 
 
 def list_capability(as_json: Json = False) -> None:
-    """List general tasks that jobs may be evaluated with (eval_config.capability), and which are ready."""
+    """List general tasks that jobs can be evaluated with (eval_config.capability), and which are ready."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

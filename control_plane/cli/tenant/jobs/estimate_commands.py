@@ -1,4 +1,4 @@
-"""``ft estimate`` and ``ft preview``: what a job would cost, and what a model would see, before either happens."""
+"""``ft estimate`` and ``ft preview``: what a job would cost and what the model would see, before submitting it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def estimate(
     rows_at: RowsAt = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, with what they rest on. Nothing is submitted."""
+    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, and show the assumptions. Submits nothing."""
     from control_plane.cli.tenant.remote import connect
 
     policies = parse_policies(None, encoding=encoding, rows_at=rows_at)
@@ -110,7 +110,7 @@ def preview(
     rows_at: RowsAt = None,
     as_json: Json = False,
 ) -> None:
-    """Show the first examples exactly as they are trained: rendered text, tokens, which parts carry loss, what is cut."""
+    """Show the first examples exactly as they are trained on: rendered text, tokens, which parts carry loss, what is truncated."""
     if subject.startswith(("ds_", "file-")) and not Path(subject).is_file():
         from control_plane.cli.tenant.remote import connect
 

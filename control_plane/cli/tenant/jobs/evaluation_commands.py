@@ -1,4 +1,4 @@
-"""``ft eval``: an adapter next to its base, what the gate said, and what to change."""
+"""``ft eval``: an adapter compared with its base, the gate's verdict, and what to change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def evaluation(
     html: Annotated[Path | None, typer.Option("--html", help="Write the evaluation as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a job's evaluation. Exit code 0 the adapter passed its gate, 1 it is in quarantine: a build can depend on it."""
+    """Show a job's evaluation. Exit code 0 if the adapter passed its gate, 1 if it is quarantined, so that a build can depend on it."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -41,7 +41,7 @@ def evaluation(
 def tell(
     found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterable[EvaluationSample] | None, html: Path | None, as_json: bool
 ) -> None:
-    """Show an evaluation as it was asked for; the command ends with 1 if the adapter did not pass."""
+    """Show an evaluation in the requested format; exits with 1 if the adapter did not pass."""
     if html is not None:
         html.write_bytes(page())
         say(f"the evaluation is in {html}")
@@ -56,7 +56,7 @@ def tell(
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Verdict, scores, and advice, in this order."""
+    """Print verdict, scores and advice, in this order."""
     for line in verdict_lines(found["verdict"]):
         print(line)
     print()
@@ -102,7 +102,7 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
-    """One JSON object a line, or a few lines a sample."""
+    """Print one JSON object per line, or a few lines per sample."""
     for sample in samples:
         if as_json:
             print_json(sample)
@@ -120,6 +120,6 @@ def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """One line of `text` without characters that a terminal obeys: it comes from files and models."""
+    """Return `text` on one line without terminal control characters: it comes from files and models."""
     short = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS - 3] + "..."
     return "".join(c if c.isprintable() else "\\n" if c == "\n" else "\\t" if c == "\t" else "?" for c in short)

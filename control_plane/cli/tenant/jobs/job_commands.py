@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def parse_hyperparameters(pairs: list[str]) -> dict[str, Any]:
-    """``{"n_epochs": 3}`` for ``n_epochs=3``: values are JSON where they can be, else text (``auto``)."""
+    """Parse ``n_epochs=3`` into ``{"n_epochs": 3}``: values are JSON if possible, else text (``auto``)."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, sep, value = pair.partition("=")
@@ -100,13 +100,13 @@ def submit(
 
 
 def check_given(given: str | None) -> None:
-    """A usage error for what is neither a file here, nor of the Hub, nor looks like the id of one."""
+    """Raise a usage error for what is neither a local file, a Hub dataset, nor like the id of a file."""
     if given is not None and not Path(given).is_file() and not given.startswith(("file-", HUB)):
         raise typer.BadParameter(f"{given!r} is neither a local file nor the id of an uploaded one (file-...)")
 
 
 def file_id_of(client: FtClient, given: str, options: Mapping[str, Any]) -> str:
-    """The id of an uploaded file; a path that exists, or a dataset of the Hub, is uploaded first."""
+    """Return the id of an uploaded file; a local path or a Hub dataset is uploaded first."""
     if not Path(given).is_file() and not given.startswith(HUB):
         return given
     say(f"uploading {given}")
@@ -114,7 +114,7 @@ def file_id_of(client: FtClient, given: str, options: Mapping[str, Any]) -> str:
 
 
 def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
-    """Follow the job to its end and exit with the code of its end."""
+    """Follow the job to its end and exit with the corresponding code."""
     from control_plane.cli.tenant.job_progress import follow
 
     try:
@@ -198,7 +198,7 @@ def logs(
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="With --training; default: the last one.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print a job's events, oldest first, or its training's log; with --json one object a line."""
+    """Print a job's events, oldest first, or its training log; with --json one object per line."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -215,7 +215,7 @@ def logs(
 
 
 def metrics(job_id: JobId, as_json: Json = False) -> None:
-    """Print what was measured at each step as CSV, while the job runs or afterwards; with --json as one list."""
+    """Print the metrics of each step as CSV, during the job or afterwards; with --json as one list."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -226,7 +226,7 @@ def metrics(job_id: JobId, as_json: Json = False) -> None:
 
 
 def checkpoints(job_id: JobId, as_json: Json = False) -> None:
-    """List a job's checkpoints, newest first: what `ft submit --warm-start` takes."""
+    """List a job's checkpoints, newest first; `ft submit --warm-start` accepts them."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -254,12 +254,12 @@ def cancel(job_id: JobId, as_json: Json = False) -> None:
 
 
 def pause(job_id: JobId, as_json: Json = False) -> None:
-    """Pause a job: it saves a checkpoint and gives its GPUs back."""
+    """Pause a job: it saves a checkpoint and releases its GPUs."""
     _act("pause", job_id, as_json=as_json)
 
 
 def resume(job_id: JobId, as_json: Json = False) -> None:
-    """Queue a paused job again; it goes on from its checkpoint."""
+    """Queue a paused job again; it resumes from its checkpoint."""
     _act("resume", job_id, as_json=as_json)
 
 

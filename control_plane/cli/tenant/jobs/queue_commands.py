@@ -1,4 +1,4 @@
-"""``ft queue`` and ``ft admin queue``: why jobs wait, when they start, who is ahead in kind, and what runs where."""
+"""``ft queue`` and ``ft admin queue``: why jobs wait, when they start, what is ahead, and what runs where."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from control_plane.platform.epoch_time import span_words
 from control_plane.queue.status.messages import by_tier_words, waiting_line
 
 EVERY_S = 2.0
-"""Between two looks at the queue: its rounds come every second or two."""
+"""Seconds between polls of the queue: scheduling cycles come every second or two."""
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds until interrupted.")]
 
@@ -30,7 +30,7 @@ def register_admin(admin: typer.Typer) -> None:
 
 
 def queue(watch: Watch = False, as_json: Json = False) -> None:
-    """Show your waiting jobs: position, reason, when each starts, who is ahead; your running ones; and free GPUs."""
+    """Show your waiting jobs with position, reason, expected start and jobs ahead; your running jobs; and free GPUs."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -51,7 +51,7 @@ def whole_queue(
     watch: Watch = False,
     as_json: Json = False,
 ) -> None:
-    """Show the queue of all tenants: who waits and why, reservations, what runs, pools, recent use, what the rounds did."""
+    """Show the queue of all tenants: waiting jobs and reasons, reservations, running jobs, pools, recent use, scheduler counters."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.queue.status import responses, view
 
@@ -77,7 +77,7 @@ def whole_queue(
 
 
 def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
-    """A tenant's queue as a person reads it."""
+    """Format a tenant's queue."""
     lines = []
     for job in found["waiting"]:
         lines.append(f"{job['id']}  {job['model']}, {_gpus(job['num_gpus'])}, {job['tier']}")
@@ -103,7 +103,7 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
 
 
 def running_line(job: Mapping[str, Any], *, now: float) -> str:
-    """A job that holds GPUs, in a line."""
+    """Format a job that holds GPUs in one line."""
     steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else ""
     where = f"{str(job['state']).capitalize()} on {_gpus(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
     if job["stopping"]:
@@ -116,7 +116,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
 
 
 def pool_line(pool: Mapping[str, Any]) -> str:
-    """A pool's GPUs, in a line."""
+    """Format a pool's GPUs in one line."""
     kept = f", {pool['reserved_gpus']} kept for premium" if pool["reserved_gpus"] else ""
     spot = ", spot" if pool["pricing"] == "spot" else ""
     block = f", at most {pool['largest_free']} of them on one node" if pool["free_gpus"] > pool["largest_free"] else ""
@@ -124,7 +124,7 @@ def pool_line(pool: Mapping[str, Any]) -> str:
 
 
 def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[str]:
-    """The operators' queue as a person reads it."""
+    """Format the operators' queue."""
     lines = [_rounds(found, now), *(f"Pool {pool_line(p)}{_apart(p)}" for p in found["pools"]), ""]
     if nodes:
         lines += _rows(("NODE", "POOL", "FREE", "JOBS", ""), [_node(n, p) for p in found["pools"] for n in p["nodes"]])
@@ -201,13 +201,13 @@ def _running_row(job: Mapping[str, Any], now: float) -> Sequence[str]:
 
 
 def _rows(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they have to be, and an empty line after them."""
+    """Format columns as wide as necessary, followed by an empty line."""
     widths = [max(len(r[i]) for r in [heading, *rows]) for i in range(len(heading))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [heading, *rows]] + [""]
 
 
 def _watch(look: Callable[[], list[str]]) -> None:
-    """On a terminal the same place again and again, elsewhere one picture after another."""
+    """Refresh in place on a terminal, otherwise print one version after another."""
     if not sys.stdout.isatty():
         while True:
             print("\n".join([*look(), "", "-" * 40]), flush=True)

@@ -1,4 +1,4 @@
-"""``ft recipes``: which defaults a job gets, and where each comes from."""
+"""``ft recipes``: the defaults of jobs, and their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_recipes(as_json: Json = False) -> None:
-    """List the recipes and the models that each is for."""
+    """List the recipes and the models they are for."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

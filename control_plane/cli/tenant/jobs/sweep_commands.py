@@ -1,4 +1,4 @@
-"""``ft sweep`` and ``ft compare``: several trainings at once, and what told them apart."""
+"""``ft sweep`` and ``ft compare``: several trainings at once, and their differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
-    """``{"rank": [8, 16]}`` for ``rank=8,16``; ``learning_rate=1e-5..1e-3:log`` is a range."""
+    """Parse ``rank=8,16`` into ``{"rank": [8, 16]}``; ``learning_rate=1e-5..1e-3:log`` is a range."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, sep, text = pair.partition("=")
@@ -97,7 +97,7 @@ def create(
 
 
 def show(sweep_id: SweepId, as_json: Json = False) -> None:
-    """Show the trials of a sweep, the best one marked."""
+    """Show the trials of a sweep, with the best one marked."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -119,7 +119,7 @@ def list_sweeps(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1
 
 
 def best(sweep_id: SweepId, as_json: Json = False) -> None:
-    """Show the best trial so far; exit code 1 when none has succeeded with the metric."""
+    """Show the best trial so far; exit code 1 if none has succeeded with the metric."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -135,7 +135,7 @@ def best(sweep_id: SweepId, as_json: Json = False) -> None:
 
 
 def cancel(sweep_id: SweepId, as_json: Json = False) -> None:
-    """Cancel a sweep and its jobs that have not ended."""
+    """Cancel a sweep and its unfinished jobs."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -149,7 +149,7 @@ def cancel(sweep_id: SweepId, as_json: Json = False) -> None:
 def compare(
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB JOB ...", help="Ids of two or more jobs.")], as_json: Json = False
 ) -> None:
-    """Show jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
+    """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:

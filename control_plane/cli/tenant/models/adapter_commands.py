@@ -1,4 +1,4 @@
-"""``ft models``, ``adapters`` (alone it lists them), ``promote``, ``rollback``."""
+"""``ft models``, ``adapters`` (lists them when called on its own), ``promote``, ``rollback``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def models(as_json: Json = False) -> None:
-    """List base models and your own."""
+    """List base models, your routes and your adapters."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -43,7 +43,7 @@ def models(as_json: Json = False) -> None:
 
 
 def adapters(as_json: Json = False) -> None:
-    """List adapters, newest first: stage, what serves them, and their score beside the base's."""
+    """List adapters, newest first: stage, serving state, and score compared with the base's."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -56,8 +56,8 @@ def adapters(as_json: Json = False) -> None:
 
 
 def _score(a: Adapter) -> str:
-    """What its method is judged by: the preferences that it tells apart, right answers to the letter, or free text by its expected
-    answers; perplexity where no answers were compared."""
+    """Metric of its method: preference accuracy, exact matches, or similarity to expected answers; perplexity if no answers were
+    compared."""
     metrics = a.get("metrics") or {}
     for name in ("validation/preference_accuracy", "holdout/exact_match", "holdout/rouge_l"):
         if metrics.get(name):
@@ -67,7 +67,7 @@ def _score(a: Adapter) -> str:
 
 
 def promote(adapter: AdapterId, as_json: Json = False) -> None:
-    """Put an adapter into production: it is loaded on the fleet and answers under its name."""
+    """Promote an adapter to production: it is loaded on the fleet and answers under its name."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -81,7 +81,7 @@ def promote(adapter: AdapterId, as_json: Json = False) -> None:
 
 
 def rollback(adapter: AdapterId, as_json: Json = False) -> None:
-    """Withdraw a production adapter in favour of the one promoted before it."""
+    """Withdraw a production adapter in favor of the one promoted before it."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -98,7 +98,7 @@ def evaluate(
     wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; the exit code is 1 if it did not pass.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate an adapter once more, on the bytes that its base model stands for now."""
+    """Evaluate an adapter again, on the present files of its base model."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -120,7 +120,7 @@ def evaluations(
     html: Annotated[Path | None, typer.Option("--html", help="Of one evaluation: write it as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the verdicts on an adapter and those that it waits for, newest first; or show one."""
+    """List finished and pending evaluations of an adapter, newest first; or show one."""
     from control_plane.cli.tenant.jobs.evaluation_commands import tell
     from control_plane.cli.tenant.remote import connect
 

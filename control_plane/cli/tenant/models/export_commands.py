@@ -1,4 +1,4 @@
-"""``ft export``: take an adapter along as files, or push it to a Hub. ``ft export-data``: everything that the tenant has."""
+"""``ft export``: an adapter as files or on a Hub. ``ft export-data``: everything the tenant has stored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Take an adapter along: the adapter, merged weights, a GGUF file or the tokenizer; into a directory, to a Hub, or both."""
+    """Export an adapter, merged weights, a GGUF file or the tokenizer: to a directory, to a Hub, or both."""
     from control_plane.cli.tenant.remote import connect
 
     if out is None and push is None:
@@ -74,7 +74,7 @@ def export(
 def export_data(
     out: Annotated[Path, typer.Option("--out", "-o", help="New file for the ZIP archive.")] = Path("ft-export.zip"), as_json: Json = False
 ) -> None:
-    """Download everything your tenant has, in one ZIP archive: files, datasets, adapters, logs, and records as JSON lines."""
+    """Download everything your tenant has stored as one ZIP archive: files, datasets, adapters, logs, and records as JSON lines."""
     from control_plane.cli.tenant.remote import connect
 
     if out.exists():
@@ -89,7 +89,7 @@ def export_data(
 
 
 def _verified(archive: Path) -> list[dict[str, Any]]:
-    """Members as the manifest lists them; ``IntegrityError`` where one is missing or has other bytes."""
+    """Verify members against the manifest; ``IntegrityError`` if one is missing or differs."""
     with zipfile.ZipFile(archive) as file:
         members: list[dict[str, Any]] = json.loads(file.read("manifest.json"))["members"]
         for member in members:
@@ -115,7 +115,7 @@ def _endpoint(push: str | None, token: str) -> str:
 
 
 def _beside(out: Path | None) -> Path | None:
-    """Where there is room for the files, there is for the archive."""
+    """A place with room for the files also has room for the archive."""
     if out is None:
         return None
     out.absolute().parent.mkdir(parents=True, exist_ok=True)

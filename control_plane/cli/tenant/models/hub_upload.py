@@ -1,11 +1,11 @@
-"""The process that uploads to a Hugging Face Hub: a request as JSON on stdin, the answer as JSON on stdout.
+"""Child process that uploads to a Hugging Face Hub: a request as JSON on stdin, the answer as JSON on stdout.
 
-Apart, because huggingface_hub reads its environment when it is imported; and on the machine of whoever pushes, so that the
-token of a user reaches the Hub and no platform.
+A separate process, because huggingface_hub reads its environment on import; and on the user's machine, so that the user's token reaches
+only the Hub.
 
     {"endpoint", "token", "repo", "directory", "message", "private"} -> {"url", "commit"} | {"error", "detail"}
 
-Where `private` is asked for and the repository is there already for everybody to read, nothing is uploaded: ``error`` is ``public``.
+If `private` is set and the repository already exists and is public, nothing is uploaded: ``error`` is ``public``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S = 6 * 3600.0
 
 
 def upload(request: dict[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The answer of an uploading process; it knows no token but the one in `request`."""
+    """Return the answer of an uploading process; it knows no token except the one in `request`."""
     with tempfile.TemporaryDirectory(prefix="ft-push-") as home:
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))},
@@ -61,7 +61,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         return {"error": "refused" if status in (401, 403) else "unreachable", "detail": str(error).splitlines()[0][:300]}
-    except Exception as error:  # whatever network or library may raise: the caller has words for it
+    except Exception as error:  # any error of the network or library: the caller words it
         return {"error": "unreachable", "detail": f"{type(error).__name__}: {error}"[:300]}
     return {"url": str(made), "commit": commit.oid}
 

@@ -1,4 +1,4 @@
-"""``ft manifest server | route`` and ``ft admin pool-manifest``: objects for a cluster, on stdout."""
+"""``ft manifest server | route`` and ``ft admin pool-manifest``: Kubernetes manifests on stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def register_admin(admin: typer.Typer) -> None:
 
 
 def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a whole model.")]) -> None:
-    """The server of a model that was trained whole: Deployment, Service, NetworkPolicy."""
+    """Write the server of a fully trained model: Deployment, Service, NetworkPolicy."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -27,7 +27,7 @@ def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name o
 
 
 def route(name: Annotated[str, typer.Argument(metavar="NAME", help="One of your routes.")]) -> None:
-    """A route between versions as llm-d's InferenceModelRewrite."""
+    """Write a route between versions as llm-d's InferenceModelRewrite."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -40,9 +40,9 @@ def pool(
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
     max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory: at least as many as are loaded.")] = 256,
 ) -> None:
-    """The servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
+    """Write the servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
 
-    Comments in front give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
+    Comments at the top give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
     """
     from control_plane.adapters import manifests
     from control_plane.cli.admin.local_platform import open_local

@@ -1,4 +1,4 @@
-"""``ft adapters lineage|pending|approve|reject``, ``ft deletions``, and what operators do with deletions."""
+"""``ft adapters lineage|pending|approve|reject``, ``ft deletions``, and operators' commands for deletions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lineage(
     verify: Annotated[bool, typer.Option("--verify", help="Read the stored bytes again and hold them against what was recorded.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Where a model comes from: evaluation, job, spec, base model, dataset, uploaded file."""
+    """Trace a model back: evaluation, job, spec, base model, dataset, uploaded file."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -57,7 +57,7 @@ def lineage(
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """What a verification comes to, in a line."""
+    """Summarize a verification in one line."""
     links = [link for one in found["adapters"] for link in one["links"]]
     if not links:
         return "NOTHING TO VERIFY: a base model was trained elsewhere; `ft admin models verify` reads its files again"
@@ -96,7 +96,7 @@ def _show(one: dict[str, Any]) -> None:
 
 
 def pending(as_json: Json = False) -> None:
-    """List adapters that wait for a person's approval."""
+    """List adapters that wait for approval."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -113,7 +113,7 @@ def approve(
     promote: Annotated[bool, typer.Option("--promote", help="Put it into production at once.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let an adapter be promoted whose job asked for a person's approval."""
+    """Approve an adapter whose job requires approval, so that it can be promoted."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -122,7 +122,7 @@ def approve(
 
 
 def reject(adapter: Reference, note: Note = None, as_json: Json = False) -> None:
-    """Keep an adapter from being promoted."""
+    """Reject an adapter, so that it cannot be promoted."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -168,7 +168,7 @@ def delete_data(
     confirm: Annotated[str | None, typer.Option("--confirm", help="The tenant's id once more, in place of the question.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Delete all data of a tenant for good: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
+    """Permanently delete all data of a tenant: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenant_data import deletion, deletion_requests
 
@@ -190,7 +190,7 @@ def delete_data(
 
 
 def verify_deletions(as_json: Json = False) -> None:
-    """Compute the proofs of all deletions anew; exits with 1 if one was changed or is missing."""
+    """Recompute the proofs of all deletions; exits with 1 if one was changed or is missing."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenant_data import deletion
 

@@ -1,4 +1,4 @@
-"""``ft routes``: names of your own for models, with weights between versions."""
+"""``ft routes``: your own names for models, with weights between versions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def set_route(name: Name, targets: Targets, as_json: Json = False) -> None:
-    """Make a name stand for targets; one without a weight gets all there is: `ft routes set bot adp-1=90 adp-2=10`."""
+    """Point a name to targets; a single target needs no weight: `ft routes set bot adp-1=90 adp-2=10`."""
     from control_plane.cli.tenant.remote import connect
 
     parsed = dict(_target(t) for t in targets)
@@ -49,7 +49,7 @@ def list_routes(as_json: Json = False) -> None:
 
 
 def show(name: Name, as_json: Json = False) -> None:
-    """Show a route and what its targets are worth now."""
+    """Show a route with the present share of each target."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
@@ -57,7 +57,7 @@ def show(name: Name, as_json: Json = False) -> None:
 
 
 def delete(name: Name, as_json: Json = False) -> None:
-    """Take a route out; its targets go on under their own names."""
+    """Delete a route; its targets stay available under their own names."""
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
