@@ -76,7 +76,7 @@ def _version(wanted: bool) -> None:
 def root(
     url: Annotated[str | None, typer.Option("--url", help="Address of the API [env: FT_API_URL].")] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="API key [env: FT_API_KEY].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout; may stand after the command, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON to stdout; also allowed after the command.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     del as_json, version  # the command gets the first; the second has ended the call

@@ -15,7 +15,7 @@ from control_plane.cli.remedies import in_commands
 if TYPE_CHECKING:
     from rich.console import Console
 
-Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when everything is healthy; `ft down` ends it.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once everything is healthy; `ft down` stops it.")] = False,
     as_json: Json = False,
 ) -> None:
     """Start PostgreSQL, Dagster, the API and the inference server, and supervise them."""

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites, base models.", no_args_is_help=True)
-    groups = typer.Typer(help="Make, list, change and suspend tenants.", no_args_is_help=True)
+    groups = typer.Typer(help="Create, list, change and suspend tenants.", no_args_is_help=True)
     tenant_commands.register(groups)
     admin.add_typer(groups, name="tenants")
     registry_commands.register_admin(admin, groups)
     operator_commands.register(admin)
     refund_commands.register_admin(admin)
-    suites = typer.Typer(help="Evaluation suites that every tenant's datasets are searched for.", no_args_is_help=True)
+    suites = typer.Typer(help="Evaluation suites that every tenant's datasets are checked against.", no_args_is_help=True)
     for name, command in (("add", add_suite), ("add-benchmark", add_benchmark), ("list", list_suites), ("remove", remove_suite)):
         suites.command(name)(command)
     admin.add_typer(suites, name="suites")
@@ -71,7 +71,7 @@ def add_suite(name: Name, file: File, field: Field = "question", column_map: Map
 
 
 def add_benchmark(
-    name: Annotated[str, typer.Argument(help="mmlu, hellaswag, arc_easy, arc_challenge or truthfulqa; gsm8k ships.")],
+    name: Annotated[str, typer.Argument(help="mmlu, hellaswag, arc_easy, arc_challenge or truthfulqa; gsm8k is built in.")],
     file: File,
     as_json: Json = False,
 ) -> None:

@@ -21,7 +21,7 @@ Since = Annotated[datetime | None, typer.Option("--since", formats=["%Y-%m-%d"],
 
 
 def register(admin: typer.Typer) -> None:
-    models = typer.Typer(help="Base models: add with pinned bytes, verify, update, deprecate, remove.", no_args_is_help=True)
+    models = typer.Typer(help="Base models: add with pinned files, verify, update, deprecate, remove.", no_args_is_help=True)
     for name, command in (
         ("add", add), ("list", list_models), ("show", show), ("verify", verify), ("deprecate", deprecate), ("remove", remove),
     ):  # fmt: skip
@@ -35,8 +35,10 @@ def add(
     path: Annotated[Path | None, typer.Option("--path", help="Directory with its files; they stay there.")] = None,
     repo: Annotated[str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME.")] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Commit of the repository, 40 digits.")] = None,
-    license: Annotated[str | None, typer.Option("--license", help="Licence; a repository's card is read if left out.")] = None,
-    context: Annotated[int | None, typer.Option("--context", help="Tokens in one example at most; the config's if left out.")] = None,
+    license: Annotated[str | None, typer.Option("--license", help="License; read from the repository's card if absent.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Most tokens in one example; by default from the model's config.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a base model; its weights, tokenizer, template and config are pinned by digest."""
@@ -84,7 +86,7 @@ def verify(model_id: ModelId, as_json: Json = False) -> None:
 def deprecate(
     model_id: ModelId,
     since: Since = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Take it back: new jobs may use it again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo: new jobs may use it again.")] = False,
     as_json: Json = False,
 ) -> None:
     """Refuse new jobs on a base model from a given day on; admitted jobs finish and adapters stay."""

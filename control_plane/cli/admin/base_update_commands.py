@@ -75,8 +75,8 @@ def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpd
 
 def evaluate(
     model_id: ModelId,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all have a verdict.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also adapters that failed on these bytes.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until all have a verdict.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also adapters that failed on these files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate every production adapter of a base model on its staged files; with --wait, the exit code is 1 if one fails."""

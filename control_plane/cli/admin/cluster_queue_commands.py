@@ -19,7 +19,8 @@ def register(admin: typer.Typer) -> None:
 def kueue(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write queues.yaml, tenants.yaml and nodes.sh there.")] = None,
     check: Annotated[
-        Path | None, typer.Option("--check", metavar="FILE", help="Of `kubectl get clusterqueues -o yaml`; -: stdin. Exit 1 if they differ")
+        Path | None,
+        typer.Option("--check", metavar="FILE", help="Output of `kubectl get clusterqueues -o yaml`; -: stdin. Exit code 1 if they differ"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -12,11 +12,11 @@ from control_plane.cli.output import Json, ago, print_json, say, table
 if TYPE_CHECKING:
     from control_plane.capacity.nodes import NodeView
 
-Name = Annotated[str, typer.Argument(metavar="NODE", help="As `ft admin nodes list` has it.")]
+Name = Annotated[str, typer.Argument(metavar="NODE", help="Node, as in `ft admin nodes list`.")]
 
 
 def register(admin: typer.Typer) -> None:
-    nodes = typer.Typer(help="Nodes of the pools: list them, drain one, take it back.", no_args_is_help=True)
+    nodes = typer.Typer(help="Nodes of the pools: list, drain and undrain them.", no_args_is_help=True)
     for name, command in (("list", list_nodes), ("drain", drain), ("undrain", undrain)):
         nodes.command(name)(command)
     admin.add_typer(nodes, name="nodes")
@@ -44,7 +44,7 @@ def list_nodes(as_json: Json = False) -> None:
 
 def drain(
     node: Name,
-    reason: Annotated[str, typer.Option("--reason", help="For other operators.")] = "drained by an operator",
+    reason: Annotated[str, typer.Option("--reason", help="Note for other operators.")] = "drained by an operator",
     as_json: Json = False,
 ) -> None:
     """Place nothing new on a node; what runs there continues to its end."""

@@ -12,7 +12,7 @@ from control_plane.cli.tenant.account.key_commands import Lifetime, span_s
 
 
 def register(admin: typer.Typer) -> None:
-    operators = typer.Typer(help="Keys of operators, for /v1/admin; no tenant's key opens it.", no_args_is_help=True)
+    operators = typer.Typer(help="Operator keys for /v1/admin, which tenants' keys cannot access.", no_args_is_help=True)
     for name, command in (("create", create), ("list", list_keys), ("revoke", revoke)):
         operators.command(name)(command)
     admin.add_typer(operators, name="operators")
@@ -20,7 +20,7 @@ def register(admin: typer.Typer) -> None:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="Of the person or machine that holds it.")],
+    name: Annotated[str, typer.Argument(help="Name of the person or machine that holds it.")],
     expires_in: Lifetime = "90d",
     as_json: Json = False,
 ) -> None:
@@ -58,7 +58,9 @@ def list_keys(as_json: Json = False) -> None:
     )
 
 
-def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the list has it: opk_...")], as_json: Json = False) -> None:
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft admin operators list`): opk_...")], as_json: Json = False
+) -> None:
     """Revoke an operator's key at once."""
     from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
@@ -72,7 +74,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="As the 
 
 
 def audit_of_all(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of one tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")] = None,
     of: audit_commands.Of = None,
     kind: audit_commands.Kind = None,
     action: audit_commands.Action = None,

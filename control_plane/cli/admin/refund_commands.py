@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from control_plane.billing.usage.rules import Total
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
-Note = Annotated[str, typer.Option("--note", help="Why; the tenant reads it.")]
+Note = Annotated[str, typer.Option("--note", help="Reason, shown to the tenant.")]
 
 
 def register_admin(admin: typer.Typer) -> None:
@@ -36,7 +36,7 @@ def register_admin(admin: typer.Typer) -> None:
 
 
 def usage(
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this one alone.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Only this tenant.")] = None,
     start: Start = None,
     end: End = None,
     by: By = "month",
@@ -122,9 +122,11 @@ def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
 
 def adjust(
     tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
-    usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="In dollars: positive, it owes more; --usd=-5 gives 5 back.")],
-    reason: Annotated[str, typer.Option("--reason", help="Stands on the invoice.")],
-    key: Annotated[str | None, typer.Option("--key", help="The same key makes it once, e.g. a ticket's number.")] = None,
+    usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="Dollars; positive: the tenant owes more; --usd=-5 refunds 5.")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown on the invoice.")],
+    key: Annotated[
+        str | None, typer.Option("--key", help="Idempotency key, such as a ticket number: repeated calls post one entry.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Correct a tenant's bill with a separate entry."""

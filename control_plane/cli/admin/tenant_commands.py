@@ -25,7 +25,7 @@ def register(tenants: typer.Typer) -> None:
 def create(
     tenant: Annotated[str, typer.Argument(help="Id of the tenant: lower-case letters, digits and '-'.")],
     tier: Annotated[str, typer.Option("--tier", help="free, standard or premium.")] = "standard",
-    owner: Annotated[str | None, typer.Option("--owner", metavar="E-MAIL", help="Of the person who is added as its owner.")] = None,
+    owner: Annotated[str | None, typer.Option("--owner", metavar="E-MAIL", help="E-mail address of a person to add as owner.")] = None,
     as_json: Json = False,
 ) -> None:
     """Create a tenant and its first API key. The key is shown once: only its hash is stored."""
@@ -62,10 +62,16 @@ def update(
     tenant: Id,
     tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
     name: Annotated[str | None, typer.Option("--name")] = None,
-    max_jobs: Annotated[str | None, typer.Option("--max-jobs", metavar="N", help="Jobs in flight; `tier`: as its tier says.")] = None,
-    soft_gpu_hours: Annotated[str | None, typer.Option("--soft-gpu-hours", metavar="H", help="A month, then overage; or `tier`.")] = None,
-    hard_gpu_hours: Annotated[str | None, typer.Option("--hard-gpu-hours", metavar="H", help="A month, then none; or `tier`.")] = None,
-    requests_per_minute: Annotated[str | None, typer.Option("--requests-per-minute", metavar="N", help="Of each key; or `tier`.")] = None,
+    max_jobs: Annotated[str | None, typer.Option("--max-jobs", metavar="N", help="Jobs in flight; `tier`: the tier's limit.")] = None,
+    soft_gpu_hours: Annotated[
+        str | None, typer.Option("--soft-gpu-hours", metavar="H", help="GPU-hours per month, then overage; or `tier`.")
+    ] = None,
+    hard_gpu_hours: Annotated[
+        str | None, typer.Option("--hard-gpu-hours", metavar="H", help="GPU-hours per month, then jobs are paused; or `tier`.")
+    ] = None,
+    requests_per_minute: Annotated[
+        str | None, typer.Option("--requests-per-minute", metavar="N", help="Requests per minute of each key; or `tier`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Change a tenant's name, tier or limits; options left out stay unchanged. Running jobs continue."""
@@ -82,7 +88,9 @@ def update(
 
 
 def suspend(
-    tenant: Id, reason: Annotated[str, typer.Option("--reason", help="Told to the tenant with every refusal.")], as_json: Json = False
+    tenant: Id,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to the tenant with every refusal.")],
+    as_json: Json = False,
 ) -> None:
     """Refuse every call of a tenant's keys from now on; running jobs continue."""
     from control_plane.cli.admin.local_platform import open_local

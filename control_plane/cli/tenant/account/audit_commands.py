@@ -14,15 +14,15 @@ import typer
 from control_plane.cli.output import Json, print_json, table
 from ft_assets.errors import InvalidRequest
 
-Of = Annotated[str | None, typer.Option("--object", metavar="ID", help="Of one object.")]
-Kind = Annotated[str | None, typer.Option("--type", help="Of one kind of object: job, file, api_key, ...")]
-Action = Annotated[str | None, typer.Option("--action", help="As `api_key.created`.")]
-ByWhom = Annotated[str | None, typer.Option("--actor", metavar="ID", help="Of a key, of a member (all their keys), or of an operator.")]
+Of = Annotated[str | None, typer.Option("--object", metavar="ID", help="Id of one object.")]
+Kind = Annotated[str | None, typer.Option("--type", help="Kind of object: job, file, api_key, ...")]
+Action = Annotated[str | None, typer.Option("--action", help="Action, such as `api_key.created`.")]
+ByWhom = Annotated[str | None, typer.Option("--actor", metavar="ID", help="Id of a key, of a member (all their keys), or of an operator.")]
 Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="2026-11-21, 2026-11-21T15:04 (UTC) or unix seconds.")]
 Before = Annotated[str | None, typer.Option("--before", metavar="TIME")]
 Limit = Annotated[int | None, typer.Option("-n", "--limit", help="Lines; default 20 in a table, all in an export.")]
-AsCsv = Annotated[bool, typer.Option("--csv", help="Every line as CSV, for a spreadsheet.")]
-AsJsonl = Annotated[bool, typer.Option("--jsonl", help="Every line as a JSON object.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Write all lines as CSV, for a spreadsheet.")]
+AsJsonl = Annotated[bool, typer.Option("--jsonl", help="Write all lines as JSON objects.")]
 IN_A_TABLE = 20
 MAX_CELL = 60
 FIELDS = ("id", "time", "tenant_id", "actor_type", "actor_id", "actor_name", "actor_email", "action", "object_type", "object_id",

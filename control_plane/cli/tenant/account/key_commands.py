@@ -9,15 +9,15 @@ import typer
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
-KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `ft keys` lists it: key_...")]
-Name = Annotated[str, typer.Argument(help="What it is for; shown in lists and in the audit log.")]
+KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft keys` lists them): key_...")]
+Name = Annotated[str, typer.Argument(help="Name, shown in lists and in the audit log.")]
 Scopes = Annotated[list[str] | None, typer.Option("--scope", help="read, write or admin; may be repeated. Default: read and write.")]
 Lifetime = Annotated[str | None, typer.Option("--expires-in", metavar="SPAN", help="30d, 12h or seconds; never if left out.")]
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def register(app: typer.Typer) -> None:
-    keys = typer.Typer(help="List your tenant's API keys, make and end them.", no_args_is_help=True)
+    keys = typer.Typer(help="List, create and revoke your tenant's API keys.", no_args_is_help=True)
     keys.command("list")(list_keys)
     for command in (create, show, rotate, revoke):
         keys.command()(command)
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_keys(
-    everything: Annotated[bool, typer.Option("--all", help="Revoked and expired ones, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include revoked and expired keys.")] = False,
     as_json: Json = False,
 ) -> None:
     """List your tenant's API keys, newest first; only active ones, unless you pass --all."""
@@ -45,7 +45,9 @@ def create(
     name: Name,
     scope: Scopes = None,
     expires_in: Lifetime = None,
-    member: Annotated[str | None, typer.Option("--member", metavar="ID", help="Whose it is; its scopes stay within their role.")] = None,
+    member: Annotated[
+        str | None, typer.Option("--member", metavar="ID", help="Member who owns it; its scopes stay within their role.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", help="At most the tenant's limit.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +77,9 @@ def show(key_id: KeyId, as_json: Json = False) -> None:
 
 def rotate(
     key_id: KeyId,
-    overlap: Annotated[str, typer.Option("--overlap", metavar="SPAN", help="How long the old secret still opens; 0 ends it.")] = "24h",
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="SPAN", help="How long the old secret stays valid; 0 ends it at once.")
+    ] = "24h",
     expires_in: Lifetime = None,
     as_json: Json = False,
 ) -> None:

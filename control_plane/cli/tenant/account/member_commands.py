@@ -9,7 +9,7 @@ import typer
 
 from control_plane.cli.output import Json, ago, print_json, say, table
 
-MemberId = Annotated[str, typer.Argument(metavar="MEMBER_ID", help="As `ft members` lists it: mem_...")]
+MemberId = Annotated[str, typer.Argument(metavar="MEMBER_ID", help="Member id (`ft members` lists them): mem_...")]
 Role = Annotated[str | None, typer.Option("--role", help="owner, admin, member or viewer.")]
 
 
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_members(
-    everybody: Annotated[bool, typer.Option("--all", help="Those who were removed, too.")] = False,
+    everybody: Annotated[bool, typer.Option("--all", help="Include removed members.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the people of your tenant, newest first."""
@@ -56,7 +56,7 @@ def update(
     member_id: MemberId,
     role: Role = None,
     name: Annotated[str | None, typer.Option("--name")] = None,
-    notify: Annotated[bool | None, typer.Option("--notify/--no-notify", help="Whether e-mail is sent.")] = None,
+    notify: Annotated[bool | None, typer.Option("--notify/--no-notify", help="Send e-mail to this person.")] = None,
     as_json: Json = False,
 ) -> None:
     """Change a person's role, name, or e-mail notifications."""

@@ -13,8 +13,8 @@ from control_plane.billing import csv_export
 from control_plane.cli.output import Json, fields, print_json, say, table
 
 MICROS = 1_000_000
-Start = Annotated[str | None, typer.Option("--start", metavar="DATE", help="From this day or moment (UTC); else this month.")]
-End = Annotated[str | None, typer.Option("--end", metavar="DATE", help="Until before this day or moment (UTC); now if absent.")]
+Start = Annotated[str | None, typer.Option("--start", metavar="DATE", help="Start, as a day or time (UTC); this month if absent.")]
+End = Annotated[str | None, typer.Option("--end", metavar="DATE", help="End (exclusive), as a day or time (UTC); now if absent.")]
 By = Annotated[str, typer.Option("--by", help="hour, day or month.")]
 Csv = Annotated[bool, typer.Option("--csv", help="CSV on stdout.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of a job.")]
@@ -146,8 +146,8 @@ def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)
 
 
 def create_budget(
-    name: Annotated[str, typer.Argument(help="What the budget is called.")],
-    usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="A month, in dollars: 250 or 99.50.")],
+    name: Annotated[str, typer.Argument(help="Name of the budget.")],
+    usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="Dollars per month: 250 or 99.50.")],
     thresholds: Thresholds = None,
     as_json: Json = False,
 ) -> None:
@@ -180,7 +180,7 @@ def list_budgets(as_json: Json = False) -> None:
 def update_budget(
     budget_id: BudgetId,
     name: Annotated[str | None, typer.Option("--name")] = None,
-    usd: Annotated[str | None, typer.Option("--usd", metavar="AMOUNT", help="A month, in dollars.")] = None,
+    usd: Annotated[str | None, typer.Option("--usd", metavar="AMOUNT", help="Dollars per month.")] = None,
     thresholds: Thresholds = None,
     as_json: Json = False,
 ) -> None:

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from control_plane.client import FtClient
 
 ROOT = "/v1/webhook_endpoints"
-EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="As `ft webhooks` lists it: we_...")]
+EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Endpoint id (`ft webhooks` lists them): we_...")]
 Events = Annotated[
-    list[str] | None, typer.Option("--event", "-e", metavar="TYPE", help="Of `ft webhooks types`; may be repeated. Default: every type.")
+    list[str] | None,
+    typer.Option("--event", "-e", metavar="TYPE", help="Event type (`ft webhooks types`); may be repeated. Default: every type."),
 ]
 DEFAULT_SINCE_S = 7 * 86400
 
 
 def register(app: typer.Typer) -> None:
-    webhooks = typer.Typer(help="List your webhook endpoints, make and mend them.", no_args_is_help=True)
+    webhooks = typer.Typer(help="List, create and change your webhook endpoints.", no_args_is_help=True)
     webhooks.command("list")(list_endpoints)
     for command in (create, show, update, enable, disable, delete, deliveries, replay, types):
         webhooks.command()(command)
@@ -46,7 +47,7 @@ def list_endpoints(as_json: Json = False) -> None:
 
 
 def create(
-    name: Annotated[str, typer.Argument(help="What it is for.")],
+    name: Annotated[str, typer.Argument(help="Purpose of the key.")],
     url: Annotated[str, typer.Argument(help="https://..., at a public address.")],
     event: Events = None,
     as_json: Json = False,
@@ -71,7 +72,7 @@ def show(endpoint: EndpointId, as_json: Json = False) -> None:
 def update(
     endpoint: EndpointId,
     name: Annotated[str | None, typer.Option("--name")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="From now on events go there.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="New URL for events.")] = None,
     event: Events = None,
     as_json: Json = False,
 ) -> None:
@@ -106,7 +107,7 @@ def delete(endpoint: EndpointId, as_json: Json = False) -> None:
 
 def try_out(
     endpoint: EndpointId,
-    event: Annotated[str | None, typer.Option("--event", "-e", metavar="TYPE", help="Default: the first of its types.")] = None,
+    event: Annotated[str | None, typer.Option("--event", "-e", metavar="TYPE", help="Event type; the endpoint's first if absent.")] = None,
     as_json: Json = False,
 ) -> None:
     """Send a signed test event now and show the receiver's answer; exit code 1 unless that is 2xx."""
@@ -125,7 +126,7 @@ def try_out(
 
 def rotate_secret(
     endpoint: EndpointId,
-    now: Annotated[bool, typer.Option("--now", help="End the old secret at once: it leaked.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End the old secret at once, because it leaked.")] = False,
     as_json: Json = False,
 ) -> None:
     """Replace the signing secret; the old one also signs for 24 hours, unless you pass --now."""

@@ -27,10 +27,10 @@ Map = Annotated[
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Base model: counts tokens and finds its control tokens.")]
 Policy = Annotated[
     list[str] | None,
-    typer.Option("--policy", metavar="CHECK=VERDICT", help="What a check demands, as `pii=redact`; may be repeated."),
+    typer.Option("--policy", metavar="CHECK=VERDICT", help="Policy of a check, such as `pii=redact`; may be repeated."),
 ]
 Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Of the file's text, where it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
+    str | None, typer.Option("--encoding", help="Encoding of the file if it is not UTF-8: windows-1252, utf-16, mac-roman, ...")
 ]
 RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
 HUB = "hf://"
@@ -175,8 +175,8 @@ def upload(
     policy: Policy = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,
-    hub_token: Annotated[bool, typer.Option("--hub-token", help="Send FT_HUB_TOKEN along, for a dataset that is not public.")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until a large file is validated, with progress.")] = True,
+    hub_token: Annotated[bool, typer.Option("--hub-token", help="Send FT_HUB_TOKEN, for a dataset that is not public.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until a large file is validated, showing progress.")] = True,
     as_json: Json = False,
 ) -> None:
     """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row.
@@ -255,7 +255,7 @@ def _or_dash(count: int | None) -> str:
 
 
 def show(
-    dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id (`ft datasets list`), or a file's for its report.")],
+    dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id (`ft datasets list`), or a file id for its report.")],
     as_json: Json = False,
 ) -> None:
     """Show a dataset version and its report."""

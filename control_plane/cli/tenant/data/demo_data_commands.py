@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo_data(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; made if it is missing.")], as_json: Json = False
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write to; created if missing.")], as_json: Json = False
 ) -> None:
     """Write the demo's support tickets: 1,500 rows to train on and 240 held out; the same bytes each time."""
     from ft_assets.demo import tickets

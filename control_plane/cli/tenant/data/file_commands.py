@@ -63,7 +63,7 @@ def show(file: FileId, as_json: Json = False) -> None:
 
 def download(
     file: FileId,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to; default: its name, here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file; by default its name, in this directory.")] = None,
     as_json: Json = False,
 ) -> None:
     """Download the bytes as uploaded, and verify them against the file's sha256."""

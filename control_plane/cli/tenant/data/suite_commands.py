@@ -23,7 +23,7 @@ Field = Annotated[str, typer.Option("--field", help="Field that holds the questi
 
 
 def register(app: typer.Typer) -> None:
-    suites = typer.Typer(help="Evaluation suites that your datasets are searched for.", no_args_is_help=True)
+    suites = typer.Typer(help="Evaluation suites that your datasets are checked against.", no_args_is_help=True)
     for name, command in (("add", add), ("list", list_suites), ("remove", remove), ("capability", list_capability)):
         suites.command(name)(command)
     app.add_typer(suites, name="suites", rich_help_panel="Data")

@@ -100,11 +100,11 @@ def _span(seconds: float | None) -> str:
 
 def preview(
     subject: Annotated[
-        str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file here (nothing is uploaded), or a dataset's or file's id.")
+        str, typer.Argument(metavar="FILE_OR_ID", help="A local dataset file (nothing is uploaded), or the id of a dataset or file.")
     ],
-    model: Annotated[str, typer.Option("--model", "-m", help="Base model whose template and tokenizer show it.")] = "demo-llama-3m",
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model whose template and tokenizer are used.")] = "demo-llama-3m",
     num_examples: Annotated[int, typer.Option("--num-examples", "-n", min=1, max=100)] = 5,
-    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is cut.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=1, help="Tokens after which an example is truncated.")] = None,
     column_map: Map = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,

@@ -62,7 +62,9 @@ def submit(
     policy: Policy = None,
     encoding: Encoding = None,
     rows_at: RowsAt = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code tells how.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code shows how it ended.")
+    ] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
     warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your adapter, job or checkpoint to start from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
@@ -193,8 +195,10 @@ def job(
 
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job, or with --training the attempt, has ended.")] = False,
-    training: Annotated[bool, typer.Option("--training", "-t", help="What the training itself printed, not the job's events.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow until the job, or with --training the attempt, has ended.")
+    ] = False,
+    training: Annotated[bool, typer.Option("--training", "-t", help="Show the training's own output instead of the job's events.")] = False,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="With --training; default: the last one.")] = None,
     as_json: Json = False,
 ) -> None:

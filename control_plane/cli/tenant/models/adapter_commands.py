@@ -22,7 +22,7 @@ AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or mode
 def register(app: typer.Typer) -> None:
     for command in (models, promote, rollback):
         app.command(rich_help_panel="Models")(command)
-    group = typer.Typer(help="List adapters; trace, approve, or judge one again.", no_args_is_help=True)
+    group = typer.Typer(help="List adapters; trace, approve, or evaluate one again.", no_args_is_help=True)
     group.command("list")(adapters)
     group.command("evaluate")(evaluate)
     group.command("evaluations")(evaluations)
@@ -94,8 +94,8 @@ def rollback(adapter: AdapterId, as_json: Json = False) -> None:
 
 def evaluate(
     adapter: AdapterId,
-    config: Annotated[str | None, typer.Option("--config", help="JSON object laid over the job's eval_config.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; the exit code is 1 if it did not pass.")] = False,
+    config: Annotated[str | None, typer.Option("--config", help="JSON object that overrides the job's eval_config.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the verdict; exit code 1 if the adapter did not pass.")] = False,
     as_json: Json = False,
 ) -> None:
     """Evaluate an adapter again, on the present files of its base model."""
@@ -115,9 +115,11 @@ def evaluate(
 
 def evaluations(
     adapter: AdapterId,
-    evaluation: Annotated[str | None, typer.Argument(metavar="[EVALUATION]", help="Show this one as `ft eval` shows a job's own.")] = None,
-    samples: Annotated[bool, typer.Option("--samples", help="Of one evaluation: every item as each model answered it.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Of one evaluation: write it as a page to this file.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Argument(metavar="[EVALUATION]", help="Show this evaluation, as `ft eval` does for a job.")
+    ] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="For one evaluation: every item with each model's answer.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="For one evaluation: write it as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
     """List finished and pending evaluations of an adapter, newest first; or show one."""

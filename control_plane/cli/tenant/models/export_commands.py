@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
 Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="Of gguf: f32, f16 (if left out) or q8_0.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="For gguf: f32, f16 (the default) or q8_0.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="New or empty directory for the files.")]
 Push = Annotated[str | None, typer.Option("--push", help="Repository ORG/NAME of the Hub at FT_HUB_ENDPOINT; created if missing.")]
-Token = Annotated[str, typer.Option("--token", envvar="HF_TOKEN", help="Token of the Hub for --push; it goes to the Hub alone.")]
+Token = Annotated[str, typer.Option("--token", envvar="HF_TOKEN", help="Token of the Hub for --push; sent only to the Hub.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,9 +39,7 @@ def export(
     out: Out = None,
     push: Push = None,
     token: Token = "",
-    public: Annotated[
-        bool, typer.Option("--public", help="A repository that --push makes, or pushes to, may be read by everybody.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Allow --push to create, or push to, a public repository.")] = False,
     as_json: Json = False,
 ) -> None:
     """Export an adapter, merged weights, a GGUF file or the tokenizer: to a directory, to a Hub, or both."""

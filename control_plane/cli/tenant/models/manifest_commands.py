@@ -8,7 +8,7 @@ import typer
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Objects for a cluster, as YAML: `ft manifest server ID | kubectl apply -f -`.", no_args_is_help=True)
+    group = typer.Typer(help="Kubernetes manifests: `ft manifest server ID | kubectl apply -f -`.", no_args_is_help=True)
     group.command("server")(server)
     group.command("route")(route)
     app.add_typer(group, name="manifest", rich_help_panel="Models")
@@ -38,7 +38,7 @@ def pool(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model of the catalogue.")],
     replicas: Annotated[int, typer.Option(min=1, help="Servers.")] = 2,
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
-    max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory: at least as many as are loaded.")] = 256,
+    max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory; at least as many as are loaded.")] = 256,
 ) -> None:
     """Write the servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
 

@@ -15,8 +15,8 @@ from ft_assets.errors import InvalidRequest
 if TYPE_CHECKING:
     from control_plane.client.types import Adapter
 
-Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id, model name, or whatever an answer's `model` says.")]
-Note = Annotated[str | None, typer.Option("--note", help="Kept with the decision.")]
+Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id or model name, such as the `model` of a response.")]
+Note = Annotated[str | None, typer.Option("--note", help="Note, kept with the decision.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +35,9 @@ def register_admin(admin: typer.Typer, tenants: typer.Typer) -> None:
 
 def lineage(
     name: Reference,
-    verify: Annotated[bool, typer.Option("--verify", help="Read the stored bytes again and hold them against what was recorded.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the stored bytes again and compare them with the recorded hashes.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Trace a model back: evaluation, job, spec, base model, dataset, uploaded file."""
@@ -110,7 +112,7 @@ def pending(as_json: Json = False) -> None:
 def approve(
     adapter: Reference,
     note: Note = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Put it into production at once.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Promote it to production at once.")] = False,
     as_json: Json = False,
 ) -> None:
     """Approve an adapter whose job requires approval, so that it can be promoted."""
@@ -164,8 +166,8 @@ def deletions(
 
 def delete_data(
     tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
-    reason: Annotated[str, typer.Option("--reason", help="Kept in the proof.")],
-    confirm: Annotated[str | None, typer.Option("--confirm", help="The tenant's id once more, in place of the question.")] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, kept in the proof.")],
+    confirm: Annotated[str | None, typer.Option("--confirm", help="The tenant's id again, instead of the prompt.")] = None,
     as_json: Json = False,
 ) -> None:
     """Permanently delete all data of a tenant: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
