@@ -1,4 +1,4 @@
-"""GPU pools: what there is to give, node by node. A job names GPUs, a pool holds them; capacity is counted in whole GPUs."""
+"""GPU pools and their nodes. A job names GPUs, a pool holds them; capacity is counted in whole GPUs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 RESERVED_FOR = "premium"
 """The tier that reserved GPUs are kept for."""
 SPOT_AT_LEAST_S = 4 * 3600.0
-"""What is expected to be done sooner runs on demand: the half of the price that spot saves it does not outweigh the work that is lost and
-the start that is waited for when the GPUs are taken away."""
+"""Jobs expected to take less run on demand: spot saves half of the price, which does not outweigh lost work and the wait for a new start
+when the GPUs are reclaimed."""
 JobClass = Literal["lora", "large", "full"]
-"""Adapters on models below the 70B class; adapters on those of it; all parameters. Pools say which they take."""
+"""Job classes: adapters on models below the 70B class, adapters on models of that class, and full training. Pools state which they take."""
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
 Packing = Literal["dense", "whole_node"]
 """``dense``: gangs share nodes, the fullest that fits first. ``whole_node``: a gang has its nodes to itself."""
 
 
 def job_class(adapter: str, num_parameters: int) -> JobClass:
-    """The class of a job that trains `adapter` (``lora``, ``qlora``, ``full``) on a base model of `num_parameters`."""
+    """Return the class of a job that trains `adapter` (``lora``, ``qlora``, ``full``) on a base model of `num_parameters`."""
     if adapter == "full":
         return "full"
     return "large" if num_parameters >= LARGE_MODEL_PARAMETERS else "lora"
@@ -38,7 +38,7 @@ class Node:
     fabric: str = ""
     """Nodes of one fabric reach each other at full speed (an InfiniBand rail, a rack); gangs of several nodes stay inside one."""
     ready: bool = True
-    """One that is not gets nothing new; what runs there is ended by whoever watches it."""
+    """A node that is not ready gets nothing new; followers end what runs there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +51,14 @@ class Pool:
     max_gpus_per_job: int
     """Widest gang that can ever be placed here."""
     reserved_gpus: int = 0
-    """Of `num_gpus`: what jobs of tiers below premium never take."""
+    """Part of `num_gpus` that tiers below premium never use."""
     pricing: Pricing = "on_demand"
-    """What its hours cost: a job that asks for spot pays less only where its reservation is in a spot pool."""
+    """Price class: a job that asks for spot pays less only while its reservation is in a spot pool."""
     takes: frozenset[str] = frozenset()
-    """Job classes that are placed here; empty: all."""
+    """Job classes placed here; empty: all."""
     packing: Packing = "dense"
     num_gpus: int = field(init=False)
-    """Of all nodes that are ready."""
+    """GPUs of all ready nodes."""
     _unreserved: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,12 +69,12 @@ class Pool:
 
     @property
     def total_gpus(self) -> int:
-        """Of all nodes, those that are drained or lost too: they come back."""
+        """GPUs of all nodes, including drained and lost ones, which come back."""
         return sum(n.num_gpus for n in self.nodes)
 
     def widest(self, tier: str) -> int:
-        """Widest gang of `tier` that can ever be placed here, whatever nodes are ready now: with all the GPUs that it takes, none of which
-        is reserved for others."""
+        """Return the widest gang of `tier` that can ever be placed here, whatever nodes are ready now: all GPUs it takes must be
+        unreserved for others."""
         return max(0, min(self.max_gpus_per_job, self.total_gpus if tier == RESERVED_FOR else self._unreserved))
 
     def accepts(self, kind: str) -> bool:
@@ -83,7 +83,8 @@ class Pool:
 
 
 def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str = "", fabrics_of: int = 0) -> tuple[Node, ...]:
-    """`num_gpus` GPUs in nodes of `per_node` (the last may have fewer); `fabrics_of` nodes share a fabric, 0: all of them."""
+    """Return nodes of `per_node` GPUs with `num_gpus` in all (the last may have fewer); `fabrics_of` nodes share a fabric, 0: all of
+    them."""
     counts = [per_node] * (num_gpus // per_node) + ([num_gpus % per_node] if num_gpus % per_node else [])
     return tuple(
         Node(name=f"{prefix}-{i}", num_gpus=n, fabric=f"{fabric}{i // fabrics_of}" if fabrics_of else fabric) for i, n in enumerate(counts)
@@ -91,7 +92,7 @@ def nodes(num_gpus: int, *, per_node: int = 8, prefix: str = "node", fabric: str
 
 
 def local_pool(slots: int, *, premium: int = 0) -> Pool:
-    """The embedded pool: `slots` subprocesses of this machine, each counted as one GPU, `premium` of them reserved."""
+    """Return the embedded pool: `slots` subprocesses of this machine, each counted as one GPU, `premium` of them reserved."""
     if slots < 1:
         raise ValueError(f"FT_LOCAL_GPUS is {slots}; the embedded pool needs at least 1 slot")
     if not 0 <= premium < slots:
@@ -101,7 +102,7 @@ def local_pool(slots: int, *, premium: int = 0) -> Pool:
 
 
 def largest_gang(of: Sequence[Node]) -> int:
-    """The most GPUs that one gang can have of these nodes: a node's, or those of the largest nodes of one fabric."""
+    """Return the most GPUs that one gang can have of these nodes: one node's, or those of the largest nodes of one fabric."""
     fabrics: defaultdict[str, list[int]] = defaultdict(list)
     for node in of:
         fabrics[node.fabric].append(node.num_gpus)
@@ -109,7 +110,7 @@ def largest_gang(of: Sequence[Node]) -> int:
 
 
 def _whole_nodes_within(of: Sequence[Node], limit: int) -> int:
-    """The most GPUs, at most `limit`, that a gang on nodes of its own takes: one node, or the largest of a fabric and one of the others."""
+    """Return the most GPUs, up to `limit`, that a gang on its own nodes takes: one node, or the largest of a fabric and one more."""
     largest = max((n.num_gpus for n in of), default=0)
     best = max((n.num_gpus for n in of if n.num_gpus <= limit), default=0)
     fabrics: defaultdict[str, list[int]] = defaultdict(list)
@@ -122,37 +123,38 @@ def _whole_nodes_within(of: Sequence[Node], limit: int) -> int:
                 taken += max((s for s in sorted(sizes, reverse=True)[i:] if taken + s <= limit), default=0)
                 break
             taken += size
-        if taken > largest:  # a gang that fits on a node is on one
+        if taken > largest:  # a gang that fits on a node is placed on one
             best = max(best, taken)
     return best
 
 
 def taking(pools: Sequence[Pool], kind: str) -> list[Pool]:
-    """Those of `pools` that take jobs of class `kind`."""
+    """Return those of `pools` that take jobs of class `kind`."""
     return [p for p in pools if p.accepts(kind)]
 
 
 def may_use_spot(*, spot: bool, tier: str, expected_s: float) -> bool:
-    """Whether a job goes to spot GPUs first: it asks for them, is no production work, and is long enough for it to pay."""
+    """Whether a job goes to spot GPUs first: it asks for them, is not premium, and is long enough for it to pay."""
     return spot and tier != RESERVED_FOR and expected_s >= SPOT_AT_LEAST_S
 
 
 def in_order(pools: Sequence[Pool], *, tier: str, kind: str, num_gpus: int, spot: bool = False) -> list[Pool]:
-    """Pools that can ever hold the gang, the preferred first: spot if `spot` (see :func:`may_use_spot`), then as they are written down."""
+    """Return the pools that can ever hold the gang, preferred first: spot if `spot` (see :func:`may_use_spot`), then in configured
+    order."""
     able = [p for p in taking(pools, kind) if num_gpus <= p.widest(tier) and (spot or p.pricing != "spot")]
     return sorted(able, key=lambda p: p.pricing != "spot")
 
 
 def most_capable(pools: Sequence[Pool], tier: str, kind: str) -> Pool | None:
-    """The pool that holds the widest gang of `tier` and `kind`, the first of equals; None: no pool ever holds one.
+    """Return the pool that holds the widest gang of `tier` and `kind`, the first on a tie; None: no pool ever holds one.
 
-    Spot pools do not count: whoever runs there must be able to go on elsewhere.
+    Spot pools do not count: a job there must be able to resume elsewhere.
     """
     found = in_order(pools, tier=tier, kind=kind, num_gpus=1)
     return max(found, key=lambda p: p.widest(tier)) if found else None
 
 
 def widest_of(pools: Sequence[Pool], tier: str, kind: str) -> int:
-    """Widest gang of `tier` and job class `kind` that any of `pools` can ever hold; 0: none does."""
+    """Return the widest gang of `tier` and job class `kind` that any of `pools` can ever hold; 0: none does."""
     found = most_capable(pools, tier, kind)
     return found.widest(tier) if found else 0

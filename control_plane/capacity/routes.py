@@ -1,4 +1,4 @@
-"""``/v1/admin/nodes``: the nodes of the pools, and which of them get nothing new."""
+"""``/v1/admin/nodes``: the nodes of the pools; drain and undrain them."""
 
 from __future__ import annotations
 

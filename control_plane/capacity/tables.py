@@ -13,4 +13,4 @@ node_drains = sa.Table(
     sa.Column("drained_by", sa.Text, nullable=False),  # the operator's key, or the machine's user
     timestamp("drained_at"),
 )  # fmt: skip
-"""Nodes on which nothing new is placed; what runs there goes on."""
+"""Nodes on which nothing new is placed; what runs there continues."""
