@@ -123,7 +123,7 @@ def replay_dead(
 def _endpoint(row: Mapping[str, Any]) -> schemas.WebhookEndpoint:
     return schemas.WebhookEndpoint(
         id=row["id"], name=row["name"], url=row["url"], event_types=row["event_types"], state=row["state"],
-        signing_secret_hint=signatures.hint(row["secrets"][0]["secret"]), disabled_reason=row["disabled_reason"],
+        signing_secret_hint=signatures.hint(row["secrets"][0]["secret"]) if row["secrets"] else "", disabled_reason=row["disabled_reason"],
         failing_since=epoch_seconds(row["failing_since"]), created_at=epoch_seconds(row["created_at"]),
         updated_at=epoch_seconds(row["updated_at"]),
     )  # fmt: skip

@@ -85,7 +85,7 @@ class WebhookEndpoint(ApiModel):
     event_types: list[str]
     """Types of events that are sent; `*` stands for all."""
     signing_secret_hint: str
-    """Last characters of the signing secret, to tell secrets apart."""
+    """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: State
     """`enabled` or `disabled`."""
     disabled_reason: str | None

@@ -121,7 +121,7 @@ class WebhookEndpoint(TypedDict):
     event_types: list[str]
     """Types of events that are sent; `*` stands for all."""
     signing_secret_hint: str
-    """Last characters of the signing secret, to tell secrets apart."""
+    """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: Literal["enabled", "disabled"]
     """`enabled` or `disabled`."""
     disabled_reason: str | None
@@ -149,7 +149,7 @@ class WebhookEndpointWithSecret(TypedDict):
     event_types: list[str]
     """Types of events that are sent; `*` stands for all."""
     signing_secret_hint: str
-    """Last characters of the signing secret, to tell secrets apart."""
+    """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: Literal["enabled", "disabled"]
     """`enabled` or `disabled`."""
     disabled_reason: str | None

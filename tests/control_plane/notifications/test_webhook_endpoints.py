@@ -8,11 +8,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from cryptography.fernet import Fernet
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from control_plane.notifications.outbox import publish
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.context import Platform
+from control_plane.platform.secrets import _cipher
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from tests.support.servers.webhook_receiver import Receiver, receiver, until
@@ -81,6 +83,23 @@ def test_the_client_lists_changes_and_deletes_endpoints(client: openai.OpenAI, t
     assert client.webhooks.delete(made[0].id).deleted
     with pytest.raises(openai.NotFoundError):
         client.webhooks.retrieve(made[0].id)
+
+
+def test_endpoints_whose_key_is_lost_are_listed_without_a_hint_and_can_be_deleted(
+    client: openai.OpenAI, rest: httpx.Client, platform: Platform, there: Receiver
+) -> None:
+    made = client.webhooks.create(name="production", url=there.url("/hook"), event_types=[SUCCEEDED])
+    keys = platform.settings.secrets_key_file
+    kept = keys.read_text()
+    try:
+        keys.write_text(Fernet.generate_key().decode())
+        _cipher.cache_clear()  # as a restart
+        (listed,) = rest.get("/webhook_endpoints").json()["data"]
+        assert (listed["id"], listed["signing_secret_hint"]) == (made.id, "") and not listed["url"].endswith("/hook")
+        assert rest.delete(f"/webhook_endpoints/{made.id}").status_code == 200
+    finally:
+        keys.write_text(kept)
+        _cipher.cache_clear()
 
 
 def test_a_rotated_secret_signs_beside_the_old_one_or_alone(client: openai.OpenAI, there: Receiver) -> None:
