@@ -132,6 +132,13 @@ class Catalogue:
             )
         return model
 
+    def get_local(self, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
+        """Return the model with `digest` and the directory of its files on this machine; other bytes are ``base_model_changed``."""
+        model = self.get_pinned(model_id, digest, fresh=fresh)
+        if model.directory is None:
+            raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
+        return model, model.directory
+
     def card(self, model_id: str) -> BaseModel:
         """What the catalogue says of a model: as :meth:`get`, but no file is read where everything is pinned."""
         entry, root = self.entry(model_id)

@@ -24,7 +24,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import exports
 from control_plane.jobs.tables import jobs
-from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.process_memory import host_bytes
@@ -234,7 +233,7 @@ def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) 
 
 def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
-    model, base_dir = catalogue.for_job(platform, record.base_model, record.base_digest, fresh=True)
+    model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
     kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
     check_memory(model.id, base_dir, kind, host=host_bytes())
     order = Order(

@@ -110,7 +110,7 @@ def _routes() -> Sequence[BaseRoute]:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
-    whole.add_api_route("/v1/fine-tunes/estimate-price", jobs.estimate, methods=["POST"], include_in_schema=False)
+    whole.add_api_route("/v1/fine-tunes/estimate-price", fine_tuning.estimate, methods=["POST"], include_in_schema=False)
     for router in (
         fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
         datasets.datasets_router, datasets.suites_router, routes_capabilities.router, models.router, queue.router, quota.router,

@@ -21,10 +21,12 @@ from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import scheduler, snapshot
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Fault
-from ft_assets.training.failures import Outcome, PastAttempt, Retry, with_half_batch
+from ft_assets.base_models import CHANGED
+from ft_assets.errors import Fault, IntegrityError
+from ft_assets.training.failures import FailureClass, Outcome, PastAttempt, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
 
 
@@ -151,6 +153,14 @@ def _onward(held: Claim, again: TrainingSpec | None, *, saved: int) -> str:
     if again is None or again.sha256 == held.spec.sha256:
         return where
     return f"{where} with micro-batches of {again.optimization.per_device_batch_size} rows"
+
+
+def changed_ending(held: Claim, error: IntegrityError, *, last_step: int) -> Ending:
+    """Return the end of an attempt that was not started because its base model has changed: final, free, and the platform's fault."""
+    remedy = "an operator restores the files of the base model; then submit the job again"
+    failure = FailureClass(code=CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=error.message, remedy=remedy)
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+    return Ending(outcome=CHANGED, failure=failure, last_step=last_step, trained_tokens=0, status=status)
 
 
 def moment(unix: float | None) -> datetime | None:

@@ -23,7 +23,6 @@ from control_plane.attempts.health import Liveness, Watch
 from control_plane.attempts.log_upload import LogShipper
 from control_plane.attempts.service import Claim, Ending, Reported
 from control_plane.jobs import warm_starts
-from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import PROVISIONING, Event
 from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
@@ -165,7 +164,7 @@ def follow(
         if error.code != CHANGED:
             raise
         say(error.message)
-        return catalogue.changed_ending(held, error, last_step=restored)
+        return endings.changed_ending(held, error, last_step=restored)
     followed = attempts.mark_started(platform, held, from_step=restored, started_at=status.started_at)
     before = attempts.reported(platform, held, from_step=restored)
     tail = Tail(
@@ -272,7 +271,7 @@ def fetch_reference(platform: Platform, tenant: str, key: str) -> Path:
 def _workload(platform: Platform, launcher: Launcher, held: Claim, work_dir: Path) -> Workload:
     """Return the workload to run. Before it starts, every byte of the base model is verified against the digest that the spec names."""
     begins = launcher.status(held.workload).phase is WorkloadPhase.ABSENT  # a running workload has already loaded its model
-    _, model_dir = catalogue.for_job(platform, held.model, held.spec.base_digest, fresh=begins)
+    _, model_dir = platform.models.get_local(held.model, held.spec.base_digest, fresh=begins)
     run_file = work_dir / f"run-a{held.attempt}.json"
     RunFile(
         spec=held.spec,

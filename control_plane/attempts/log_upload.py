@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.jobs.job_logs import BEGINS, PIECES, WHOLE, Piece, pieces, read_pieces
 from control_plane.platform.protocols import Launcher, ObjectStore
 from control_plane.platform.transfer import FAILURES, Patience, patiently
 from ft_assets.errors import FtError, Unavailable
@@ -25,43 +25,6 @@ SHIP_EVERY_S = 2.0
 PIECE_BYTES = 256 << 10
 MAX_LOG_BYTES = 4 << 20
 """Size limit of an attempt's log, while it runs and afterwards; the end shows why it ended."""
-WHOLE, BEGINS, PIECES = "train.log", "train.log.begins", "log"
-"""Object names under an attempt's prefix: its log, where that begins if the beginning was dropped, and the pieces of a running one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Piece:
-    begins: int
-    """Bytes of the readable log before it."""
-    raw_begins: int
-    """Bytes of the workload's own log before it."""
-    size: int
-    key: str
-
-    @property
-    def ends(self) -> int:
-        return self.begins + self.size
-
-
-def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
-    """The stored pieces of a log that is being written, in order."""
-    found = []
-    for info in objects.list(f"{prefix}/{PIECES}"):
-        begins, _, raw_begins = info.key.rpartition("/")[2].partition("-")
-        found.append(Piece(begins=int(begins), raw_begins=int(raw_begins), size=info.size_bytes, key=info.key))
-    return sorted(found)
-
-
-def read_pieces(objects: ObjectStore, found: list[Piece], offset: int) -> tuple[int, bytes]:
-    """Return the bytes from `offset` on and where they begin, which is later if the beginning was dropped."""
-    collected, begins, at = bytearray(), max(offset, found[0].begins if found else 0), None
-    for piece in found:
-        at = begins if at is None else at
-        if piece.ends > at:
-            data = objects.get_bytes(piece.key)[max(0, at - piece.begins) :]
-            collected += data
-            at += len(data)
-    return begins, bytes(collected)
 
 
 class LogShipper:

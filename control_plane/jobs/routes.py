@@ -16,7 +16,7 @@ from control_plane.http.streams import last_seen, server_sent, text_as_it_comes
 from control_plane.jobs import job_logs, responses, results, schemas
 from control_plane.jobs import service as jobs
 from control_plane.jobs.duplicate_requests import Attempt, retried_for
-from control_plane.jobs.estimates import service as estimates
+from control_plane.jobs.estimates.routes import estimate
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import comparison
@@ -61,13 +61,7 @@ def create(
     return responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
-@router.post("/estimate", summary="Estimate a fine-tuning job")
-def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> schemas.Estimate:
-    """Estimate what a job with this body would take and cost, without submitting it. Where none is possible, the error code says why."""
-    request = JobRequest.from_body(body.model_dump(exclude_unset=True))
-    return schemas.Estimate(**estimates.estimate(platform, tenant, request))
-
-
+router.add_api_route("/estimate", estimate, methods=["POST"], summary="Estimate a fine-tuning job")
 router.add_api_route("/estimate-price", estimate, methods=["POST"], include_in_schema=False)  # Together's name for it
 
 

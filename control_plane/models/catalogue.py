@@ -17,18 +17,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
-from control_plane.attempts.claims import Claim, Ending
 from control_plane.jobs.tables import jobs
 from control_plane.models.model_fetch import fetch_model
 from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
-from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.platform.settings import Settings
 from ft_assets import base_models
 from ft_assets.base_models import BaseModel, Catalogue
-from ft_assets.errors import Conflict, Fault, IntegrityError, InvalidRequest, Unavailable
-from ft_assets.training.failures import FailureClass, Retry
+from ft_assets.errors import Conflict, InvalidRequest
 
 ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 MAX_ID = 96
@@ -100,22 +97,6 @@ def remove(platform: Platform, model_id: str) -> Path | None:
         shutil.rmtree(orphan, ignore_errors=True)
     own = _fetched(settings.models_dir, entry.get("path"))
     return own if own in orphans else None
-
-
-def for_job(platform: Platform, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
-    """Return the model a job was promised, and its files on this machine; other bytes are ``base_model_changed``."""
-    model = platform.models.get_pinned(model_id, digest, fresh=fresh)
-    if model.directory is None:
-        raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
-    return model, model.directory
-
-
-def changed_ending(held: Claim, error: IntegrityError, *, last_step: int) -> Ending:
-    """Return the end of an attempt that was not started because its base model has changed: final, free, and the platform's fault."""
-    remedy = "an operator restores the files of the base model; then submit the job again"
-    failure = FailureClass(code=base_models.CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=error.message, remedy=remedy)
-    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
-    return Ending(outcome=base_models.CHANGED, failure=failure, last_step=last_step, trained_tokens=0, status=status)
 
 
 def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, Any], given: Given) -> BaseModel:

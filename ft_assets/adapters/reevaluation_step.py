@@ -28,7 +28,6 @@ from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event
-from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, Level
 from control_plane.platform.job_states import JobState
@@ -102,7 +101,7 @@ def _subject(platform: Platform, held: RowMapping) -> Subject:
     if record.stage == Stage.ARCHIVED:
         raise Conflict(f"adapter {record.id} was archived meanwhile: its files are gone", code="not_reevaluated")
     _check_reads_alike(platform, record, held["base_digest"])
-    _, base_dir = catalogue.for_job(platform, record.base_model, held["base_digest"], fresh=True)
+    _, base_dir = platform.models.get_local(record.base_model, held["base_digest"], fresh=True)
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
     return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held["eval_config"]))

@@ -26,7 +26,6 @@ from control_plane.evaluations.evaluated import Evaluated, load_evaluated, repor
 from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.transitions import job_row
-from control_plane.models import catalogue
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
@@ -85,7 +84,7 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     directory = fetch_final(platform, job_id)
-    _, base_dir = catalogue.for_job(platform, job.model, job.base_digest, fresh=True)
+    _, base_dir = platform.models.get_local(job.model, job.base_digest, fresh=True)
     judged = Judged(
         tenant=tenant,
         job=job,

@@ -9,13 +9,21 @@ from fastapi import APIRouter, Query
 from control_plane.datasets import previews
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
-from control_plane.jobs import routes as jobs
+from control_plane.jobs import schemas
 from control_plane.jobs.estimates import model_limits
+from control_plane.jobs.estimates import service as estimates
 from control_plane.jobs.estimates.schemas import ModelLimits, PreviewRequest
+from control_plane.jobs.submission import JobRequest
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
-router.add_api_route("/estimate", jobs.estimate, methods=["POST"], summary="Estimate a fine-tuning job")
+
+
+@router.post("/estimate", summary="Estimate a fine-tuning job")
+def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> schemas.Estimate:
+    """Estimate what a job with this body would take and cost, without submitting it. Where none is possible, the error code says why."""
+    request = JobRequest.from_body(body.model_dump(exclude_unset=True))
+    return schemas.Estimate(**estimates.estimate(platform, tenant, request))
 
 
 @router.post("/preview", summary="Preview training examples")

@@ -12,8 +12,9 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.attempts import service as attempts
-from control_plane.attempts.log_upload import MAX_LOG_BYTES, PIECE_BYTES, LogShipper, pieces, read_pieces
+from control_plane.attempts.log_upload import MAX_LOG_BYTES, PIECE_BYTES, LogShipper
 from control_plane.jobs import job_logs
+from control_plane.jobs.job_logs import pieces, read_pieces
 from control_plane.platform.transfer import Patience
 from control_plane.tenants import service as tenants
 from ft_assets.errors import NotFound, Unavailable

@@ -197,9 +197,9 @@ def test_jobs_under_way_keep_the_bytes_that_they_were_promised(base: Base, new: 
         query = sa.select(jobs_table.c.id, jobs_table.c.base_digest).where(jobs_table.c.id.in_([before, after]))
         digests = {row.id: row.base_digest for row in conn.execute(query)}
     assert digests[before] == base.old.digest
-    model, directory = catalogue.for_job(platform, base.id, digests[before], fresh=True)
+    model, directory = platform.models.get_local(base.id, digests[before], fresh=True)
     assert (model.digest, directory) == (base.old.digest, base.dir)
-    assert catalogue.for_job(platform, base.id, digests[after])[1] == new
+    assert platform.models.get_local(base.id, digests[after])[1] == new
     later = replace(platform, clock=lambda: platform.clock() + timedelta(days=1))
     assert base_updates.prune(later, base.id) == []
     jobs.cancel(platform, base.tenant.id, before)
@@ -207,7 +207,7 @@ def test_jobs_under_way_keep_the_bytes_that_they_were_promised(base: Base, new: 
     assert base_updates.prune(later, base.id) == [base.old.digest]
     assert base.dir.is_dir()
     with pytest.raises(IntegrityError):
-        catalogue.for_job(platform, base.id, base.old.digest)
+        platform.models.get_local(base.id, base.old.digest)
 
 
 def test_going_back_to_replaced_bytes_needs_no_verdict_of_what_was_trained_on_them(base: Base, new: Path) -> None:
