@@ -105,7 +105,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # it reads all public roots, 30 ms for each HTTP client
 
 LONGEST = (
-    "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/deploy/local/test_stack.py",
+    "tests/journey/", "tests/ft_assets/training/runtime/test_exact_resume.py", "tests/deploy/local/test_stack",
     "tests/control_plane/attempts/test_training_follow.py", "tests/ft_assets/training/runtime/parallel/test_parallel.py",
     "tests/test_house_rules.py", "tests/control_plane/cli/tenant/test_remote.py",
 )  # fmt: skip

@@ -65,6 +65,7 @@ AREAS = (
         ),
         tests=(
             "tests/ft_assets/evals/gate/test_controls.py", "tests/ft_assets/evals/gate/test_gates.py",
+            "tests/ft_assets/evals/gate/test_preference_rules.py",
             "tests/ft_assets/evals/gate/test_planted_replies.py", "tests/ft_assets/evals/gate/test_report.py",
             "tests/ft_assets/evals/scoring/test_metrics.py", "tests/ft_assets/evals/scoring/test_judge.py",
             "tests/ft_assets/evals/scoring/test_preferences.py", "tests/ft_assets/evals/scoring/test_significance.py",

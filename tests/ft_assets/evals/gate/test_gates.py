@@ -16,8 +16,8 @@ from ft_assets.evals.gate import gates
 from ft_assets.evals.gate.gates import Verdict, judge
 from ft_assets.evals.scoring.report import EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, REFUSED
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
-from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, subject, suite_scores
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY
+from tests.support.jobs.evaluation_results import UNSAFE, built, judged, report, result, subject, suite_scores
 
 LONG = "this expected answer is far too long to be asked for to the letter by anybody"
 DOCS = Path(__file__).parents[4] / "docs"
@@ -284,87 +284,6 @@ def test_every_code_is_documented(code: str) -> None:
         assert f"`{code}`" in (DOCS / page).read_text(), page
 
 
-def preferred(right: int, n: int, *, method: str = "dpo", nll: float = 2.0, held_out: bool = True) -> EvalReport:
-    """Of `n` held-out pairs the adapter prefers `right` as people did."""
-    base = subject(nll=2.0, examples=n, unwanted=[20.0 + 0.1 * (k % 3) for k in range(n)])
-    sides = [10 * nll + 0.1 * (k % 3) + (1 if k < right else -1) for k in range(n)]
-    adapter = subject(nll=nll, examples=n, unwanted=sides)
-    if not held_out:
-        base.pop("unwanted"), adapter.pop("unwanted")
-    return built(result(base, adapter, preferences="pairs"), method=method)
-
-
-@pytest.mark.parametrize(
-    ("made", "config", "reasons"),
-    [
-        pytest.param(lambda: preferred(15, 20), {}, [], id="three quarters of twenty are more than chance"),
-        pytest.param(lambda: preferred(14, 20), {}, ["task_gain_within_noise"], id="fourteen of twenty are not"),
-        pytest.param(lambda: preferred(4, 4), {}, ["task_gain_within_noise"], id="with four pairs nothing can be told"),
-        pytest.param(lambda: preferred(100, 200), {}, ["task_not_better"], id="half is what the base has"),
-        pytest.param(lambda: preferred(104, 200), {}, ["task_not_better"], id="five percent more than the base at least"),
-        pytest.param(lambda: preferred(18, 20, nll=2.6), {}, [], id="wanted answers may become less likely"),
-        pytest.param(lambda: preferred(18, 20, nll=2.7), {}, ["perplexity_worse"], id="but not twice as surprising"),
-        pytest.param(lambda: preferred(18, 20, nll=2.7), {"max_perplexity_ratio": 3}, [], id="unless the job allows it"),
-        pytest.param(lambda: preferred(18, 20, held_out=False), {}, ["nothing_measured"], id="likelihood alone does not show a preference"),
-        pytest.param(lambda: preferred(10, 20), {"skip": ["task"]}, [], id="a job may skip it"),
-    ],
-)
-def test_verdicts_on_preferences(made: Callable[[], EvalReport], config: dict[str, object], reasons: list[str]) -> None:
-    assert list(judge(made(), parse(config)).reasons) == reasons
-
-
-def test_preferences_are_scored_beside_the_base() -> None:
-    made = preferred(15, 20)
-    assert made.metrics["validation/preference_accuracy"] == 0.75
-    assert made.metrics["base/validation/preference_accuracy"] == 0.5
-    assert made.metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20)
-    assert preferred(15, 20, method="simpo").metrics["validation/preference_margin"] == pytest.approx((15 - 5) / 20 / 10)
-    assert "chance of that at random over 20" in judge(made, EvalConfig()).findings[2].detail
-
-
-@pytest.mark.parametrize("kind", ["pairs", "judged"])
-def test_preferences_of_pairs_are_compared_with_the_adapter_before_pair_by_pair(kind: str) -> None:
-    """Of 20 pairs the adapter has 15 right and the one before it 10; answers that were judged one by one form no pairs."""
-    base = subject(examples=20, unwanted=[20.0 + 0.1 * (k % 3) for k in range(20)])
-    adapter, earlier = (
-        subject(examples=20, unwanted=[20.0 + 0.1 * (k % 3) + (1 if k < right else -1) for k in range(20)]) for right in (15, 10)
-    )
-    found = built(result(base, adapter, earlier, preferences=kind), method="dpo").score("validation", "preference_accuracy")
-    assert found is not None and found.previous is not None and found.previous < found.adapter
-    if kind == "judged":
-        assert (found.previous_ci_low, found.previous_ci_high, found.previous_p_worse) == (None, None, None)
-        return
-    assert (found.previous, found.adapter) == (0.5, 0.75)
-    assert found.previous_ci_low is not None and found.previous_ci_high is not None
-    assert 0.0 < found.previous_ci_low < 0.25 < found.previous_ci_high < 0.5
-    assert found.previous_p_worse == 1.0
-
-
-@pytest.mark.parametrize(
-    ("method", "num_answers", "nll", "reasons"),
-    [
-        pytest.param("cpt", 0, 1.98, [], id="text: any fall that is no noise"),
-        pytest.param("cpt", 20, 1.98, [], id="also of conversations, whose answers are not what was taught"),
-        pytest.param("sft", 0, 1.98, [], id="plain text under sft too"),
-        pytest.param("cpt", 0, 2.01, ["task_not_better", "perplexity_worse"], id="a rise is refused"),
-        pytest.param("sft", 20, 1.98, ["task_not_better"], id="answers are asked for more"),
-    ],
-)
-def test_text_is_measured_by_its_perplexity(method: str, num_answers: int, nll: float, reasons: list[str]) -> None:
-    holdout = items(num_answers)
-    made = built(result(subject(holdout), subject(holdout, nll=nll)), holdout, method=method)
-    assert list(judge(made, EvalConfig()).reasons) == reasons
-
-
-def test_perplexity_blocks_where_the_task_rule_is_skipped() -> None:
-    wanted = items(40)
-    made = built(result(subject(wanted, 0, nll=2.0), subject(wanted, 40, nll=2.5)), wanted)
-    assert judge(made, parse({})).reasons == ()
-    skipped = judge(made, parse({"skip": ["task"]}))
-    assert (skipped.reasons, skipped.basis) == (("perplexity_worse",), "perplexity")
-    assert preferred(20, 20) and judge(preferred(20, 20), parse({"skip": ["task"]})).passed
-
-
 def only(*scores: Score, **more: Any) -> EvalReport:
     """A report with these scores alone, and nothing that a control could say of them."""
     return replace(report(), scores=scores, controls=(), **more)
@@ -399,23 +318,6 @@ def scored(base: float, adapter: float, *, suite: str = HOLDOUT, metric: str = "
 def test_the_task_rule_at_its_bounds(score: Score, config: dict[str, object], code: str) -> None:
     (found,) = [f for f in judge(only(score), parse(config)).findings if f.rule == "task"]
     assert found.code == code
-
-
-@pytest.mark.parametrize(
-    ("base", "adapter", "code"),
-    [(2.0, 1.9, "ok"), (2.0, 1.91, "task_not_better"), (2.0, 2.1, "task_not_better"), (2.0, float("nan"), "task_not_better")],
-)
-def test_a_chosen_perplexity_falls_by_five_percent_of_the_bases(base: float, adapter: float, code: str) -> None:
-    found = judge(only(scored(base, adapter, suite=VALIDATION, metric="perplexity")), parse({"task_metric": "perplexity"}))
-    assert [f.code for f in found.findings if f.rule == "task"] == [code]
-
-
-def test_a_perfect_accuracy_of_preferences_must_still_be_no_chance() -> None:
-    base = {"suite": VALIDATION, "metric": "preference_accuracy", "n": 4, "ci_low": 0.5}
-    few = only(scored(0.97, 1.0, p_value=0.0625, **base), aim="preferences")
-    assert [f.code for f in judge(few, EvalConfig()).findings if f.rule == "task"] == ["task_gain_within_noise"]
-    sure = only(scored(0.5, 0.75, p_value=0.03, **{**base, "ci_low": -0.1}), aim="preferences")
-    assert [f.code for f in judge(sure, EvalConfig()).findings if f.rule == "task"] == ["ok"], "the chance alone decides"
 
 
 SHARES = [

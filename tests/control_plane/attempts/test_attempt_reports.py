@@ -1,0 +1,185 @@
+"""What an attempt reports as events and meter readings, and what a lost workload costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.attempts import checkpoint_retention, endings
+from control_plane.attempts import service as attempts
+from control_plane.billing.tables import meter_events
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import job_events
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.queue import cycle
+from ft_assets.errors import Fault
+from ft_assets.training.failures import Retry
+from tests.support.jobs.claimed_job import ending, failure, held_by, ledger
+
+
+def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    steps = [{"step": 1, "total_steps": 10, "loss": math.nan, "grad_norm": math.inf, "time": 1.0}]
+    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 1, "eval_loss": math.nan, "time": 1.0}])
+    with platform.engine.connect() as conn:
+        data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
+    assert data == [
+        {"step": 1, "total_steps": 10, "train_loss": None, "grad_norm": None, "time": 1.0},
+        {"step": 1, "valid_loss": None, "time": 1.0},
+    ]
+
+
+def test_nothing_is_reported_of_a_job_that_has_ended(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    jobs.cancel(platform, tenant, job_id)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    assert not attempts.record_checkpoint(platform, held, step=1, prefix="p", manifest_sha256="m", metrics={})
+    with platform.engine.connect() as conn:
+        codes = conn.execute(sa.select(job_events.c.code).order_by(job_events.c.seq)).scalars().all()
+    assert codes[-1] == "job_cancelled"
+
+
+def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    steps = [{"step": n, "total_steps": 10, "loss": 2.0 / n, "tokens_per_s": 5.0, "time": 100.0 + n} for n in (1, 2, 3)]
+    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 3, "eval_loss": 0.5, "time": 103.0}])
+    row = jobs.get(platform, tenant, job_id).row
+    assert (row["state"], row["step"], row["loss"]) == ("running", 3, pytest.approx(2 / 3))
+    assert row["first_step_at"] is not None
+    assert row["estimated_finish_at"] is not None
+    with platform.engine.connect() as conn:
+        data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
+    assert [d.get("train_loss", d.get("valid_loss")) for d in data] == [2.0, 1.0, pytest.approx(2 / 3), 0.5]
+
+
+def test_history_tells_progress_from_standing_still(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    lost = failure("node_lost", Fault.PLATFORM, Retry.RESUME)
+    first = held_by(platform, tenant, job_id)
+    attempts.record_checkpoint(platform, first, step=5, prefix="p", manifest_sha256="m", metrics={})
+    attempts.finish(platform, first, ending(lost, step=6))
+    attempts.finish(platform, held_by(platform, tenant, job_id), replace(ending(lost), last_step=5))
+    told = [(p.code, p.committed_step, p.last_step) for p in endings.history(platform, job_id)]
+    assert told == [("node_lost", 5, 6), ("node_lost", 5, 5)]
+
+
+def test_history_counts_what_was_given_up_and_not_the_rows_of_another_attempt(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    lost = failure("node_lost", Fault.PLATFORM, Retry.RESUME)
+    for _ in range(2):  # the second goes on from an earlier step, and commits this one again
+        held = held_by(platform, tenant, job_id)
+        attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
+        attempts.finish(platform, held, ending(lost, step=6))
+    held = held_by(platform, tenant, job_id)
+    checkpoint_retention.give_up_newer(platform, held, platform.settings.home / "none", 0)
+    assert attempts.committed(platform, job_id) == []
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH), step=1))
+    attempts.finish(platform, held_by(platform, tenant, job_id), ending(lost, step=3))
+    told = [(p.code, p.committed_step, p.last_step) for p in endings.history(platform, job_id)]
+    assert told == [("node_lost", 5, 6), ("node_lost", 5, 6), ("oom", 5, 1), ("node_lost", 0, 3)]
+
+
+def test_each_phase_before_the_first_step_is_an_event_once(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    for phase in ("fetch", "import", "import", "load", "import"):
+        attempts.record_provisioning(platform, held, phase)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    attempts.record_provisioning(platform, held, "self_test")
+    assert [m for m in messages(platform, job_id) if m.startswith("Attempt 1: ")] == [
+        "Attempt 1: fetching the base model and the training data.",
+        "Attempt 1: importing the training libraries.",
+        "Attempt 1: loading the base model.",
+    ]
+
+
+def messages(platform: Platform, job_id: str) -> list[str]:
+    with platform.engine.connect() as conn:
+        query = sa.select(job_events.c.message).where(job_events.c.job_id == job_id)
+        return list(conn.execute(query.order_by(job_events.c.seq)).scalars())
+
+
+def reports(platform: Platform, job_id: str) -> dict[str, Any]:
+    with platform.engine.connect() as conn:
+        return {row.kind: row for row in conn.execute(sa.select(meter_events).where(meter_events.c.job_id == job_id))}
+
+
+def test_the_start_and_the_end_of_a_workload_are_reported_as_they_are_recorded(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    assert reports(platform, job_id)["started"].at.timestamp() == 1000.0
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.NEVER)))
+    found = reports(platform, job_id)
+    assert found["started"].data == {
+        "tier": "standard", "gpu_type": "local", "num_gpus": 1, "pricing": "on_demand", "model": "tiny-base",
+    }  # fmt: skip
+    assert (found["ended"].at.timestamp(), found["ended"].data["fault"]) == (1036.0, "ambiguous")
+    assert [(e.amount_micros, e.detail["gpu_ms"]) for e in ledger(platform, job_id)] == [(10_000, 36_000)]
+
+
+def test_a_lost_workload_is_billed_to_its_last_sign_of_life_and_given_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=1000.0, ended_at=1018.0)
+    lost = replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=status, seen=False)
+    attempts.finish(platform, held, lost)
+    usage, refund = sorted(ledger(platform, job_id), key=lambda e: -e.amount_micros)
+    assert (usage.gpu_seconds, usage.amount_micros, refund.amount_micros) == (18.0, 5_000, -5_000)
+    assert usage.detail["end_known_from"] == "inferred"
+
+
+def test_a_workload_whose_end_is_not_known_is_billed_to_its_last_sign_of_life(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    began = platform.clock().timestamp() - 500
+    attempts.mark_started(platform, held, from_step=0, started_at=began)
+    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}], phase="train")
+    lost = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=began)
+    noticed = replace(platform, clock=lambda: platform.clock() + timedelta(hours=1))
+    attempts.finish(noticed, held, replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=lost, seen=False))
+    assert reports(platform, job_id)["ended"].at == reports_of_progress(platform, job_id)
+
+
+def test_an_attempt_that_nobody_could_follow_is_closed_where_the_database_last_heard_of_it(
+    queued: Callable[..., tuple[Platform, str, str]],
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    began = platform.clock().timestamp() - 500
+    attempts.mark_started(platform, held, from_step=0, started_at=began)
+    now = {"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}
+    attempts.record_progress(platform, held, [now], phase="train")
+    heard = reports_of_progress(platform, job_id)
+    cycle.release(platform, job_id, held.attempt)
+    found = reports(platform, job_id)
+    assert found["ended"].at == heard
+    assert found["ended"].data == {"outcome": "internal", "fault": "platform", "source": "inferred"}
+    assert sum(e.amount_micros for e in ledger(platform, job_id)) == 0
+    assert len(ledger(platform, job_id)) == 2
+
+
+def reports_of_progress(platform: Platform, job_id: str) -> Any:
+    query = sa.select(sa.func.max(job_events.c.created_at)).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalar_one()
+
+
+def test_a_workload_that_never_started_costs_nothing_and_is_not_reported(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    absent = WorkloadStatus(name="w", phase=WorkloadPhase.ABSENT)
+    attempts.finish(platform, held, replace(ending(failure("base_model_changed", Fault.PLATFORM, Retry.NEVER)), status=absent))
+    assert reports(platform, job_id) == {}
+    assert ledger(platform, job_id) == []

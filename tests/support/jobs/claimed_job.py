@@ -1,0 +1,41 @@
+"""A claimed job, the ending of its attempt and what the database records of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from control_plane.attempts import service as attempts
+from control_plane.attempts.service import Claim, Ending
+from control_plane.billing.tables import ledger_entries
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.queue import cycle
+from ft_assets.errors import Fault
+from ft_assets.training.failures import FailureClass, Retry
+
+
+def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
+    cycle.run_cycle(platform)
+    return attempts.claim(platform, tenant, job_id)
+
+
+def state_of(platform: Platform, job_id: str) -> str:
+    with platform.engine.connect() as conn:
+        return str(conn.execute(sa.select(jobs_table.c.state).where(jobs_table.c.id == job_id)).scalar_one())
+
+
+def ledger(platform: Platform, job_id: str) -> list[Any]:
+    with platform.engine.connect() as conn:
+        return list(conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == job_id).order_by(ledger_entries.c.id)).all())
+
+
+def failure(code: str, fault: Fault, retry: Retry) -> FailureClass:
+    return FailureClass(code=code, fault=fault, retry=retry, message=f"{code} happened", remedy="do something")
+
+
+def ending(failed: FailureClass | None = None, *, step: int = 5, seconds: float = 36.0) -> Ending:
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=1, started_at=1000.0, ended_at=1000.0 + seconds)
+    return Ending(outcome=failed.code if failed else "succeeded", failure=failed, last_step=step, trained_tokens=99, status=status)
