@@ -1,12 +1,24 @@
-"""Run requests for due runs, shared by the sensors and the queue listener."""
+"""Run requests for due runs, shared by the sensors and the queue listener, and the settings of their pods on a cluster.
 
-from collections.abc import Sequence
+Tags of a run never reach the pods of its steps; the executor configuration of a run request does, and is merged last. It is valid for the
+k8s executor only, so on one machine a run has none.
+
+A step holds no GPU: it starts or finds the training workload, follows it and commits its results. So its pod stays away from nodes of the
+pools, where it would take cores that a gang counts on, and is in no Kueue queue; it carries the queue and the priority class of its
+workload as labels for people.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
+from control_plane.capacity import kueue
 from control_plane.platform.context import Platform
 from control_plane.queue import launches
 from control_plane.queue.launches import DueRun
+from ft_assets.adapters.cluster import label
 from ft_assets.partitions import partition_key
 from ft_assets.telemetry import correlation, spans
 from resources.dagster.run_tags import (
@@ -22,7 +34,6 @@ from resources.dagster.run_tags import (
     TIER_TAG,
     TRACE_TAG,
 )
-from sensors import step_pods
 
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) within a tick that has 60 s."""
@@ -84,6 +95,51 @@ def _request(due: DueRun, trace_parent: str | None, by: str) -> dg.RunRequest:
         run_key=due.run_key,
         job_name=due.stage,
         partition_key=partition_key(due.tenant, due.job_id),
-        run_config=step_pods.run_config(due),
+        run_config=run_config(due),
         tags=tags,
     )
+
+
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "prepare": ("dataset", "tokenized_pack"),
+    "train": ("checkpoint",),
+    "evaluate": ("eval_report", "adapter"),
+}
+"""Steps of the runs of each stage."""
+REQUESTS: Mapping[str, Mapping[str, str]] = {
+    "prepare": {"cpu": "2", "memory": "4Gi"},
+    "train": {"cpu": "250m", "memory": "1Gi"},
+    "evaluate": {"cpu": "1", "memory": "4Gi"},
+}
+"""A follower mostly waits: 0.5 GiB of libraries and a copy of a checkpoint's parts in flight. Validation may take
+FT_VALIDATION_MEMORY_GIB (3)."""
+
+
+def run_config(due: DueRun, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the ``RunRequest(run_config=...)`` of `due`; empty unless steps are pods."""
+    if (os.environ if env is None else env).get("FT_EXECUTOR") != "k8s":
+        return {}
+    return {"execution": {"config": {"per_step_k8s_config": {step: step_pod(due) for step in STEPS[due.stage]}}}}
+
+
+def step_pod(due: DueRun) -> dict[str, Any]:
+    """Labels, resources and node placement of one step's pod."""
+    about = {"tenant": due.tenant, "job": due.job_id, "tier": due.tier, "stage": due.stage, "pool": due.pool or ""}
+    labels = {f"ft-platform/{name}": label(value) for name, value in about.items() if value}
+    annotations = {}
+    if due.pool:
+        annotations = {
+            "ft-platform/gpus": str(due.num_gpus),
+            "ft-platform/workload-namespace": kueue.namespace(due.tenant),
+            "ft-platform/local-queue": kueue.queue_name(due.tier, due.pool),
+            "ft-platform/priority-class": kueue.priority_class(due.tier),
+        }
+    away = {"matchExpressions": [{"key": kueue.POOL_LABEL, "operator": "DoesNotExist"}]}
+    asked = dict(REQUESTS[due.stage])
+    return {
+        "container_config": {"resources": {"requests": asked, "limits": {"memory": asked["memory"]}}},
+        "pod_template_spec_metadata": {"labels": labels, "annotations": annotations},
+        "pod_spec_config": {
+            "affinity": {"node_affinity": {"required_during_scheduling_ignored_during_execution": {"node_selector_terms": [away]}}}
+        },
+    }

@@ -26,8 +26,7 @@ from control_plane.adapters.tables import exports
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
-from control_plane.sandbox.process_memory import host_bytes
-from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, carry_out_apart
+from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, carry_out_apart, host_bytes
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key

@@ -13,12 +13,11 @@ from starlette.routing import BaseRoute
 from control_plane.adapters import routes as adapters
 from control_plane.adapters import routes_exports, routes_manifests
 from control_plane.api import routes_health
-from control_plane.api.body_limits import UnreadBodies
 from control_plane.api.metrics import exposition
 from control_plane.api.metrics import routes as metrics
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
-from control_plane.api.middleware import RequestIds
+from control_plane.api.middleware import RequestIds, UnreadBodies
 from control_plane.api.openapi import Described
 from control_plane.attempts import routes as checkpoint_permissions
 from control_plane.billing import routes_budgets, routes_operators

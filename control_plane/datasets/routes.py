@@ -13,7 +13,7 @@ from starlette.datastructures import UploadFile
 from control_plane.console.report_page import report_page
 from control_plane.datasets import hub, previews, responses, schemas, suites
 from control_plane.datasets import service as datasets
-from control_plane.http import forms, multipart_body, parameters
+from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
 
@@ -115,7 +115,7 @@ async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schema
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise multipart_body.missing("file")
+            raise forms.missing("file")
         name, field = (_required(fields, wanted) for wanted in ("name", "field"))
         mapping = forms.column_map(fields.get("column_map"), fields)
         filename, stream = file.filename or "suite.jsonl", file.file
@@ -127,7 +127,7 @@ async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schema
 
 def _required(fields: Mapping[str, str], name: str) -> str:
     if name not in fields:
-        raise multipart_body.missing(name)
+        raise forms.missing(name)
     return fields[name]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy.engine import RowMapping
 
-from control_plane.evaluations.evaluated import Evaluated, samples_key
+from control_plane.evaluations.service import Evaluated, samples_key
 from control_plane.jobs import service as jobs
 from control_plane.jobs.results import metric_lines
 from control_plane.platform.context import Platform

@@ -7,19 +7,19 @@ evaluates it; the run number is its fencing token, so that a run presumed dead c
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.adapters import service as adapters
-from control_plane.evaluations import capability_suites
-from control_plane.evaluations.evaluated import Evaluated
+from control_plane.attempts import health
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -28,12 +28,18 @@ from control_plane.platform.pagination import page
 from control_plane.queue.launches import PRIORITY
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
+from ft_assets import layout
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.run import run_file
+from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.suites import task_files
 
 GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
@@ -103,7 +109,8 @@ def request(
         if (row := conn.execute(sa.select(evaluations).where(*same, mine, is_open)).mappings().first()) is not None:
             return row
         if kind == MANUAL:
-            capability_suites.check(platform, asked)
+            settings = platform.settings
+            task_files.check(asked.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
             _check_room(conn, tenant)
         values = {
             **wanted, "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
@@ -273,3 +280,69 @@ def alert(evaluated: Evaluated, rules: EvalConfig, *, code: str, about: str, dat
         code=code, level="warn", message=f"{about} {why}. {advised(evaluated)}",
         data={"reasons": [f.code for f in found], "report": evaluated.key, **data},
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    report: EvalReport
+    verdict: Verdict
+    advice: tuple[Advice, ...]
+    """Changes for the next run, derived from the curves and the report."""
+    key: str
+    """Object key of the stored report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
+        """A stored report with its verdict, of this version or an earlier one."""
+        body = json.loads(stored)
+        return cls(
+            report=EvalReport.from_dict(body["report"]),
+            verdict=Verdict.from_dict(body["verdict"]),
+            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
+            key=key,
+        )
+
+    @property
+    def samples_key(self) -> str:
+        return samples_key(self.key)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Return report and verdict for people, without any row of the tenant's data."""
+        bare = replace(self, report=replace(self.report, samples=()))
+        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
+        return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
+
+    @property
+    def verdict_markdown(self) -> str:
+        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
+        return "\n".join([f"**{self.verdict.outcome}**, resting on {self.verdict.rests_on}", "", *findings])
+
+    @property
+    def seconds_by_suite(self) -> dict[str, float]:
+        """Seconds over all subjects; cached answers count as zero."""
+        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
+
+
+def report_key(tenant: str, job_id: str) -> str:
+    """Return the key of the report of the job's own evaluation."""
+    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
+
+
+def samples_key(report: str) -> str:
+    """Return the key of every item with every subject's answer, one JSON per line, beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+
+
+def result_key(report: str) -> str:
+    """Return the key of the evaluation's result file, beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
+
+
+def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
+    """Return the stored report and verdict of the job's last evaluation."""
+    key = report_key(tenant, job_id)
+    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)

@@ -17,7 +17,6 @@ from control_plane.billing.ledger import costs_of_jobs
 from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files
-from control_plane.evaluations import capability_suites
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.job_filters import JobFilter
@@ -39,6 +38,7 @@ from control_plane.tenants.tables import tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
+from ft_assets.evals.suites import task_files
 from ft_assets.telemetry import spans
 
 
@@ -149,7 +149,8 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
-    capability_suites.check(platform, eval_config.parse(request.eval_config))
+    settings, evaluated = platform.settings, eval_config.parse(request.eval_config)
+    task_files.check(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
     return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
 
 

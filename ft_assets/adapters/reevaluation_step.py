@@ -22,8 +22,8 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.evaluated import Evaluated
 from control_plane.evaluations.follow_evaluation import Watch
+from control_plane.evaluations.service import Evaluated
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import job_row

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.evaluated import Evaluated, load_evaluated
+from control_plane.evaluations.service import Evaluated, load_evaluated
 from control_plane.jobs import results
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import job_row, locked, record, transition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -68,6 +68,11 @@ class EvalConfig:
     """``required``: a passed adapter waits in ``staging`` until somebody approves it."""
     skip: tuple[str, ...] = ()
     """Rules that do not block: of :data:`OPTIONAL_RULES`."""
+
+    def chosen_suites(self, default: Sequence[str]) -> Sequence[str]:
+        """Return the names of the capability suites to run; `default` holds those that the operator made the default."""
+        chosen = default if self.capability is None else self.capability
+        return () if "capability" in self.skip else chosen
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,11 +1,17 @@
-"""Request bodies of OpenAI's and vLLM's clients. Unlisted fields are ignored, except those that
-:mod:`resources.inference.answer_format` refuses."""
+"""Request bodies of OpenAI's and vLLM's clients, and the answer format that they demand: a JSON schema to enforce, or a refusal.
+
+Formats that this server cannot enforce are refused: an answer that ignores the format could be mistaken for one that follows it. Other
+unlisted fields are ignored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from resources.inference.answers import RequestError
 
 
 class StreamOptions(BaseModel):
@@ -53,3 +59,59 @@ class LoadRequest(BaseModel):
 
 class UnloadRequest(BaseModel):
     lora_name: str = ""
+
+
+Schema = Mapping[str, Any]
+SUPPORTED = '{"type": "text"}, {"type": "json_object"} and {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+OF_VLLM = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""vLLM's own fields that constrain an answer."""
+
+
+def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
+    """Return the schema that the answer must follow; None if any text is allowed. Raises ``RequestError`` if it cannot be enforced."""
+    if isinstance(body, ChatRequest):
+        _refuse_calls("tools", body.tools, "tool_choice", body.tool_choice)
+        _refuse_calls("functions", body.functions, "function_call", body.function_call)
+    for field in OF_VLLM:
+        if (body.model_extra or {}).get(field) is not None:
+            raise RequestError(f"{field} is not enforced by this server; use response_format.", code="unsupported_parameter", param=field)
+    asked = body.response_format
+    kind = "text" if asked is None else asked.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema" and asked is not None:
+        return _named_schema(asked.get("json_schema"))
+    raise invalid(f"type {_shown(kind)} is not supported; send one of {SUPPORTED}")
+
+
+def invalid(what: str) -> RequestError:
+    return RequestError(f"response_format: {what}", code="invalid_response_format", param="response_format")
+
+
+def _named_schema(given: Any) -> Schema:
+    if not isinstance(given, dict):
+        raise invalid(f"json_schema must be an object with name and schema, not {_shown(given)}")
+    if not isinstance(given.get("name"), str) or not given["name"]:
+        raise invalid(f"json_schema.name must be a string, not {_shown(given.get('name'))}")
+    schema = given.get("schema")
+    if not isinstance(schema, dict):
+        raise invalid(f"json_schema.schema must be a JSON schema, an object, not {_shown(schema)}")
+    return schema
+
+
+def _refuse_calls(name: str, offered: list[Any] | None, choice_name: str, choice: Any) -> None:
+    if choice == "none" or (not offered and choice in (None, "auto")):
+        return
+    what = f"{name} has {len(offered)} entries" if offered else f"{choice_name} demands a call"
+    raise RequestError(
+        f'{what}, which this server does not support; omit {name} or send "{choice_name}": "none". To let the model choose and fill in '
+        "a call, describe the calls in the messages and constrain the answer with response_format.",
+        code="unsupported_parameter",
+        param=name if offered else choice_name,
+    )
+
+
+def _shown(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:60]

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ft_assets.storable_text import num_characters
-from resources.inference import answer_format
+from resources.inference import schemas
 from resources.inference.answers import Call, EngineError, RequestError, complete_answer, events, unknown_model
 from resources.inference.engine.engine_thread import Engine
 from resources.inference.engine.grammar import Constraint, SchemaError
@@ -65,7 +65,7 @@ class Server:
         base = body.model in (self.served_name, self.alias)
         if not base and body.model not in self.store:
             raise unknown_model(body.model)
-        schema = answer_format.schema_of(body)
+        schema = schemas.schema_of(body)
         chat = isinstance(body, ChatRequest)
         prompt = await asyncio.to_thread(self._render, body)
         room = self.engine.context_length - len(prompt)
@@ -103,7 +103,7 @@ class Server:
         except (TemplateError, TypeError, ValueError) as e:
             raise RequestError(f"messages cannot be rendered by the model's chat template: {e}", param="messages") from e
 
-    async def _constraint(self, schema: answer_format.Schema) -> Constraint:
+    async def _constraint(self, schema: schemas.Schema) -> Constraint:
         """Return a constraint. New schemas are compiled one at a time in a separate thread, so other requests do not wait for them."""
         grammars = self.engine.grammars
         try:
@@ -111,7 +111,7 @@ class Server:
                 return cached
             return await asyncio.get_running_loop().run_in_executor(self._compiler, grammars.constraint, schema)
         except SchemaError as e:
-            raise answer_format.invalid(str(e)) from e
+            raise schemas.invalid(str(e)) from e
 
     def _refuse_long(self, body: ChatRequest | CompletionRequest) -> None:
         """Refuse a request by its characters in all fields: rendering and tokenizing 3 MB takes a minute."""

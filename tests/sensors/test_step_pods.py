@@ -11,7 +11,7 @@ from dagster_k8s.job import UserDefinedDagsterK8sConfig, construct_dagster_k8s_j
 
 from control_plane.queue.launches import DueRun
 from ft_assets.asset_jobs import EVALUATE, PREPARE, TRAIN
-from sensors import step_pods
+from sensors import run_requests
 
 K8S = {"FT_EXECUTOR": "k8s"}
 ABOUT = {"tenant": "acme", "job_id": "ftjob-1", "run_key": "ftjob-1#a1", "priority": 10, "tier": "premium"}
@@ -24,7 +24,7 @@ def due(stage: str = "train", **changes: Any) -> DueRun:
 
 def job_of(run: DueRun) -> dict[str, Any]:
     """The Job that the executor's own functions make of the configuration."""
-    ((_, config),) = step_pods.run_config(run, K8S)["execution"]["config"]["per_step_k8s_config"].items()
+    ((_, config),) = run_requests.run_config(run, K8S)["execution"]["config"]["per_step_k8s_config"].items()
     made = construct_dagster_k8s_job(
         job_config=DagsterK8sJobConfig(job_image="ft-platform@sha256:" + "0" * 64, dagster_home="/dagster"),
         args=["dagster", "api", "execute_step"],
@@ -55,7 +55,7 @@ def test_the_job_holds_to_the_schema_of_kubernetes() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     from kubernetes.client import ApiClient
 
-    ((_, config),) = step_pods.run_config(due(), K8S)["execution"]["config"]["per_step_k8s_config"].items()
+    ((_, config),) = run_requests.run_config(due(), K8S)["execution"]["config"]["per_step_k8s_config"].items()
     made = construct_dagster_k8s_job(
         job_config=DagsterK8sJobConfig(job_image="ft-platform", dagster_home="/dagster"), args=[], job_name="dagster-step-x",
         user_defined_k8s_config=UserDefinedDagsterK8sConfig.from_dict(config),  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ def test_the_job_holds_to_the_schema_of_kubernetes() -> None:
 
 @pytest.mark.parametrize(("stage", "asset_job"), [("prepare", PREPARE), ("train", TRAIN), ("evaluate", EVALUATE)])
 def test_every_step_of_a_stage_is_told_and_the_executor_takes_it(stage: str, asset_job: Any) -> None:
-    steps = step_pods.STEPS[stage]
+    steps = run_requests.STEPS[stage]
     assert str(asset_job.selection) == str(dg.AssetSelection.assets(*steps))
 
     @dg.op(name=steps[0])
@@ -75,10 +75,10 @@ def test_every_step_of_a_stage_is_told_and_the_executor_takes_it(stage: str, ass
     def stage_job() -> None:
         first()
 
-    assert dg.validate_run_config(stage_job, step_pods.run_config(due(stage), K8S))["execution"]
+    assert dg.validate_run_config(stage_job, run_requests.run_config(due(stage), K8S))["execution"]
 
 
 def test_on_one_machine_a_run_says_nothing_of_pods() -> None:
-    assert step_pods.run_config(due(), {}) == {}
-    assert step_pods.run_config(due(), {"FT_EXECUTOR": "in_process"}) == {}
-    assert "annotations" not in str(step_pods.run_config(due("prepare"), K8S)).replace("'annotations': {}", "")
+    assert run_requests.run_config(due(), {}) == {}
+    assert run_requests.run_config(due(), {"FT_EXECUTOR": "in_process"}) == {}
+    assert "annotations" not in str(run_requests.run_config(due("prepare"), K8S)).replace("'annotations': {}", "")

@@ -15,7 +15,7 @@ from control_plane.datasets import responses
 from control_plane.datasets import schemas as datasets_schemas
 from control_plane.datasets.schemas import ENCODING_HELP
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.http import forms, multipart_body, parameters
+from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import FollowerDep, PlatformDep, Reader, Writer
 from control_plane.http.streams import server_sent
@@ -59,7 +59,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
     before it is read. Nested fields may be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. For files over
     64 MiB use `/v1/uploads`, which can continue after a broken connection.
     """
-    form = multipart_body.Form(request, file_field="file")
+    form = forms.Form(request, file_field="file")
     await form.to_file()
     if form.fields.get("purpose"):
         await run_in_threadpool(uploaded_files.check_request, platform, **_checked(_asked(form.fields)))
@@ -79,7 +79,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
 def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
     """Read the form's fields for the service."""
     if not fields.get("purpose"):
-        raise multipart_body.missing("purpose")
+        raise forms.missing("purpose")
     seconds = forms.expires_after_s(forms.spread(fields, "expires_after"))
     return {
         "purpose": fields["purpose"],

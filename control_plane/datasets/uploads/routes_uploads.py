@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import responses
 from control_plane.datasets.uploads import multipart_uploads, schemas
-from control_plane.http import forms, multipart_body, parameters
+from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
-from control_plane.http.concurrency_limits import Joins
+from control_plane.http.rate_limits import JoinLimiter
 from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
@@ -23,7 +23,7 @@ MAX_JOINING = 16
 MAX_JOINS_EACH = 2
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
-_joining: RunVar[Joins] = RunVar("_joining")
+_joining: RunVar[JoinLimiter] = RunVar("_joining")
 
 PART = {
     "type": "object",
@@ -59,7 +59,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, upload_id: parameters.Upload
 async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> schemas.UploadPart:
     """Store a part of 1 byte to 64 MiB. Parts may be sent in parallel; sending the same bytes again returns the same part."""
     await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # checked before the body is read
-    form = multipart_body.Form(request, file_field="data")
+    form = forms.Form(request, file_field="data")
     await form.to_file()
     return _part(await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))
 
@@ -72,7 +72,7 @@ async def complete(
     view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
     if view.status != multipart_uploads.COMPLETED:
         asked = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
-        view = await _joins().run(tenant, upload_id, asked)
+        view = await _join_limiter().run(tenant, upload_id, asked)
     file = view.file
     if file is not None and file["status"] == "uploaded" and file["deleted_at"] is None:
         file = await run_in_threadpool(request.app.state.validation.take, file)
@@ -102,11 +102,11 @@ def _fields(view: multipart_uploads.View, *, file: RowMapping | None = None) -> 
     }
 
 
-def _joins() -> Joins:
+def _join_limiter() -> JoinLimiter:
     try:
         return _joining.get()
     except LookupError:
-        _joining.set(made := Joins(total=MAX_JOINING, each=MAX_JOINS_EACH))
+        _joining.set(made := JoinLimiter(total=MAX_JOINING, each=MAX_JOINS_EACH))
         return made
 
 

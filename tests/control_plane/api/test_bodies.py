@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from control_plane.api.body_limits import MAX_BODY_BYTES, MAX_VALUES, MIB, limit_of, refuse_many_values
+from control_plane.api.middleware import MAX_BODY_BYTES, MAX_VALUES, MIB, limit_of, refuse_many_values
 
 PATIENCE_S = 20.0
 JOBS = "/v1/fine_tuning/jobs"

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.evaluations import answer_cache, evaluated
+from control_plane.evaluations import answer_cache, service
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.evaluated import Evaluated
+from control_plane.evaluations.service import Evaluated
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
@@ -378,7 +378,7 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
     job_id = evaluated_job(FAILED)
-    stored = evaluated.load_evaluated(operated, tenant.id, job_id)
+    stored = service.load_evaluated(operated, tenant.id, job_id)
     sample = Sample(id="row-1", change="gained", prompt="a tenant's row", expected="e", base="b", adapter="a")
     with_rows = replace(stored, report=replace(stored.report, samples=(sample,)))
     operated.objects.put_bytes(stored.key, json.dumps(with_rows.to_dict()).encode())

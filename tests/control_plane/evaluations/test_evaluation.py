@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts import follow
-from control_plane.evaluations import answer_cache, evaluated
+from control_plane.evaluations import answer_cache, service
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
@@ -73,8 +73,8 @@ def out_dir(platform: Platform, job_id: str) -> Path:
     return found
 
 
-def result_of(platform: Platform, evaluated: evaluated.Evaluated) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(platform.objects.get_bytes(evaluated.key.replace("report.json", run_file.RESULT_NAME)))
+def result_of(platform: Platform, evaluated: service.Evaluated) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(platform.objects.get_bytes(service.key.replace("report.json", run_file.RESULT_NAME)))
     return body
 
 
@@ -173,9 +173,9 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     (name,) = processes(platform, job_id)
     assert launcher.status(name).phase is WorkloadPhase.RUNNING
     assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    service = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
-    assert evaluated.report.adapter_applied
+    assert service.report.adapter_applied
 
 
 @pytest.mark.slow
@@ -194,11 +194,11 @@ def test_a_process_that_is_killed_is_gone_on_from(
 
     killer = threading.Thread(target=kill_once)
     killer.start()
-    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    service = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     killer.join()
     assert killed.is_set()
     assert len(processes(platform, job_id)) == 2
-    assert evaluated.report.adapter_applied
+    assert service.report.adapter_applied
     with platform.engine.connect() as conn:
         query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.code == "evaluation_progress")
         told = [(d["subject"], d["suite"]) for d in conn.execute(query).scalars()]

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from control_plane.http.concurrency_limits import Joins, Turns
+from control_plane.http.rate_limits import JoinLimiter, TenantLimiter
 from ft_assets.errors import FtError, Unavailable
 
 PATIENCE_S = 20.0
@@ -42,7 +42,7 @@ async def refusal(call: Callable[[], Any]) -> FtError:
 
 def test_a_tenant_has_its_share_and_leaves_the_others_theirs() -> None:
     async def scenario() -> None:
-        turns, work = Turns(total=3, each=2, wait_s=0.05), Work()
+        turns, work = TenantLimiter(total=3, each=2, wait_s=0.05), Work()
         async with anyio.create_task_group() as group:
             for name in ("a1", "a2"):
                 group.start_soon(turns.run, "a", partial(work, name))
@@ -61,7 +61,7 @@ def test_a_tenant_has_its_share_and_leaves_the_others_theirs() -> None:
 
 def test_who_waits_long_enough_has_a_turn() -> None:
     async def scenario() -> None:
-        turns, work = Turns(total=2, each=1, wait_s=PATIENCE_S), Work()
+        turns, work = TenantLimiter(total=2, each=1, wait_s=PATIENCE_S), Work()
         async with anyio.create_task_group() as group:
             group.start_soon(turns.run, "a", lambda: work("first"))
             group.start_soon(turns.run, "a", lambda: work("second"))
@@ -74,7 +74,7 @@ def test_who_waits_long_enough_has_a_turn() -> None:
 
 def test_an_upload_has_one_that_joins_and_one_that_waits_and_a_tenant_two_uploads() -> None:
     async def scenario() -> None:
-        joins, work = Joins(total=5, each=2), Work()
+        joins, work = JoinLimiter(total=5, each=2), Work()
         async with anyio.create_task_group() as group:
             for upload in ("u1", "u1", "u2"):
                 group.start_soon(joins.run, "a", upload, lambda: work("a"))

@@ -25,8 +25,7 @@ from control_plane.datasets import validation, validation_state
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
-from control_plane.sandbox.process_memory import used_bytes
-from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, carry_out_apart, validate_apart, wall_s
+from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, carry_out_apart, used_bytes, validate_apart, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
 from ft_assets.datasets.pass_progress import Progress

@@ -17,7 +17,7 @@ import openai
 import pytest
 from fastapi import Request
 
-from control_plane.http.multipart_body import Form, Pace
+from control_plane.http.forms import Form, Pace
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import InvalidRequest
