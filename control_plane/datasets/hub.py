@@ -15,11 +15,10 @@ from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
-from ft_assets.datasets.readers.containers import MAX_BYTES
 from ft_assets.errors import InvalidRequest, QuotaExceeded
 
 if TYPE_CHECKING:
-    from ft_assets.datasets.readers.hub.hub_dataset import HubFile, HubId
+    from ft_assets.datasets.readers.hub.hub_dataset import HubId
 
 MAX_PENDING = 10
 """Unfetched imports per tenant: one downloads at a time, and a long backlog helps no tenant."""
@@ -52,15 +51,6 @@ def import_dataset(
         platform, tenant, uploaded_files.new_id(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1], column_map=column_map,
         policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
     )  # fmt: skip
-
-
-def fetched(settings: Settings, hub_id: str, directory: Path, *, max_bytes: int = MAX_BYTES) -> HubFile:
-    """Fetch the rows of `hub_id` as one file in `directory`, for a user of `ft` on this machine, with this machine's token."""
-    from ft_assets.datasets.readers.hub import hub_dataset
-
-    endpoint, token = settings.hub_endpoint, settings.hub_token or None
-    pinned = hub_dataset.parse_hub_id(hub_id, endpoint=endpoint, token=token, scratch=directory)
-    return hub_dataset.fetch(pinned, directory, endpoint=endpoint, token=token, max_bytes=max_bytes)
 
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from control_plane.cli.admin import (
     base_model_commands,
-    cluster_queue_commands,
+    cluster_commands,
+    deletion_commands,
     node_commands,
     operator_commands,
     refund_commands,
     tenant_commands,
+    whole_queue_commands,
 )
 from control_plane.cli.admin.local_platform import open_local
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
 from control_plane.cli.tenant.data.suite_commands import Field, File, Name, listed, told
-from control_plane.cli.tenant.jobs import queue_commands
-from control_plane.cli.tenant.models import manifest_commands, registry_commands
-
-if TYPE_CHECKING:
-    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +28,7 @@ def register(app: typer.Typer) -> None:
     groups = typer.Typer(help="Create, list, change and suspend tenants.", no_args_is_help=True)
     tenant_commands.register(groups)
     admin.add_typer(groups, name="tenants")
-    registry_commands.register_admin(admin, groups)
+    deletion_commands.register(admin, groups)
     operator_commands.register(admin)
     refund_commands.register_admin(admin)
     suites = typer.Typer(help="Evaluation suites that every tenant's datasets are checked against.", no_args_is_help=True)
@@ -39,10 +36,9 @@ def register(app: typer.Typer) -> None:
         suites.command(name)(command)
     admin.add_typer(suites, name="suites")
     base_model_commands.register(admin)
-    manifest_commands.register_admin(admin)
     node_commands.register(admin)
-    cluster_queue_commands.register(admin)
-    queue_commands.register_admin(admin)
+    cluster_commands.register(admin)
+    whole_queue_commands.register(admin)
     admin.command("health")(health)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 

@@ -102,14 +102,17 @@ def check(
 
 @contextmanager
 def local_file(given: str) -> Iterator[Path]:
-    """The file that is meant; one of the Hub is fetched for as long as this context lasts. Exit code 2 if it cannot be read."""
+    """Yields the file's path; a dataset of the Hub is fetched into a temporary directory. Exits with code 2 if it cannot be read."""
     if given.startswith(HUB):
-        from control_plane.datasets.hub import fetched
         from control_plane.platform.settings import load
+        from ft_assets.datasets.readers.hub import hub_dataset
 
+        settings = load()
+        access: Any = {"endpoint": settings.hub_endpoint, "token": settings.hub_token or None}
         with tempfile.TemporaryDirectory(prefix="ft-hub-") as directory:
             try:
-                path = fetched(load(), given, Path(directory)).path
+                pinned = hub_dataset.parse_hub_id(given, scratch=Path(directory), **access)
+                path = hub_dataset.fetch(pinned, Path(directory), **access).path
             except FtError as error:
                 show_error(error, as_json=False)
                 raise typer.Exit(Exit.USAGE) from error

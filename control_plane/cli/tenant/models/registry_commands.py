@@ -14,7 +14,6 @@ from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from control_plane.client.types import Adapter
-
 Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id or model name, such as the `model` of a response.")]
 Note = Annotated[str | None, typer.Option("--note", help="Note, kept with the decision.")]
 
@@ -26,11 +25,6 @@ def register(app: typer.Typer) -> None:
 def register_adapters(group: typer.Typer) -> None:
     for command in (lineage, pending, approve, reject):
         group.command()(command)
-
-
-def register_admin(admin: typer.Typer, tenants: typer.Typer) -> None:
-    tenants.command("delete-data")(delete_data)
-    admin.command("verify-deletions")(verify_deletions)
 
 
 def lineage(
@@ -162,45 +156,3 @@ def deletions(
     else:
         rows = [(d["id"], d["subject_id"], d["status"], ago(d["requested_at"]), d["waiting_for"] or d["reason"]) for d in found]
         table(("ID", "OF", "STATUS", "ASKED FOR", ""), rows)
-
-
-def delete_data(
-    tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
-    reason: Annotated[str, typer.Option("--reason", help="Reason, kept in the proof.")],
-    confirm: Annotated[str | None, typer.Option("--confirm", help="The tenant's id again, instead of the prompt.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Permanently delete all data of a tenant: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
-    from control_plane.cli.admin.local_platform import open_local
-    from control_plane.tenant_data import deletion, deletion_requests
-
-    typed = (
-        confirm
-        if confirm is not None
-        else typer.prompt(f"This permanently deletes everything that {tenant} stored. Type the tenant's id to continue", err=True)
-    )
-    with open_local() as platform:
-        asked = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
-        deletion.carry_out(platform, asked["id"])
-        found = deletion.get(platform, tenant, asked["id"])
-    if as_json:
-        print(deletion.json_of(found))
-    elif found["done_at"] is None:
-        say(f"{found['id']}: {found['waiting_for']}; the platform retries every ten minutes")
-    else:
-        say(f"{found['id']} is done: {found['proof']['num_objects']} objects; its proof has sha256 {found['sha256']}")
-
-
-def verify_deletions(as_json: Json = False) -> None:
-    """Recompute the proofs of all deletions; exits with 1 if one was changed or is missing."""
-    from control_plane.cli.admin.local_platform import open_local
-    from control_plane.tenant_data import deletion
-
-    with open_local() as platform:
-        chain = deletion.verify_chain(platform)
-    if as_json:
-        print_json({"num_deletions": chain.num_deletions, "head": chain.head, "broken": list(chain.broken)})
-    else:
-        say(f"{chain.num_deletions} deletions, the last one {chain.head or 'none'}; broken: {', '.join(chain.broken) or 'none'}")
-    if chain.broken:
-        raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from control_plane.cli.admin import whole_queue_commands
 from control_plane.cli.tenant.jobs import queue_commands as commands
 from control_plane.console.queue_page import queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
@@ -56,7 +57,7 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
     world.round(minutes=5)
     found = responses.whole_queue(view.of_all(world.platform))
     now = world.now[0].timestamp()
-    said = "\n".join(commands.whole_lines(found, now=now, nodes=True))
+    said = "\n".join(whole_queue_commands.whole_lines(found, now=now, nodes=True))
     page = queue_page(found, now=now)
     for name in (runs, waits, "named-tenant", "local"):
         assert name in said

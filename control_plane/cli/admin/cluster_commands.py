@@ -1,4 +1,4 @@
-"""``ft admin kueue``: Kueue objects for the pools, and a check of a cluster's queues."""
+"""``ft admin kueue | pool-manifest``: Kubernetes objects for pools and tenants, a check of a cluster's queues, servers of a base model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from control_plane.cli.output import Json, print_json, say
 
 def register(admin: typer.Typer) -> None:
     admin.command("kueue")(kueue)
+    admin.command("pool-manifest")(pool_manifest)
 
 
 def kueue(
@@ -54,3 +55,20 @@ def _verdict(differences: list[str], as_json: bool) -> None:
     if differences:
         raise typer.Exit(Exit.FAILED)
     say("the cluster's quotas are the GPUs that are ready or held on drained nodes, and Kueue preempts nothing on its own")
+
+
+def pool_manifest(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A base model of the catalogue.")],
+    replicas: Annotated[int, typer.Option(min=1, help="Servers.")] = 2,
+    max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
+    max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory; at least as many as are loaded.")] = 256,
+) -> None:
+    """Write the servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
+
+    Comments at the top give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
+    """
+    from control_plane.adapters import manifests
+    from control_plane.cli.admin.local_platform import open_local
+
+    with open_local() as platform:
+        print(manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras), end="")
