@@ -21,8 +21,8 @@ from control_plane.api.middleware import RequestIds, UnreadBodies
 from control_plane.api.openapi import Described
 from control_plane.attempts import routes as checkpoint_permissions
 from control_plane.billing import routes_budgets, routes_operators
-from control_plane.billing.invoices import routes as invoices
-from control_plane.billing.usage import routes as usage
+from control_plane.billing import routes_invoices as invoices
+from control_plane.billing import routes_usage as usage
 from control_plane.capacity import routes as admin_nodes
 from control_plane.datasets import routes as datasets
 from control_plane.datasets.uploads import routes_files, routes_uploads

@@ -16,7 +16,6 @@ from control_plane.billing import ledger
 from control_plane.billing.prices import MICROS
 from control_plane.billing.rules import Entry, refund_id
 from control_plane.billing.tables import ledger_entries, refund_cases
-from control_plane.billing.usage.rules import gpu_ms_of
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
@@ -157,7 +156,7 @@ def _left(entries: Sequence[Entry]) -> tuple[Entry, int, Entry]:
         amount_micros=usage.amount_micros + sum(entry.amount_micros for entry in back),
         list_micros=usage.list_micros + sum(entry.list_micros for entry in back),
     )
-    return usage, gpu_ms_of(usage) - sum(map(gpu_ms_of, back)), left
+    return usage, usage.gpu_ms - sum(entry.gpu_ms for entry in back), left
 
 
 def _check_note(text: str, name: str) -> None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from control_plane.billing import ledger, ledger_check, refunds, responses, schemas
 from control_plane.billing.invoices import service as invoices
-from control_plane.billing.usage.routes import BucketWidth, End, Start, usage_of
+from control_plane.billing.routes_usage import BucketWidth, End, Start, usage_of
 from control_plane.billing.usage.rules import OF_OPERATORS
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas

@@ -39,6 +39,11 @@ class Entry:
     """For usage and its refunds; exact value in ``detail.gpu_ms``."""
     detail: Mapping[str, Any]
 
+    @property
+    def gpu_ms(self) -> int:
+        """GPU time in milliseconds; entries without an exact value have seconds."""
+        return int(self.detail.get("gpu_ms") or round(self.gpu_seconds * 1000))
+
 
 def receivable(tenant: str) -> str:
     """Account of what `tenant` owes."""

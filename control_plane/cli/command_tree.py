@@ -19,7 +19,6 @@ HELP = """Fine-tune language models: check a dataset, submit a job, watch it, an
 On one machine: `ft up`, then `ft admin tenants create NAME --tier standard`, `ft login`, `ft submit FILE --wait`.
 """
 MODULES = {
-    "stack_commands": ("up", "down", "status", "env"),
     "tenant.data.demo_data_commands": ("demo-data",),
     "tenant.data.dataset_commands": ("check", "upload", "datasets"),
     "tenant.jobs.estimate_commands": ("preview", "estimate"),
@@ -45,11 +44,16 @@ MODULES = {
     "tenant.account.audit_commands": ("audit",),
     "admin.admin_commands": ("admin",),
 }
-"""Commands by the module of ``control_plane.cli`` that is imported when one of them is called; in the order of ``ft --help``."""
+"""Commands by the module of ``control_plane.cli`` that is imported when one of them is called, in the order of ``ft --help``.
+
+The commands of the local stack come first; their module lies beside the stack."""
 
 
 class Ft(Root):
-    modules: ClassVar[Mapping[str, tuple[str, ...]]] = {f"control_plane.cli.{module}": names for module, names in MODULES.items()}
+    modules: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "deploy.local.stack_commands": ("up", "down", "status", "env"),
+        **{f"control_plane.cli.{module}": names for module, names in MODULES.items()},
+    }
 
 
 def build() -> typer.Typer:

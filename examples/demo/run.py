@@ -21,7 +21,6 @@ from typing import Any
 from control_plane.cli.exits import show_error
 from control_plane.cli.output import percent
 from control_plane.cli.session import Credentials
-from control_plane.cli.stack_view import StackView
 from control_plane.cli.tenant.job_progress import follow
 from control_plane.cli.tenant.remote import connect
 from control_plane.client import FtClient
@@ -29,6 +28,7 @@ from control_plane.composition import open_platform
 from control_plane.platform.settings import Settings
 from control_plane.tenants import service as tenants
 from deploy.local import lifecycle
+from deploy.local.stack_view import StackView
 from deploy.local.supervisor.stack_report import Phase
 from ft_assets.demo import tickets
 from ft_assets.errors import FtError, Unavailable

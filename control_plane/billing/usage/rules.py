@@ -135,18 +135,14 @@ def interval_of(entry: Entry) -> tuple[int, int] | None:
     return None
 
 
-def gpu_ms_of(entry: Entry) -> int:
-    return int(entry.detail.get("gpu_ms") or round(entry.gpu_seconds * 1000))
-
-
 def split(entry: Entry, width: Width) -> list[Part]:
     """Split `entry` by bucket: its interval by time, or all of it in the bucket of its moment."""
     span = interval_of(entry)
     if span is None or span[1] <= span[0]:
-        return [Part(floor(entry.occurred_at, width), entry.amount_micros, entry.list_micros, gpu_ms_of(entry))]
+        return [Part(floor(entry.occurred_at, width), entry.amount_micros, entry.list_micros, entry.gpu_ms)]
     found = list(buckets(moment(span[0]), moment(span[1]), width))
     weights = [min(span[1], milliseconds(b.ends)) - max(span[0], milliseconds(b.begins)) for b in found]
-    columns = (apportion(amount, weights) for amount in (entry.amount_micros, entry.list_micros, gpu_ms_of(entry)))
+    columns = (apportion(amount, weights) for amount in (entry.amount_micros, entry.list_micros, entry.gpu_ms))
     return [Part(b.begins, *values) for b, *values in zip(found, *columns, strict=True)]
 
 
@@ -183,5 +179,5 @@ def total_of(entries: Iterable[Entry]) -> Total:
     """Sum whole entries."""
     total = Total()
     for entry in entries:
-        total = total.plus(entry.kind, Part(entry.occurred_at, entry.amount_micros, entry.list_micros, gpu_ms_of(entry)))
+        total = total.plus(entry.kind, Part(entry.occurred_at, entry.amount_micros, entry.list_micros, entry.gpu_ms))
     return total

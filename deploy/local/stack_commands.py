@@ -25,8 +25,8 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start PostgreSQL, Dagster, the API and the inference server, and supervise them."""
-    from control_plane.cli.stack_view import StackView
     from deploy.local import lifecycle as commands
+    from deploy.local.stack_view import StackView
     from deploy.local.supervisor.stack_report import Phase, StackReport
 
     settings = commands.load_settings()

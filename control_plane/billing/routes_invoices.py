@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from control_plane.billing import csv_export, responses
 from control_plane.billing import schemas as billing_schemas
 from control_plane.billing.invoices import service as invoices
-from control_plane.billing.usage.routes import CSV
+from control_plane.billing.routes_usage import CSV
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
