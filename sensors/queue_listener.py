@@ -83,20 +83,20 @@ class QueueListener:
         :data:`REFUSED_S`, and does not hold up others; if Dagster does not answer at all, this is the last attempt of the cycle.
         """
         run_cycle(self._platform)
-        asked: list[str] = []
+        launched: list[str] = []
         self._away.clear()
         while not self._ending.is_set():
             due = missing(self._platform, self._instance, self._wanted(), by=LISTENER)
             self._instance.add_dynamic_partitions(str(JOBS.name), [partition_key(d.tenant, d.job_id) for d in due if d.stage == "prepare"])
             with ThreadPoolExecutor(LAUNCHES_AT_ONCE) as threads:
-                asked += [key for key in threads.map(self._ask, due) if key]
+                launched += [key for key in threads.map(self._ask, due) if key]
             if self._away.is_set():
                 self.pause_s = min(MAX_PAUSE_S, max(RETRY_S, 2 * self.pause_s))
-                return asked
+                return launched
             if len(due) < MAX_REQUESTS_PER_TICK:
                 break
         self.pause_s = 0.0
-        return asked
+        return launched
 
     def _wanted(self) -> list[DueRun]:
         """Return what is due, without recently refused runs."""
@@ -121,8 +121,8 @@ class QueueListener:
         return None
 
 
-def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.Event) -> None:
-    """Call `heard` at once, for missed notifications, and after each one until `ending`; raises when the connection is lost.
+def listen(engine: Engine, on_notification: Callable[[], float | None], ending: threading.Event) -> None:
+    """Call `on_notification` at once, for missed notifications, and after each one until `ending`; raises when the connection is lost.
 
     If it returns a number of seconds, it is called when they have passed, with or without a notification, and not before.
     """
@@ -130,11 +130,11 @@ def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.
         conn.execute(sa.text(f"LISTEN {CHANNEL}"))
         raw = conn.connection.driver_connection
         assert raw is not None
-        told, not_before = True, 0.0
+        notified, not_before = True, 0.0
         while not ending.is_set():
-            if told and time.monotonic() >= not_before:
-                pause_s = heard() or 0.0
-                told, not_before = pause_s > 0, time.monotonic() + pause_s
+            if notified and time.monotonic() >= not_before:
+                pause_s = on_notification() or 0.0
+                notified, not_before = pause_s > 0, time.monotonic() + pause_s
             ready, _, _ = select.select([raw], [], [], LOOK_EVERY_S)
             if not ready:
                 continue
@@ -146,7 +146,7 @@ def listen(engine: Engine, heard: Callable[[], float | None], ending: threading.
                 raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
             if raw.notifies:
                 raw.notifies.clear()
-                told = True
+                notified = True
 
 
 def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
@@ -156,19 +156,19 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
     launches = DagsterLaunches(dagster_url, token=dagster_token(platform.settings))
     try:
         with dg.DagsterInstance.get() as instance:
-            nudge = QueueListener(platform, instance, launches, ending)
+            listener = QueueListener(platform, instance, launches, ending)
 
-            def heard() -> float:
+            def on_notification() -> float:
                 alive.touch()
                 began = time.monotonic()
-                asked = nudge.round()
-                if asked:
-                    log.info("asked for %d runs in %.2f s: %s", len(asked), time.monotonic() - began, ", ".join(asked))
-                return nudge.pause_s
+                launched = listener.round()
+                if launched:
+                    log.info("asked for %d runs in %.2f s: %s", len(launched), time.monotonic() - began, ", ".join(launched))
+                return listener.pause_s
 
             while not ending.is_set():
                 try:
-                    listen(engine, heard, ending)
+                    listen(engine, on_notification, ending)
                 except (SQLAlchemyError, psycopg2.Error, OSError, FtError, dg.DagsterError) as error:
                     log.warning("the sensors are alone for a moment: %s: %s", type(error).__name__, str(error)[:300])
                     ending.wait(RETRY_S)

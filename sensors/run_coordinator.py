@@ -103,8 +103,8 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
                 if held is None:
                     return f"refused: job {key or '(no partition)'} holds no reservation, so it may not train. {NEXT_STEP}", ""
                 if run.tags.get(ATTEMPT_TAG, str(held.attempt)) != str(held.attempt):
-                    told = f"refused: it is for attempt {run.tags[ATTEMPT_TAG]} of job {key}"
-                    return f"{told}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}", ""
+                    reported = f"refused: it is for attempt {run.tags[ATTEMPT_TAG]} of job {key}"
+                    return f"{reported}, whose reservation is given back; attempt {held.attempt} holds one now. {NEXT_STEP}", ""
                 due = training_key(job_id, held.attempt, held.train_runs)
             else:
                 job = _job(conn, tenant, job_id)

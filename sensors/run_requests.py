@@ -135,9 +135,9 @@ def step_pod(due: DueRun) -> dict[str, Any]:
             "ft-platform/priority-class": kueue.priority_class(due.tier),
         }
     away = {"matchExpressions": [{"key": kueue.POOL_LABEL, "operator": "DoesNotExist"}]}
-    asked = dict(REQUESTS[due.stage])
+    requested = dict(REQUESTS[due.stage])
     return {
-        "container_config": {"resources": {"requests": asked, "limits": {"memory": asked["memory"]}}},
+        "container_config": {"resources": {"requests": requested, "limits": {"memory": requested["memory"]}}},
         "pod_template_spec_metadata": {"labels": labels, "annotations": annotations},
         "pod_spec_config": {
             "affinity": {"node_affinity": {"required_during_scheduling_ignored_during_execution": {"node_selector_terms": [away]}}}

@@ -22,9 +22,9 @@ SERVICE_VARIABLE = "PIP_AUDIT_VULNERABILITY_SERVICE"
 
 def audit(files: Sequence[str]) -> int:
     """Ask one source after the other, print what the first that answers knows, and return the exit code."""
-    asked = [os.environ[SERVICE_VARIABLE]] if os.environ.get(SERVICE_VARIABLE) else SERVICES
+    requested = [os.environ[SERVICE_VARIABLE]] if os.environ.get(SERVICE_VARIABLE) else SERVICES
     refusals = []
-    for service in asked:
+    for service in requested:
         found, refusal = _ask(service, files)
         if found is not None:
             return _report(found, service)

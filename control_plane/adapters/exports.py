@@ -26,7 +26,7 @@ from control_plane.adapters.tables import exports
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
-from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, carry_out_apart, host_bytes
+from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_bytes, run_sandboxed
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
@@ -65,15 +65,15 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     adapter = adapters.get_adapter(platform, tenant, reference)
     key = export_key(adapter["manifest_sha256"], adapter["base_digest"], kind, exact)
     same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
-    asked_before = sa.select(exports).where(same, exports.c.status != FAILED)
+    requested_before = sa.select(exports).where(same, exports.c.status != FAILED)
     with platform.engine.connect() as conn:
-        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
+        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
             return known
     if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
         check_memory(adapter["base_model"], directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
-        if (known := conn.execute(asked_before).mappings().one_or_none()) is not None:
+        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
         if (num := conn.execute(waiting).scalar_one()) >= MAX_PENDING:
@@ -168,8 +168,8 @@ def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY
         return None
     except FtError as error:
         log.error("export %s failed: %s\n%s", export_id, error.message, "\n".join(getattr(error, "__notes__", ())))
-        told = {"code": FAILURE, "message": BROKEN, "param": None} if error.code == CRASHED else error.to_dict()
-        values = {"status": FAILED, "error": {**told, "message": printable(str(told["message"]))}}
+        reported = {"code": FAILURE, "message": BROKEN, "param": None} if error.code == CRASHED else error.to_dict()
+        values = {"status": FAILED, "error": {**reported, "message": printable(str(reported["message"]))}}
     except Exception:
         log.exception("export %s broke", export_id)
         values = {"status": FAILED, "error": {"code": FAILURE, "message": BROKEN, "param": None}}
@@ -244,14 +244,14 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
     with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
-        made = carry_out_apart(
+        made = run_sandboxed(
             MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
         )  # fmt: skip
         hold.check()
         platform.objects.put_file(_object_key(row), Path(made["archive"]))
-    told = {"bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
-    return {"object_key": _object_key(row), **told}
+    reported = {"bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
+    return {"object_key": _object_key(row), **reported}
 
 
 def _give_up(platform: Platform, row: RowMapping) -> None:

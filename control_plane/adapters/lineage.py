@@ -113,10 +113,10 @@ def _gathered(platform: Platform, conn: Connection, row: RowMapping, weight: Any
     return _Gathered(weight=weight, steps=steps, more_parents=len(steps) > MAX_PARENTS and parent is not None)
 
 
-def _answer(platform: Platform, asked: str, kind: str, found: list[_Gathered], *, verify: bool) -> Lineage:
+def _answer(platform: Platform, requested: str, kind: str, found: list[_Gathered], *, verify: bool) -> Lineage:
     with lineage_checks.turn() if verify else nullcontext():
         shown = [{"weight": one.weight, **_lineage(platform, one, verify=verify)} for one in found]
-    answer = {"object": "lineage", "model": asked, "kind": kind, "adapters": shown}
+    answer = {"object": "lineage", "model": requested, "kind": kind, "adapters": shown}
     return answer | ({"holds": all(one["holds"] for one in shown)} if verify else {})
 
 
@@ -128,11 +128,11 @@ def _lineage(platform: Platform, one: _Gathered, *, verify: bool) -> dict[str, A
         if verify:
             found = lineage_checks.check(platform, row, steps)
             links += found if row is one.steps[0][0] else [link.of(row["id"]) for link in found]
-    told, *parents = (steps for _, steps in one.steps)
-    told |= {"parents": parents, "more_parents": one.more_parents}
+    reported, *parents = (steps for _, steps in one.steps)
+    reported |= {"parents": parents, "more_parents": one.more_parents}
     if verify:
-        told |= {"links": [link.to_dict() for link in links], "holds": _holds(links)}
-    return told
+        reported |= {"links": [link.to_dict() for link in links], "holds": _holds(links)}
+    return reported
 
 
 def _holds(links: list[Link]) -> bool:
@@ -229,11 +229,16 @@ def _uploads(conn: Connection, job: RowMapping) -> list[dict[str, Any]]:
 
 def _deletion(conn: Connection, row: RowMapping) -> dict[str, Any] | None:
     """The deletion of its files; None while they exist."""
-    asked = deletion_requests
     this = sa.or_(
-        (asked.c.subject_kind == "adapter") & (asked.c.subject_id == row["id"]),
-        (asked.c.subject_kind == "tenant") & (asked.c.subject_id == row["tenant_id"]) & (asked.c.requested_at >= row["created_at"]),
+        (deletion_requests.c.subject_kind == "adapter") & (deletion_requests.c.subject_id == row["id"]),
+        (deletion_requests.c.subject_kind == "tenant")
+        & (deletion_requests.c.subject_id == row["tenant_id"])
+        & (deletion_requests.c.requested_at >= row["created_at"]),
     )
     shown = ("id", "subject_kind", "reason", "requested_at", "done_at", "waiting_for")
-    found = conn.execute(sa.select(*(asked.c[k] for k in shown)).where(this).order_by(asked.c.requested_at).limit(1)).mappings().first()
+    found = (
+        conn.execute(sa.select(*(deletion_requests.c[k] for k in shown)).where(this).order_by(deletion_requests.c.requested_at).limit(1))
+        .mappings()
+        .first()
+    )
     return None if found is None else dict(found)

@@ -74,26 +74,26 @@ def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
     return {"manifest": key, "files": _listed(body), "detail": None}
 
 
-def check(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> list[Link]:
+def check(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> list[Link]:
     """Verify every link of one adapter, in order. Reads its files, its dataset and the uploads completely."""
-    return [*_adapter(platform, row, told), *_training(platform, row, told), *_data(platform, row, told)]
+    return [*_adapter(platform, row, lineage), *_training(platform, row, lineage), *_data(platform, row, lineage)]
 
 
-def _adapter(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
-    gone = row["stage"] == "archived" or told["deletion"] is not None
+def _adapter(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
+    gone = row["stage"] == "archived" or lineage["deletion"] is not None
     key = f"{row['object_prefix']}/{MANIFEST}"
     yield _stored(platform, "adapter manifest", key, row["manifest_sha256"], gone=gone)
-    for name, sha256 in sorted(told["files"]["files"].items()):
+    for name, sha256 in sorted(lineage["files"]["files"].items()):
         yield _stored(platform, f"adapter file {name}", f"{row['object_prefix']}/{name}", sha256, gone=gone)
 
 
-def _training(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
-    spec = told["training"]["spec"]
+def _training(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
+    spec = lineage["training"]["spec"]
     found = hashlib.sha256(canonical_json(spec).encode()).hexdigest() if spec else None
     yield _link("frozen spec", row["spec_sha256"], found)
     for name in ("base_digest", "pack_fingerprint", "dataset_id", "lock_sha256", "commit"):
         yield _link(f"spec's {name}", row[name], (spec or {}).get(name))
-    base = told["base_model"]
+    base = lineage["base_model"]
     try:
         digest = platform.models.card(base["id"]).digest
     except FtError as error:
@@ -103,14 +103,14 @@ def _training(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> I
     yield Link(link="base model", recorded=base["digest"], found=digest, holds=True if not changed else None, detail=changed)
 
 
-def _data(platform: Platform, row: RowMapping, told: Mapping[str, Any]) -> Iterator[Link]:
-    deleted = told["deletion"] is not None and told["deletion"]["subject_kind"] == "tenant"
-    dataset = told["dataset"]
+def _data(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
+    deleted = lineage["deletion"] is not None and lineage["deletion"]["subject_kind"] == "tenant"
+    dataset = lineage["dataset"]
     if dataset is None:
         yield Link(link="dataset", recorded=row["dataset_id"], found=None, holds=False, detail="the dataset does not exist")
     else:
         yield _content(platform, row, dataset, gone=deleted)
-    for upload in told["uploads"]:
+    for upload in lineage["uploads"]:
         gone = deleted or upload["deleted_at"] is not None
         yield _stored(platform, f"{upload['role']} file {upload['id']}", _key(platform, upload["id"]), upload["sha256"], gone=gone)
         if dataset is not None and upload["role"] == "training":

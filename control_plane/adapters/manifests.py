@@ -38,13 +38,13 @@ def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 
     base = platform.models.card(model)
     settings = _settings(platform)
     try:
-        asked = replace(_pool(base), replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
-        return _told(asked, settings) + cluster.to_yaml(llm_d.render_pool(asked, settings))
+        requested = replace(_pool(base), replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+        return _settings_comment(requested, settings) + cluster.to_yaml(llm_d.render_pool(requested, settings))
     except ValueError as e:
         raise InvalidRequest(f"no pool for {model}: {e}", code="invalid_cluster") from e
 
 
-def _told(pool: Pool, settings: ClusterSettings) -> str:
+def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
     lines = [
         f"the platform's processes, in namespace {settings.namespace}: claim {settings.adapters_claim} (ReadWriteMany) at",
         "<FT_HOME>/work/adapters, and",
@@ -92,10 +92,10 @@ def _settings(platform: Platform) -> ClusterSettings:
             code="no_cluster",
         )
     try:
-        asked = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(asked, dict) or (unknown := sorted(map(str, asked.keys() - FIELDS))):
-            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(asked, dict) else "it is not a mapping")
-        given = {"object_store": platform.settings.object_store, **asked}
+        requested = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(requested, dict) or (unknown := sorted(map(str, requested.keys() - FIELDS))):
+            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(requested, dict) else "it is not a mapping")
+        given = {"object_store": platform.settings.object_store, **requested}
         return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as e:
         raise InvalidRequest(f"FT_CLUSTER {file}: {e}; fields are {', '.join(sorted(FIELDS))}", code="invalid_cluster") from e

@@ -52,8 +52,8 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     seen to answer with this one (:func:`resolve_model`).
     """
     current = find_record(platform, tenant, reference)
-    asked = rollout.ask(platform)
-    candidate = _candidate(platform, current, asked)
+    requested = rollout.ask(platform)
+    candidate = _candidate(platform, current, requested)
     if found := promotion_rules.refusals(candidate):
         raise _refused(current, found)
     with platform.engine.begin() as conn:
@@ -64,7 +64,7 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
             check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
         rollout.desire(conn, current, LOADED, platform.clock())
-    rollout.load(platform, current, asked)
+    rollout.load(platform, current, requested)
     return get_adapter(platform, tenant, current.id)
 
 
@@ -105,7 +105,7 @@ def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_
     """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
     seen."""
     present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
-    served = candidate.served_digests if candidate.told else (present,)
+    served = candidate.served_digests if candidate.from_servers else (present,)
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
 
 
@@ -113,10 +113,10 @@ def _accepted(conn: Connection, record: AdapterRecord) -> frozenset[str]:
     return accepted_bases.accepted_digests(conn, record.id, record.base_digest)
 
 
-def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked) -> promotion_rules.Candidate:
-    told = {r.base_digest for r in asked.pool(current.base_model) if r.base_digest}
+def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.FleetState) -> promotion_rules.Candidate:
+    reported = {r.base_digest for r in requested.pool(current.base_model) if r.base_digest}
     in_catalogue = platform.models.get(current.base_model).digest
-    served = told or {in_catalogue}
+    served = reported or {in_catalogue}
     looked: _Looked = ((), ())
     accepted = frozenset({current.base_digest})
     if current.type == LORA:  # refuse a whole model before fetching it
@@ -124,8 +124,8 @@ def _candidate(platform: Platform, current: AdapterRecord, asked: rollout.Asked)
         with platform.engine.connect() as conn:
             accepted = _accepted(conn, current)
     return promotion_rules.Candidate(
-        record=current, served_digests=sorted(served), told=bool(told), accepted_digests=accepted, catalogue_digest=in_catalogue,
-        file_refusals=looked[0], package_refusals=looked[1],
+        record=current, served_digests=sorted(served), from_servers=bool(reported), accepted_digests=accepted,
+        catalogue_digest=in_catalogue, file_refusals=looked[0], package_refusals=looked[1],
     )  # fmt: skip
 
 
@@ -188,16 +188,16 @@ def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previ
 def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRecord) -> None:
     """Load the earlier adapter; ``Conflict`` if servers are ready and none answers with it, or none serves a base that it is accepted
     on."""
-    asked = rollout.ask(platform)
-    ready = asked.pool(previous.base_model)
-    why = rollout.load(platform, previous, asked)
+    requested = rollout.ask(platform)
+    ready = requested.pool(previous.base_model)
+    why = rollout.load(platform, previous, requested)
     if not ready or current.stage != Stage.PRODUCTION:
         return
     with platform.engine.connect() as conn:
         served = observations.is_served(conn, previous.id, [r.url for r in ready])
         accepted = _accepted(conn, previous)
-    told = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
-    if served and told & accepted:
+    reported = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
+    if served and reported & accepted:
         return
     if served:
         why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"

@@ -60,8 +60,8 @@ def approve(
     platform: PlatformDep, principal: Approver, adapter_id: parameters.AdapterId, body: schemas.Approve | None = None
 ) -> schemas.Adapter:  # fmt: skip
     """Approve an adapter whose job requires approval, so that it can be promoted. Needs a key with scope `write`."""
-    asked, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
-    done = promotions.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=asked.note, and_promote=asked.promote)
+    requested, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
+    done = promotions.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=requested.note, and_promote=requested.promote)
     return responses.adapter(done)
 
 

@@ -128,7 +128,7 @@ def _record(
     job: RowMapping, id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
 ) -> AdapterRecord:
     spec: Mapping[str, Any] = job["spec"] or {}
-    asked: Mapping[str, Any] = (job["request"] or {}).get("eval_config") or {}
+    requested: Mapping[str, Any] = (job["request"] or {}).get("eval_config") or {}
     start: Mapping[str, Any] = job["warm_start"] or {}
     read = None if whole_model.is_whole(made) else package.read(made)
     opaque = id_.removeprefix("adp-")[:12]
@@ -158,7 +158,7 @@ def _record(
         promoted_at=None,
         parent_adapter_id=start.get("adapter_id"),
         parent_checkpoint_id=start.get("checkpoint_id"),
-        approval="pending" if passed and asked.get("approval") == "required" else "none",
+        approval="pending" if passed and requested.get("approval") == "required" else "none",
     )
 
 
@@ -242,10 +242,10 @@ def kept(subject: str) -> Iterator[None]:
     try:
         yield
     except Violation as violation:
-        told = explained(violation, subject)
-        if told is None:
+        reported = explained(violation, subject)
+        if reported is None:
             raise
-        raise told from violation
+        raise reported from violation
 
 
 def explained(violation: Violation, subject: str) -> FtError | None:
@@ -255,8 +255,8 @@ def explained(violation: Violation, subject: str) -> FtError | None:
     column = getattr(diagnosis, "column_name", None)
     if constraint in REFUSALS:
         code, why = REFUSALS[constraint]
-        said = getattr(diagnosis, "message_primary", "") or ""
-        detail = f" ({said})" if constraint.startswith("adapters_") else ""
+        message = getattr(diagnosis, "message_primary", "") or ""
+        detail = f" ({message})" if constraint.startswith("adapters_") else ""
         return Conflict(f"{subject}: {why}{detail}", code=code, param="adapter_id")
     gap = _gap(constraint, column)
     if gap is None:

@@ -166,10 +166,10 @@ def _dispensable(checkpoints_dir: Path) -> list[Path]:
     best: str | None = None
     for path in reversed(found):
         try:
-            told = read_manifest(path).metrics.get("best_step")
+            reported = read_manifest(path).metrics.get("best_step")
         except IntegrityError:
             continue
-        best = None if told is None else step_name(int(told))
+        best = None if reported is None else step_name(int(reported))
         break
     return [path for path in found[:-2] if path.name != best]
 

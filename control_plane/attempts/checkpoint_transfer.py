@@ -24,7 +24,7 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
-from control_plane.platform.transfer import FAILURES, Patience, Sending, fetch_committed, patiently
+from control_plane.platform.transfer import FAILURES, RetryPolicy, Sending, fetch_committed, with_retries
 from ft_assets import layout
 from ft_assets.errors import IntegrityError, NotAdmitted, Unavailable
 from ft_assets.telemetry.redaction import without_credentials
@@ -34,9 +34,9 @@ from ft_assets.training.checkpoints import Manifest, manifest_digest, read_manif
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-CHECKPOINT_PATIENCE = Patience(give_up_s=120.0)
+CHECKPOINT_RETRIES = RetryPolicy(give_up_s=120.0)
 """Time limit of an attempt's last checkpoint, whose GPUs are held meanwhile; other uploads have no limit."""
-FINAL_PATIENCE = Patience(give_up_s=600.0)
+FINAL_RETRIES = RetryPolicy(give_up_s=600.0)
 """Time limit of the finished model. After it the step fails and is replaced; the next step adopts the workload and uploads it again."""
 
 
@@ -58,8 +58,8 @@ class Uploader:
     validation waits behind it, if an early stop would return to it. ``close`` ends the thread; unsent checkpoints stay on this machine.
     """
 
-    def __init__(self, platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = CHECKPOINT_PATIENCE) -> None:
-        self._platform, self._held, self._patience = platform, held, patience
+    def __init__(self, platform: Platform, held: Claim, work_dir: Path, *, retries: RetryPolicy = CHECKPOINT_RETRIES) -> None:
+        self._platform, self._held, self._retries = platform, held, retries
         self._pins = work_dir / "uploads"
         shutil.rmtree(self._pins, ignore_errors=True)
         self._known = {row.step: (row.attempt, row.manifest_sha256) for row in attempts.committed(platform, held.job_id)}
@@ -101,7 +101,7 @@ class Uploader:
             if abandon():
                 return False
             stuck_since = self._moved_at if self._failing_since is None else self._failing_since
-            if time.monotonic() - stuck_since > self._patience.give_up_s:
+            if time.monotonic() - stuck_since > self._retries.give_up_s:
                 step = max((p.manifest.step for p in (*self._waiting, self._sending) if p is not None), default=0)
                 message = f"The checkpoint of step {step} could not be uploaded; it stays on the machine that trained, and is used there."
                 self._tell(Event(code="checkpoint_upload_abandoned", level="warn", message=message, data={"step": step}))
@@ -192,7 +192,7 @@ class Uploader:
             except (*FAILURES, SQLAlchemyError) as e:
                 self._failed(step, e)
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._newer_waits(step), timeout=self._patience.wait_s(failures))
+                self._changed.wait_for(lambda: self._closed or self._newer_waits(step), timeout=self._retries.wait_s(failures))
                 if self._newer_waits(step):
                     self._wait(item)  # after it, or not at all: the newer one matters more
                     return
@@ -236,7 +236,7 @@ class Uploader:
             attempts.tell(self._platform, self._held, event)
 
 
-def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int, patience: Patience = FINAL_PATIENCE) -> bool:
+def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int, retries: RetryPolicy = FINAL_RETRIES) -> bool:
     """Upload the finished model, read it back and commit it; False if the attempt was released.
 
     Retries while the store fails, then raises ``Unavailable``: nothing is lost, the files stay on this machine.
@@ -255,7 +255,7 @@ def commit_final(platform: Platform, held: Claim, directory: Path, *, step: int,
     if not attempts.holds(platform, held):
         return False
     try:
-        manifest = patiently(sending.go_on, patience, on_failure=failed)
+        manifest = with_retries(sending.go_on, retries, on_failure=failed)
     except Unavailable as e:
         message = f"the finished model of {held.job_id} is on this machine and could not be stored yet: {e.message}"
         raise Unavailable(message, code=e.code) from e
@@ -303,11 +303,11 @@ def upload_recovered(lasted_s: float) -> Event:
     return Event(code="checkpoint_upload_recovered", message=message)
 
 
-PATIENCE = Patience(give_up_s=300.0)
+PATIENCE = RetryPolicy(give_up_s=300.0)
 """The store is unavailable: an older checkpoint on this machine must not replace a newer one that is merely out of reach."""
 
 
-def restore(platform: Platform, held: Claim, work_dir: Path, *, patience: Patience = PATIENCE) -> int:
+def restore(platform: Platform, held: Claim, work_dir: Path, *, retries: RetryPolicy = PATIENCE) -> int:
     """Restore the newest sound checkpoint to this machine and return its step; 0 to start from the beginning.
 
     Skips, newest first, checkpoints that are damaged, incomplete or of another training; an event names each with the reason, and it is
@@ -325,9 +325,9 @@ def restore(platform: Platform, held: Claim, work_dir: Path, *, patience: Patien
 
     local = checkpoints.latest_valid(directory, held.spec, required=checkpoints.checkpoint_parts(held.spec), on_skip=skip)
     step = checkpoints.read_manifest(local).step if local else 0
-    step = _newest_stored(platform, held, directory, step, skip, patience)
+    step = _newest_stored(platform, held, directory, step, skip, retries)
     if step and held.spec.optimization.early_stopping is not None:
-        _have_best(platform, held, directory, step, skip, patience)
+        _have_best(platform, held, directory, step, skip, retries)
     _say(platform, held, skipped, step)
     checkpoint_retention.give_up_newer(platform, held, directory, step)
     return step
@@ -336,17 +336,17 @@ def restore(platform: Platform, held: Claim, work_dir: Path, *, patience: Patien
 Skip = Callable[[Path, str], None]
 
 
-def _newest_stored(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, patience: Patience) -> int:
+def _newest_stored(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, retries: RetryPolicy) -> int:
     """Fetch the newest sound checkpoint newer than `step`; returns its step, or `step` if there is none."""
     for row in attempts.committed(platform, held.job_id):
         if row.final or row.step <= step:
             continue
-        if _fetched(platform, held, row, directory, skip, patience):
+        if _fetched(platform, held, row, directory, skip, retries):
             return int(row.step)
     return step
 
 
-def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, patience: Patience) -> None:
+def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip: Skip, retries: RetryPolicy) -> None:
     """Fetch the checkpoint with the best validation too: an early stop returns to it."""
     state = json.loads((directory / checkpoints.step_name(step) / checkpoints.STATE).read_text())
     best = directory / checkpoints.step_name(int(state.get("best_step") or step))
@@ -354,15 +354,15 @@ def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip
         checkpoints.verify_for(best, held.spec, required=checkpoints.checkpoint_parts(held.spec))
     except IntegrityError as e:
         for row in attempts.committed(platform, held.job_id):
-            if checkpoints.step_name(row.step) == best.name and _fetched(platform, held, row, directory, skip, patience):
+            if checkpoints.step_name(row.step) == best.name and _fetched(platform, held, row, directory, skip, retries):
                 return
         skip(best, f"it holds the best weights so far, and is lost: {e.message}")
 
 
-def _fetched(platform: Platform, held: Claim, row: sa.Row[Any], directory: Path, skip: Skip, patience: Patience) -> bool:
+def _fetched(platform: Platform, held: Claim, row: sa.Row[Any], directory: Path, skip: Skip, retries: RetryPolicy) -> bool:
     target = directory / checkpoints.step_name(row.step)
     try:
-        patiently(lambda: _fetch(platform, held, row.object_prefix, target, row.manifest_sha256), patience)
+        with_retries(lambda: _fetch(platform, held, row.object_prefix, target, row.manifest_sha256), retries)
     except IntegrityError as e:
         skip(target, e.message)
         checkpoints.discard(target)

@@ -34,7 +34,7 @@ from ft_assets.training.spec import TrainingSpec
 class Released:
     """A reservation that was just released."""
 
-    asked: bool
+    preempted: bool
     """The scheduler had asked its attempt to make room."""
     for_tier: str | None
     """Tier of the job that it made room for; None if unknown."""
@@ -52,13 +52,13 @@ def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
     if row is None:
         return None
     tier = conn.execute(sa.select(jobs.c.tier).where(jobs.c.id == row.preempted_for)).scalar()
-    return Released(asked=row.stop_asked_at is not None, for_tier=tier)
+    return Released(preempted=row.stop_asked_at is not None, for_tier=tier)
 
 
 def settled(ending: Ending, job: RowMapping, released: Released) -> Ending:
     """Adjust the ending to the job's state: if the tenant stopped the job while it made room, the tenant's stop counts."""
     failure, state = ending.failure, JobState(job["state"])
-    made_room = released.asked and failure is not None and failure.code == Outcome.PREEMPTED
+    made_room = released.preempted and failure is not None and failure.code == Outcome.PREEMPTED
     if failure is None or not made_room or state not in (JobState.CANCELLED, JobState.PAUSING):
         return ending
     code = "paused" if state is JobState.PAUSING else "cancelled"
@@ -132,10 +132,10 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
     if failure.retry is Retry.NEVER or again is None:
         error = {"code": failure.code, "message": f"{failure.message}. Next: {failure.remedy}", "param": None}
         return to(JobState.FAILED, f"{error['message']}", error=error)
-    if released.asked and failure.code == Outcome.PREEMPTED:
-        told = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
+    if released.preempted and failure.code == Outcome.PREEMPTED:
+        reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
         why = failure.message.replace("another job", released.for_whom)
-        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=told, preemptions=job["preemptions"] + 1)
+        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=reported, preemptions=job["preemptions"] + 1)
     else:
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
     return to(JobState.QUEUED, f"Queued again; training {onward}.", queued_at=job["queued_at"], **columns)
@@ -174,27 +174,27 @@ def history(platform: Platform, job_id: str) -> list[PastAttempt]:
     step. The count restarts after an attempt that ran out of memory, because the next one may have started from the beginning.
     """
     step, by = (sa.cast(job_events.c.data[name].astext, sa.Integer) for name in ("step", "attempt"))
-    told = (
+    reported = (
         sa.select(sa.func.coalesce(sa.func.max(step), 0))
         .where(job_events.c.job_id == attempts.c.job_id, job_events.c.code == "checkpoint", by == attempts.c.attempt)
         .scalar_subquery()
     )
-    reached = sa.func.greatest(told, sa.func.coalesce(attempts.c.from_step, 0)).label("reached")
-    asked = (
+    reached = sa.func.greatest(reported, sa.func.coalesce(attempts.c.from_step, 0)).label("reached")
+    requested = (
         sa.exists()
         .where(reservations.c.job_id == attempts.c.job_id, reservations.c.attempt == attempts.c.attempt)
         .where(reservations.c.stop_asked_at.is_not(None))
-        .label("asked")
+        .label("preempted")
     )
-    query = sa.select(attempts, reached, asked).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
+    query = sa.select(attempts, reached, requested).where(attempts.c.job_id == job_id, attempts.c.ended_at.is_not(None))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.order_by(attempts.c.attempt)).all()
     found: list[PastAttempt] = []
     furthest = 0
     for row in rows:
         furthest = max(furthest, row.reached)
-        made_room = row.asked and row.outcome == Outcome.PREEMPTED
-        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, asked=made_room))
+        made_room = row.preempted and row.outcome == Outcome.PREEMPTED
+        found.append(PastAttempt(code=row.outcome or "", committed_step=furthest, last_step=row.last_step or 0, preempted=made_room))
         if row.outcome == Outcome.OOM:
             furthest = 0
     return found

@@ -18,7 +18,7 @@ from typing import Any
 
 from control_plane.attempts import checkpoint_retention, checkpoint_transfer, endings, health
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoint_transfer import CHECKPOINT_PATIENCE, FINAL_PATIENCE, Uploader, restore
+from control_plane.attempts.checkpoint_transfer import CHECKPOINT_RETRIES, FINAL_RETRIES, Uploader, restore
 from control_plane.attempts.health import Liveness, Watch
 from control_plane.attempts.log_upload import LogShipper
 from control_plane.attempts.service import Claim, Ending, Reported
@@ -26,7 +26,7 @@ from control_plane.jobs import warm_starts
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import PROVISIONING, Event
 from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
-from control_plane.platform.transfer import Patience, download
+from control_plane.platform.transfer import RetryPolicy, download
 from ft_assets import layout
 from ft_assets.base_models import CHANGED
 from ft_assets.datasets.packs.build import verify as verify_pack
@@ -43,7 +43,7 @@ POLL_S = 0.5
 """Seconds between polls of the workload: a tenant sees a step this much later."""
 STOPPING_POLL_S = 0.1
 """The same while it stops, because a job may be waiting for its GPUs."""
-LOG_PATIENCE = Patience(give_up_s=30.0)
+LOG_RETRIES = RetryPolicy(give_up_s=30.0)
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
 
@@ -131,13 +131,13 @@ def follow(
     held: Claim,
     *,
     say: Callable[[str], None],
-    patience: Patience = CHECKPOINT_PATIENCE,
-    final_patience: Patience = FINAL_PATIENCE,
+    retries: RetryPolicy = CHECKPOINT_RETRIES,
+    final_retries: RetryPolicy = FINAL_RETRIES,
     stop_grace_s: float = STOP_GRACE_S,
 ) -> Ending:
     """Run the attempt to its end and return how it ended; ``attempts.finish`` then moves the job.
 
-    `patience` bounds the retries of uploading the last checkpoint, `final_patience` those of the finished model. After the latter,
+    `retries` bounds the retries of uploading the last checkpoint, `final_retries` those of the finished model. After the latter,
     ``Unavailable`` is raised: the step is replaced, and the next one adopts the workload and commits what it left.
     """
     correlation.bind(attempt=held.attempt)
@@ -175,7 +175,7 @@ def follow(
         since=status.started_at or 0.0,
     )
     watch = health.begin(platform, held)
-    uploader = Uploader(platform, held, work_dir, patience=patience)
+    uploader = Uploader(platform, held, work_dir, retries=retries)
     follower = _Follower(
         platform=platform,
         held=held,
@@ -185,7 +185,7 @@ def follow(
         alive=Liveness(path=work_dir / "heartbeat.json", attempt=held.attempt, timeout_s=platform.settings.heartbeat_timeout_s),
         watch=watch,
         uploader=uploader,
-        final_patience=final_patience,
+        final_retries=final_retries,
         stop_grace_s=stop_grace_s,
     )
     shipper = _shipper(platform, launcher, held)
@@ -199,11 +199,11 @@ def follow(
 
 def _unbegun(platform: Platform, held: Claim) -> Ending | None:
     """Return the ending of an attempt that was asked to stop before its workload started; None if it was not asked."""
-    asked = attempts.stop_asked(platform, held)
-    if asked is None:
+    requested = attempts.requested_stop(platform, held)
+    if requested is None:
         return None
     step = max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
-    failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(asked), committed_step=step, last_step=step))
+    failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
     assert failure is not None
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
     return Ending(outcome=failure.code, failure=failure, last_step=step, trained_tokens=0, status=status)
@@ -215,24 +215,24 @@ def _follow_to_end(launcher: Launcher, follower: _Follower, shipper: LogShipper,
     platform, held, watch = follower.platform, follower.held, follower.watch
     stopping: Stopping | None = None
     while True:
-        asked = attempts.stop_asked(platform, held)
+        requested = attempts.requested_stop(platform, held)
         status = launcher.status(held.workload)
         if stopping is not None:
             stopping.check()
-        elif asked or (stall := follower.alive.stall(status)):
-            follower.stop_reason, follower.stall = (StopReason(asked), None) if asked else (StopReason.STALLED, stall)
-            say(f"stopping: {follower.stall or f'{asked} was requested'}")
+        elif requested or (stall := follower.alive.stall(status)):
+            follower.stop_reason, follower.stall = (StopReason(requested), None) if requested else (StopReason.STALLED, stall)
+            say(f"stopping: {follower.stall or f'{requested} was requested'}")
             silent = follower.stall is not None and follower.alive.is_silent(status)
             grace_s = platform.settings.heartbeat_grace_s if silent else follower.stop_grace_s
             stopping = Stopping(launcher, held.workload, grace_s=grace_s)
         follower.relay()
-        watch.heard(silence_s=follower.alive.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
+        watch.record_silence(silence_s=follower.alive.silence_s(status), running=status.phase is WorkloadPhase.RUNNING)
         if status.phase in (WorkloadPhase.EXITED, WorkloadPhase.LOST, WorkloadPhase.ABSENT):
             if stopping is not None:
                 stopping.wait()
             follower.relay()
             ending = follower.ending(status)
-            shipper.finish(LOG_PATIENCE)
+            shipper.finish(LOG_RETRIES)
             watch.ended(ending, follower.work_dir / "final")
             return ending
         time.sleep(POLL_S if stopping is None else STOPPING_POLL_S)
@@ -312,20 +312,20 @@ class _Follower:
     alive: Liveness
     watch: Watch
     uploader: Uploader
-    final_patience: Patience
+    final_retries: RetryPolicy
     stop_grace_s: float
     stop_reason: StopReason | None = None
     stall: str | None = None
     offered: str = ""
     """Name of the newest checkpoint seen."""
-    told: str = ""
+    reported_phase: str = ""
     """The newest phase before the first step that was reported to the tenant."""
 
     def relay(self) -> None:
         """Relay new metrics and newly committed checkpoints."""
         phase = self.alive.phase()
-        if phase in PROVISIONING and phase != self.told:
-            self.told = phase
+        if phase in PROVISIONING and phase != self.reported_phase:
+            self.reported_phase = phase
             attempts.record_provisioning(self.platform, self.held, phase)
         steps, validation = self.tail.read()
         self.alive.saw(steps)
@@ -339,7 +339,7 @@ class _Follower:
     def ending(self, status: WorkloadStatus) -> Ending:
         """Judge the end of the workload, once its last checkpoint is stored or the store has failed for too long; on success, commit the
         finished model first."""
-        self.uploader.drain(abandon=lambda: attempts.stop_asked(self.platform, self.held) == StopReason.CANCEL)
+        self.uploader.drain(abandon=lambda: attempts.requested_stop(self.platform, self.held) == StopReason.CANCEL)
         exit_ = ExitEvidence.read(self.work_dir, self.held.attempt)
         committed = attempts.committed(self.platform, self.held.job_id)
         last_step = max(self.tail.last_step, self.tail.from_step, exit_.step if exit_ else 0)
@@ -361,9 +361,7 @@ class _Follower:
         if not seen:
             status = replace(status, ended_at=self.alive.last_sign() or status.started_at)
         if failure is None:
-            checkpoint_transfer.commit_final(
-                self.platform, self.held, self.work_dir / "final", step=last_step, patience=self.final_patience
-            )
+            checkpoint_transfer.commit_final(self.platform, self.held, self.work_dir / "final", step=last_step, retries=self.final_retries)
         if failure is not None and failure.code == Outcome.DISK_FULL:
             self._free_space()
         outcome = failure.code if failure else "succeeded"

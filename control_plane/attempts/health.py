@@ -57,9 +57,9 @@ class Watch:
     signs: Signs
     raised: set[str]
     tracked: RunLog | None
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     """Verdicts of :data:`~control_plane.attempts.rules.ONCE` already reported for this attempt."""
-    told_of_tracking: bool = field(default=False)
+    reported_tracking: bool = field(default=False)
 
     def saw(self, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> None:
         """Process new lines of ``metrics.jsonl``."""
@@ -73,13 +73,13 @@ class Watch:
                 self.tracked.log([as_reported(m) for m in (*steps, *validation)])
             self._judge()
 
-    def heard(self, *, silence_s: float, running: bool) -> None:
+    def record_silence(self, *, silence_s: float, running: bool) -> None:
         """Process how long the workload has been silent."""
         self.signs = replace(self.signs, silence_s=silence_s, running=running)
         with _unharmed("the watch"):
             if "heartbeat_missed" in self.raised or silence_s > HEARTBEAT_AGAIN_S:
                 self._judge()
-            self._tell_of_tracking()
+            self._report_tracking()
 
     def ended(self, ending: Ending, result: Path) -> None:
         """Judge the end, close open verdicts and end the tracked run. `result`: directory of the finished model."""
@@ -94,15 +94,15 @@ class Watch:
         with _unharmed("tracking"):
             if self.tracked is not None:
                 self.tracked.end(outcome=ending.outcome)
-            self._tell_of_tracking()
+            self._report_tracking()
 
     def _judge(self) -> None:
-        held = {v.code: v for v in judge(self.signs, self.raised) if v.code in self.raised or v.code not in self.told}
+        held = {v.code: v for v in judge(self.signs, self.raised) if v.code in self.raised or v.code not in self.reported}
         over = self.raised - set(held)
         if over or set(held) - self.raised:
             self._record([v for v in held.values() if v.code not in self.raised], over)
             self.raised = set(held)
-            self.told |= self.raised & ONCE
+            self.reported |= self.raised & ONCE
 
     def _record(self, verdicts: Sequence[Verdict], over: Sequence[str] | set[str] = ()) -> None:
         with self.platform.engine.begin() as conn:
@@ -114,12 +114,12 @@ class Watch:
             for verdict in verdicts:
                 _raise(conn, self.platform, self.held, verdict)
 
-    def _tell_of_tracking(self) -> None:
+    def _report_tracking(self) -> None:
         """Report once that the tracked copy of this run is incomplete."""
-        problem = None if self.tracked is None or self.told_of_tracking else self.tracked.problem()
+        problem = None if self.tracked is None or self.reported_tracking else self.tracked.problem()
         if problem is None:
             return
-        self.told_of_tracking = True
+        self.reported_tracking = True
         log.warning("%s is missing or incomplete in the tracker: %s", self.held.workload, without_credentials(problem))
         message = (
             "The run is missing or incomplete in MLflow; the follower's log has the reason. Training continues; its metrics are in the API."
@@ -133,7 +133,7 @@ class Watch:
 def begin(platform: Platform, held: Claim) -> Watch:
     """Start supervising an attempt that has started; a new follower takes over the open verdicts of a dead one."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
-    raised, told = set[str](), set[str]()
+    raised, reported = set[str](), set[str]()
     with _unharmed("the watch"), platform.engine.begin() as conn:
         this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
         started = conn.execute(sa.select(attempts.c.from_step).where(this)).scalar_one_or_none() or 0
@@ -141,14 +141,14 @@ def begin(platform: Platform, held: Claim) -> Watch:
         own = health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt == held.attempt
         for code, cleared_at in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.cleared_at).where(*own)).all():
             raised |= {code} if cleared_at is None else set()
-            told |= {code} & ONCE
+            reported |= {code} & ONCE
         _close(conn, platform, health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt < held.attempt)
     tracked = None
     with _unharmed("tracking"):
         if platform.tracker is not None:
             tracked = platform.tracker.begin(run_of(held))
             tracked.attach(of_spec(held.spec))
-    return Watch(platform=platform, held=held, signs=signs, raised=raised, told=told, tracked=tracked)
+    return Watch(platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked)
 
 
 def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:

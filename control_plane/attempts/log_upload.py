@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.jobs.job_logs import BEGINS, PIECES, WHOLE, Piece, pieces, read_pieces
 from control_plane.platform.protocols import Launcher, ObjectStore
-from control_plane.platform.transfer import FAILURES, Patience, patiently
+from control_plane.platform.transfer import FAILURES, RetryPolicy, with_retries
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.telemetry.redaction import without_secrets
 
@@ -44,15 +44,15 @@ class LogShipper:
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self, patience: Patience) -> None:
+    def finish(self, retries: RetryPolicy) -> None:
         """Store the rest, and the whole log in place of the pieces. If the store is unavailable, the log is lost rather than the job
         delayed."""
         self.close()
-        if not self._shipping.acquire(timeout=patience.give_up_s):
+        if not self._shipping.acquire(timeout=retries.give_up_s):
             log.warning("the log of %s was not stored: the store did not answer", self._workload)
             return
         try:
-            patiently(self._finish, patience)
+            with_retries(self._finish, retries)
         except Unavailable as error:
             log.warning("the log of %s was not stored: %s", self._workload, error.message)
         finally:

@@ -106,7 +106,7 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
         ) from error
 
 
-def stop_asked(platform: Platform, held: Claim) -> str | None:
+def requested_stop(platform: Platform, held: Claim) -> str | None:
     """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop; records a heartbeat as well.
 
     A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation records
@@ -118,8 +118,8 @@ def stop_asked(platform: Platform, held: Claim) -> str | None:
         row = conn.execute(beat.returning(jobs.c.stop_requested, reservations.c.stop_asked_at)).one_or_none()
     if row is None:
         return StopReason.CANCEL
-    asked: str | None = row.stop_requested
-    return None if asked == StopReason.PREEMPT and row.stop_asked_at is None else asked
+    requested: str | None = row.stop_requested
+    return None if requested == StopReason.PREEMPT and row.stop_asked_at is None else requested
 
 
 def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
@@ -310,7 +310,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         endings.close(conn, held, ending, now)
         endings.bill(conn, platform, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)
-    if released.asked and state is JobState.QUEUED:
+    if released.preempted and state is JobState.QUEUED:
         endings.tell_when(platform, held)
     return state
 

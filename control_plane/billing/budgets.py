@@ -102,12 +102,12 @@ def alert_due(platform: Platform) -> int:
     """
     with platform.engine.connect() as conn:
         of = conn.execute(sa.select(budgets.c.tenant_id).distinct().order_by(budgets.c.tenant_id)).scalars().all()
-    told = 0
+    reported = 0
     with Round("tenants") as each:
         for tenant in of:
             with each(tenant):
-                told += _alert(platform, tenant)
-    return told
+                reported += _alert(platform, tenant)
+    return reported
 
 
 def spent_micros(conn: Connection, platform: Platform, tenant: str, month: Month) -> int:
@@ -120,7 +120,7 @@ def spent_micros(conn: Connection, platform: Platform, tenant: str, month: Month
 
 def _alert(platform: Platform, tenant: str) -> int:
     now = platform.clock()
-    month, told = month_of(now), 0
+    month, reported = month_of(now), 0
     with platform.engine.begin() as conn:
         spent = spent_micros(conn, platform, tenant, month)
         for row in conn.execute(sa.select(budgets).where(budgets.c.tenant_id == tenant).order_by(budgets.c.id)).mappings():
@@ -134,8 +134,8 @@ def _alert(platform: Platform, tenant: str) -> int:
                     continue
                 data = {"month": month.name, "threshold": threshold, "limit_micros": row["limit_micros"], "spent_micros": spent}
                 publish(conn, tenant, "budget.threshold_reached", row["id"], data, now=now)
-                told += 1
-    return told
+                reported += 1
+    return reported
 
 
 def _seen(platform: Platform, row: RowMapping) -> Budget:
@@ -148,8 +148,8 @@ def _view(conn: Connection, platform: Platform, row: RowMapping, *, spent: int |
     month = month_of(platform.clock())
     if spent is None:
         spent = spent_micros(conn, platform, row["tenant_id"], month)
-    told = sa.select(budget_alerts.c.threshold).where(budget_alerts.c.budget_id == row["id"], budget_alerts.c.month == month.name)
-    return Budget(row=row, spent_micros=spent, alerts=sorted(conn.execute(told).scalars()))
+    reported = sa.select(budget_alerts.c.threshold).where(budget_alerts.c.budget_id == row["id"], budget_alerts.c.month == month.name)
+    return Budget(row=row, spent_micros=spent, alerts=sorted(conn.execute(reported).scalars()))
 
 
 def _row(conn: Connection, tenant: str, budget_id: str, *, lock: bool = False) -> RowMapping:

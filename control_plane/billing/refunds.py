@@ -123,8 +123,8 @@ def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: st
             _give_back(conn, case, by=by, now=now)
         decided = {"state": state, "decided_by": by, "note": note.strip(), "decided_at": now}
         row = conn.execute(sa.update(refund_cases).where(this).values(**decided).returning(refund_cases)).mappings().one()
-        told = {"job_id": case["job_id"], "attempt": case["attempt"], "state": state, "amount_micros": case["amount_micros"]}
-        publish(conn, case["tenant_id"], "refund.decided", case_id, told, now=now)
+        reported = {"job_id": case["job_id"], "attempt": case["attempt"], "state": state, "amount_micros": case["amount_micros"]}
+        publish(conn, case["tenant_id"], "refund.decided", case_id, reported, now=now)
         return row
 
 

@@ -185,9 +185,9 @@ def _word(value: Any, words: Collection[W], where: str) -> W:
     raise ValueError(f"{where} is {str(value)[:80]!r}; use one of {', '.join(words)}")
 
 
-def _name(value: Any, form: re.Pattern[str], where: str, told: str) -> str:
+def _name(value: Any, form: re.Pattern[str], where: str, reported: str) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError(f"{where} is {str(value)[:80]!r}; use {told}")
+        raise ValueError(f"{where} is {str(value)[:80]!r}; use {reported}")
     return value
 
 

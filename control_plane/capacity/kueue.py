@@ -127,26 +127,26 @@ def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held =
     """Return the differences between a cluster's ClusterQueues and the pools, each with what to do; empty if they agree."""
     mine = [q for q in cluster if q.get("kind") == "ClusterQueue"]
     quotas: Counter[str] = Counter()
-    told: list[str] = []
+    reported: list[str] = []
     for queue in mine:
         preempts = queue["spec"].get("preemption", {})
         for field, value in NEVER.items():
             found = preempts.get(field, "Never")
             if (found.get("policy", "Never") if isinstance(found, dict) else found) != "Never":
                 name = queue["metadata"]["name"]
-                told.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill workloads on its own; write {value}")
+                reported.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill workloads on its own; write {value}")
         quotas.update(_gpus_of(queue))
     for pool in on_cluster(pools):
         name = flavor_name(pool)
         still = leaving(pool, held)
         if quotas[name] != pool.num_gpus + still:
             beside = f" and {still} that jobs hold on drained nodes" if still else ""
-            told.append(
+            reported.append(
                 f"flavor {name}: the queues' nominal quotas add up to {quotas[name]} GPUs and pool {pool.name} has {pool.num_gpus} ready"
                 f"{beside}; apply `ft admin kueue` again"
             )
     known = {flavor_name(p) for p in on_cluster(pools)}
-    return told + [f"flavor {name} has a quota and no pool; delete its queues, or add the pool" for name in sorted(set(quotas) - known)]
+    return reported + [f"flavor {name} has a quota and no pool; delete its queues, or add the pool" for name in sorted(set(quotas) - known)]
 
 
 def _gpus_of(queue: Manifest) -> Counter[str]:

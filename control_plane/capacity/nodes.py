@@ -113,8 +113,8 @@ def _held(conn: sa.Connection) -> Mapping[str, list[int]]:
 
 
 def _view(pool: Pool, node: Node, drained: Mapping[Any, Any] | None, held: list[int]) -> NodeView:
-    told = {} if drained is None else {name: drained[name] for name in ("drained_at", "drained_by", "reason")}
+    reported = {} if drained is None else {name: drained[name] for name in ("drained_at", "drained_by", "reason")}
     return NodeView(
         name=node.name, pool=pool.name, gpu_type=pool.gpu_type, fabric=node.fabric, num_gpus=node.num_gpus, used_gpus=sum(held),
-        num_jobs=len(held), **{"drained_at": None, "drained_by": None, "reason": None} | told,
+        num_jobs=len(held), **{"drained_at": None, "drained_by": None, "reason": None} | reported,
     )  # fmt: skip

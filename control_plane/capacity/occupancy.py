@@ -98,18 +98,18 @@ class PoolUse:
         for n in self.nodes:
             in_fabric[n.node.fabric] += n.used
         rank = {fabric: at for at, (fabric, _) in enumerate(sorted(in_fabric.items(), key=lambda f: (-f[1], f[0])))}
-        rooms: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        by_free: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """By what is free of a node: its fabric's rank and its index, the first ones in front."""
         for i, n in enumerate(self.nodes):
-            heappush(rooms[replace(n, jobs=jobs[i]).free], (rank[n.node.fabric], i))
+            heappush(by_free[replace(n, jobs=jobs[i]).free], (rank[n.node.fabric], i))
         for gpus, job in sorted(moved, reverse=True):
-            able = [(of[0][0], free, of[0][1]) for free, of in rooms.items() if of and free >= gpus]
+            able = [(of[0][0], free, of[0][1]) for free, of in by_free.items() if of and free >= gpus]
             if not able:
                 return self  # as they lie they fit, whatever this order of moving them finds
             fabric, free, i = min(able)
-            heappop(rooms[free])
+            heappop(by_free[free])
             jobs[i][job] = gpus
-            heappush(rooms[0 if self.nodes[i].whole else free - gpus], (fabric, i))
+            heappush(by_free[0 if self.nodes[i].whole else free - gpus], (fabric, i))
         return PoolUse(pool=self.pool, nodes=[replace(n, jobs=of) for n, of in zip(self.nodes, jobs, strict=True)])
 
 
@@ -122,12 +122,12 @@ def _wide_gangs(nodes: Sequence[NodeUse], gang: int) -> int:
         left = gang
         while empty and empty[-1] <= left:
             left -= empty.pop()
-        rooms = [(of[bisect_left(of, left)], of) for of in (beside, empty) if of and of[-1] >= left]
-        if left == gang or (left and not rooms):
+        by_free = [(of[bisect_left(of, left)], of) for of in (beside, empty) if of and of[-1] >= left]
+        if left == gang or (left and not by_free):
             break
         if left:
-            free, room = min(rooms, key=lambda found: found[0])
-            room.remove(free)
+            free, fullest = min(by_free, key=lambda found: found[0])
+            fullest.remove(free)
             if free > left and not nodes[0].whole:
                 insort(beside, free - left)
         number += 1

@@ -16,14 +16,14 @@ PAGE = 100
 
 def every(client: FtClient, path: str, *, at_most: int | None = None, **params: Any) -> Iterator[dict[str, Any]]:
     """Yield up to `at_most` objects of a list, requested as they are read."""
-    asked = {k: v for k, v in params.items() if v is not None}
+    requested = {k: v for k, v in params.items() if v is not None}
     left = at_most
     while left is None or left > 0:
-        page = client.request("GET", path, params={**asked, "limit": PAGE if left is None else min(PAGE, left)})
+        page = client.request("GET", path, params={**requested, "limit": PAGE if left is None else min(PAGE, left)})
         yield from page["data"]
         if not page["has_more"]:
             return
-        asked["after"] = page["data"][-1]["id"]
+        requested["after"] = page["data"][-1]["id"]
         left = None if left is None else left - len(page["data"])
 
 

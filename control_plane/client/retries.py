@@ -44,19 +44,19 @@ def retry_pause(
         return backoff if repeatable or isinstance(outcome, NOT_SENT) else None
     if not _may_pass(outcome, repeatable=repeatable):
         return None
-    asked_s = retry_after_s(outcome.headers, now=now)
-    if asked_s is None:
+    requested_s = retry_after_s(outcome.headers, now=now)
+    if requested_s is None:
         return backoff
-    return asked_s if asked_s <= MAX_RETRY_AFTER_S else None
+    return requested_s if requested_s <= MAX_RETRY_AFTER_S else None
 
 
 def _may_pass(answer: httpx.Response, *, repeatable: bool) -> bool:
-    told = answer.headers.get("x-should-retry")
-    if answer.is_success or told == "false":
+    reported = answer.headers.get("x-should-retry")
+    if answer.is_success or reported == "false":
         return False
     if answer.status_code in (408, 429):
         return True
-    return repeatable and (told == "true" or answer.status_code >= 500)
+    return repeatable and (reported == "true" or answer.status_code >= 500)
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) -> float | None:

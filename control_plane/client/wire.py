@@ -46,8 +46,8 @@ def at(template: str, **segments: str) -> str:
 
 def given(**values: Any) -> dict[str, Any]:
     """Those that are not None, as a query takes them: true and false in JSON's words."""
-    said = {name: value for name, value in values.items() if value is not None}
-    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in said.items()}
+    message = {name: value for name, value in values.items() if value is not None}
+    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in message.items()}
 
 
 def form(**values: Any) -> dict[str, str]:
@@ -92,12 +92,12 @@ def error_of(answer: httpx.Response) -> FtError:
         body = answer.json()
     except ValueError:
         body = None
-    found = told_error(body, status=answer.status_code)
+    found = error_from_body(body, status=answer.status_code)
     found.request_id = answer.headers.get(REQUEST_ID)
     return found
 
 
-def told_error(body: Any, *, status: int) -> FtError:
+def error_from_body(body: Any, *, status: int) -> FtError:
     kind = BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else FtError)
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):

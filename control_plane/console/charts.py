@@ -42,8 +42,8 @@ def loss_curves(lines: Sequence[Mapping[str, Any]]) -> str:
         return ""
     last = max(x for x, _ in [*train, *valid]) or 1.0
     low, high = min(values), max(values)
-    room = (high - low) * 0.05 or max(abs(high) * 0.05, 0.01)
-    low, high = max(0.0, low - room), high + room
+    space = (high - low) * 0.05 or max(abs(high) * 0.05, 0.01)
+    low, high = max(0.0, low - space), high + space
 
     def at(point: tuple[float, float]) -> str:
         x = LEFT + point[0] / last * (WIDTH - LEFT - RIGHT)

@@ -12,7 +12,7 @@ from sqlalchemy.engine import RowMapping
 from control_plane.datasets.receiver import receive
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
-from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart
+from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from ft_assets.datasets.pass_progress import Progress
@@ -53,7 +53,7 @@ def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: C
             "target": str(directory / "fetched"),
         }  # fmt: skip
         limits = Limits(wall_s=WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
-        made = carry_out_apart(
+        made = run_sandboxed(
             FETCHER, order, directory, limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
         )
         name = safe_filename(made["filename"])

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 from control_plane.datasets.tables import eval_suites
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
-from control_plane.sandbox.sandbox_parent import Limits, carry_out_apart
+from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.tables import tenants
 from ft_assets import layout
 from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_text
@@ -57,12 +57,12 @@ def add(
     """
     layout.checked_id(name, what="name")
     wanted = _fields(field)
-    room = _room(platform, tenant, max_bytes)
+    space = _room(platform, tenant, max_bytes)
     suite_id = f"suite-{uuid.uuid4().hex[:24]}"
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         received, items = directory / "received", directory / "items.jsonl"
         _receive(stream, received)
-        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=room)
+        num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=space)
         key, digest = layout.suite_key(tenant, suite_id), _sha256(items)
         platform.objects.put_file(key, items)
     values = {
@@ -192,7 +192,7 @@ def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], t
         shipped = [row["name"] for row in rows if row["object_key"] is None]
         order = {"shipped": shipped, "suites": {label: str(path) for label, path in items.items()}, "target": str(made)}
         limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
-        carry_out_apart(INDEXER, order, directory, limits=limits, what="evaluation suites")
+        run_sandboxed(INDEXER, order, directory, limits=limits, what="evaluation suites")
         (made / DONE).touch()
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

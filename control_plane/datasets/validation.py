@@ -18,7 +18,7 @@ from control_plane.datasets.service import dataset_name
 from control_plane.datasets.tables import datasets
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
-from control_plane.sandbox.sandbox_parent import Limits, validate_apart, wall_s
+from control_plane.sandbox.sandbox_parent import Limits, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, Validated, carry_out
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
@@ -96,7 +96,7 @@ def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progres
         order = _order(platform, file, directory, model)
         platform.objects.get_file(file["object_key"], order.path)
         if apart:
-            validated = validate_apart(order, directory, limits=_child_limits(platform, order.path), progress=progress)
+            validated = validate_sandboxed(order, directory, limits=_child_limits(platform, order.path), progress=progress)
         else:
             validated = carry_out(order, progress=progress)
         report = validated.report | {"model": None if model is None else counted_by(model)}

@@ -97,9 +97,9 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: validat
     else:
         validation.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
-    told: dict[str, Any] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
+    reported: dict[str, Any] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
     kind = "file.refused" if values["status"] == "error" else "file.processed"
-    publish(conn, file["tenant_id"], kind, file_id, told, now=platform.clock())
+    publish(conn, file["tenant_id"], kind, file_id, reported, now=platform.clock())
     values["progress"] = sa.null()
     return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
 

@@ -29,7 +29,7 @@ GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL: every answer is already in the journal."""
 MAX_STARTS = 3
 """Processes per evaluation that may be killed from outside; what is killed three times (for its memory, say) will be again."""
-TOLD_NAME = "told"
+REPORTED_NAME = "told"
 AGAIN = (run_file.EXIT_STOPPED, run_file.EXIT_OK)
 """Exit statuses after which another process continues the work; OK means the result belongs to another question."""
 RUNNING = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
@@ -97,7 +97,7 @@ def follow(
     run, clock = replace(run, question=run_file.question(run)), _Clock(limits or Limits())
     for started in count():
         number, status = _newest(launcher, name)
-        if status.phase in RUNNING and _asked(run) != run.question:
+        if status.phase in RUNNING and _newest_question(run) != run.question:
             status = launcher.stop(status.name, grace_s=GRACE_S)
         if status.phase not in RUNNING:
             if (found := _result(run)) is not None:
@@ -204,15 +204,15 @@ def _planned(run: EvalRun) -> dict[str, Any]:
 
 def _prepare(run: EvalRun) -> None:
     """Write the run file of a new process; progress of another question is deleted."""
-    if _asked(run) != run.question:
-        for name in (run_file.MILESTONES_NAME, TOLD_NAME):
+    if _newest_question(run) != run.question:
+        for name in (run_file.MILESTONES_NAME, REPORTED_NAME):
             (run.out_dir / name).unlink(missing_ok=True)
     (run.out_dir / run_file.HEARTBEAT_NAME).unlink(missing_ok=True)
     _touch(run)
     run.write(run.out_dir / run_file.RUN_NAME)
 
 
-def _asked(run: EvalRun) -> str | None:
+def _newest_question(run: EvalRun) -> str | None:
     """Return the question given to the newest process in this directory."""
     try:
         return str(json.loads((run.out_dir / run_file.RUN_NAME).read_text(encoding="utf-8")).get("question"))
@@ -242,8 +242,8 @@ def _result(run: EvalRun) -> Mapping[str, Any] | None:
 
 def answers(result: Mapping[str, Any], run: EvalRun) -> bool:
     """Whether `result` belongs to `run`, or to another run with the same question."""
-    asked = run.question or run_file.question(run)
-    return result.get("format") == run_file.FORMAT and result.get("question") == asked and result.get("digests") == dict(run.digests)
+    requested = run.question or run_file.question(run)
+    return result.get("format") == run_file.FORMAT and result.get("question") == requested and result.get("digests") == dict(run.digests)
 
 
 def _touch(run: EvalRun) -> None:
@@ -253,13 +253,13 @@ def _touch(run: EvalRun) -> None:
 
 def _tell(run: EvalRun, watch: Watch) -> None:
     """Relay milestones not reported yet: a step that continues after another one does not repeat them."""
-    told = run.out_dir / TOLD_NAME
-    before = int(told.read_text()) if told.exists() else 0
+    reported = run.out_dir / REPORTED_NAME
+    before = int(reported.read_text()) if reported.exists() else 0
     passed = read_milestones(run.out_dir)
     for one in passed[before:]:
         watch.milestone(one)
     if len(passed) > before:
-        told.write_text(str(len(passed)))
+        reported.write_text(str(len(passed)))
 
 
 def _refusal(run: EvalRun) -> FtError | None:

@@ -73,8 +73,8 @@ def samples(
     limit: int = 50,
 ) -> SamplePage:  # fmt: skip
     """Return items of the evaluation in stored order, after the item `after`."""
-    asked = _Asked(suite=suite, only=only, after=after, limit=limit)
-    return _page(platform, _key(platform, tenant, job_id), asked)
+    query = _SampleQuery(suite=suite, only=only, after=after, limit=limit)
+    return _page(platform, _key(platform, tenant, job_id), query)
 
 
 def samples_of_evaluation(
@@ -82,12 +82,12 @@ def samples_of_evaluation(
     limit: int = 50,
 ) -> SamplePage:  # fmt: skip
     """The same as :func:`samples`, for an evaluation of an adapter."""
-    asked = _Asked(suite=suite, only=only, after=after, limit=limit)
-    return _page(platform, _report_key(platform, evaluation), asked)
+    query = _SampleQuery(suite=suite, only=only, after=after, limit=limit)
+    return _page(platform, _report_key(platform, evaluation), query)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _SampleQuery:
     """Which rows of an evaluation to return, validated."""
 
     suite: str | None
@@ -102,21 +102,21 @@ class _Asked:
             raise InvalidRequest(f"only {self.only[:40]!r} is not one of {', '.join(get_args(Only))}", param="only")
 
 
-def _page(platform: Platform, key: str, asked: _Asked) -> SamplePage:
+def _page(platform: Platform, key: str, query: _SampleQuery) -> SamplePage:
     found: list[Mapping[str, Any]] = []
-    behind = asked.after is None
+    behind = query.after is None
     for row in _rows(platform, key):
         if not behind:
-            behind = row["id"] == asked.after
-        elif _wanted(row, asked.suite, asked.only):
+            behind = row["id"] == query.after
+        elif _wanted(row, query.suite, query.only):
             found.append(row)
-        if len(found) > asked.limit:
+        if len(found) > query.limit:
             break
     if not behind:
         raise InvalidRequest(
-            f"after {asked.after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+            f"after {query.after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
         )
-    return SamplePage(items=found[: asked.limit], has_more=len(found) > asked.limit)
+    return SamplePage(items=found[: query.limit], has_more=len(found) > query.limit)
 
 
 def telling(platform: Platform, found: Assessment, *, limit: int) -> list[Mapping[str, Any]]:

@@ -68,14 +68,14 @@ def report(
     """Return what a finished evaluation measured, its verdict and advice; as an HTML page if `Accept` asks for it."""
     row = _found(platform, tenant, adapter_id, evaluation_id)
     found = report_view.of_evaluation(platform, row)
-    told = AdapterEvaluationReport(
+    reported = AdapterEvaluationReport(
         id=row["id"],
         adapter_id=row["adapter_id"],
         job_id=row["job_id"],
         **evaluation_routes.judged(found),
         samples_url=f"/v1/adapters/{row['adapter_id']}/evaluations/{row['id']}/samples",
     )
-    return evaluation_routes.answer(platform, tenant, found, told, accept=accept)
+    return evaluation_routes.answer(platform, tenant, found, reported, accept=accept)
 
 
 @router.get("/{adapter_id:path}/evaluations/{evaluation_id}/samples", summary="List the items of an evaluation")

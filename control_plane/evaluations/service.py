@@ -101,7 +101,7 @@ def request(
         if record.stage == Stage.ARCHIVED:
             raise Conflict(f"adapter {record.id} is archived: its files are gone", code="not_reevaluated", param="adapter_id")
         job = conn.execute(sa.select(jobs.c.request).where(jobs.c.id == record.job_id)).scalar_one()
-        asked = rules_of(job, rules)
+        requested = rules_of(job, rules)
         wanted = {"adapter_id": record.id, "base_digest": digest, "kind": kind}
         same = [evaluations.c[name] == value for name, value in wanted.items()]
         mine = evaluations.c.eval_config.is_(None) if rules is None else evaluations.c.eval_config == dict(rules)
@@ -110,8 +110,8 @@ def request(
             return row
         if kind == MANUAL:
             settings = platform.settings
-            task_files.check(asked.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
-            _check_room(conn, tenant)
+            task_files.check(requested.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
+            _check_limit(conn, tenant)
         values = {
             **wanted, "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
             "state": QUEUED, "created_at": platform.clock(),
@@ -120,7 +120,7 @@ def request(
         return conn.execute(sa.insert(evaluations).values(**values).returning(evaluations)).mappings().one()
 
 
-def _check_room(conn: Connection, tenant: str) -> None:
+def _check_limit(conn: Connection, tenant: str) -> None:
     query = sa.select(sa.func.count()).where(evaluations.c.tenant_id == tenant, evaluations.c.kind == MANUAL, evaluations.c.state.in_(OPEN))
     if (waiting := conn.execute(query).scalar_one()) >= MAX_OPEN:
         raise QuotaExceeded(
@@ -253,17 +253,17 @@ def _after_failure(platform: Platform, error: FtError, runs: int) -> dict[str, A
 
 def rules_of(job_request: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> EvalConfig:
     """Return the rules of an evaluation: those of the adapter's job, overridden by its own."""
-    return eval_config.parse({**_asked(job_request), **(own or {})})
+    return eval_config.parse({**_requested_rules(job_request), **(own or {})})
 
 
-def _asked(job_request: Mapping[str, Any] | None) -> dict[str, Any]:
+def _requested_rules(job_request: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict((job_request or {}).get("eval_config") or {})
 
 
 def failed(verdict: Verdict, rules: EvalConfig) -> list[Finding]:
     """Failed rules that block, or would block if the job did more than monitor."""
-    told = {*rules.skip} if rules.block_regression else {*rules.skip, "regression"}
-    return [f for f in verdict.findings if not f.passed and (f.blocking or f.rule not in told)]
+    skipped = {*rules.skip} if rules.block_regression else {*rules.skip, "regression"}
+    return [f for f in verdict.findings if not f.passed and (f.blocking or f.rule not in skipped)]
 
 
 def advised(evaluated: Evaluated) -> str:

@@ -189,21 +189,21 @@ def _leaf(grader: Mapping[str, Any], where: str) -> Leaf:
         raise _invalid(f"a multi grader holds no grader of type {kind!r}; use string_check or text_similarity", f"{where}.type")
     _only(grader, ("type", "name", "input", "reference", how), where)
     allowed = OPERATIONS if kind == "string_check" else (*METRICS, *NEEDS_MORE)
-    asked = _text(grader, how, where)
-    if asked in NEEDS_MORE and kind == "text_similarity":
+    requested = _text(grader, how, where)
+    if requested in NEEDS_MORE and kind == "text_similarity":
         raise InvalidRequest(
-            f"the metric {asked} is not offered: {NEEDS_MORE[asked]}; use one of {', '.join(METRICS)}",
+            f"the metric {requested} is not offered: {NEEDS_MORE[requested]}; use one of {', '.join(METRICS)}",
             code="unsupported_grader",
             param=f"{where}.{how}",
         )
-    if asked not in allowed:
-        raise _invalid(f"{how} {asked[:80]!r} does not exist; use one of {', '.join(allowed)}", f"{where}.{how}")
+    if requested not in allowed:
+        raise _invalid(f"{how} {requested[:80]!r} does not exist; use one of {', '.join(allowed)}", f"{where}.{how}")
     return Leaf(
         name=_text(grader, "name", where),
         type=kind,
         input=_template(grader, "input", where),
         reference=_template(grader, "reference", where),
-        how=asked,
+        how=requested,
     )
 
 

@@ -211,10 +211,10 @@ class _Reader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if size < 0:
             return b"".join(iter(lambda: self.read(1 << 20), b""))
-        asked = asyncio.run_coroutine_threadsafe(self._form.read(size), self._loop)
+        requested = asyncio.run_coroutine_threadsafe(self._form.read(size), self._loop)
         while True:
             try:
-                return asked.result(LOOP_LOOK_S)
+                return requested.result(LOOP_LOOK_S)
             except TimeoutError:
                 if not self._loop.is_running():
                     raise ConnectionAbortedError("the server is shutting down") from None

@@ -92,17 +92,17 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
 
 def _hyperparameters(row: RowMapping) -> dict[str, Any]:
     """As requested until the spec is frozen, then as resolved."""
-    asked: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | row["hyperparameters"]
+    requested: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | row["hyperparameters"]
     if not row["spec"]:
-        return asked
-    return asked | openai_hyperparameters(row["spec"], row["hyperparameters"])
+        return requested
+    return requested | openai_hyperparameters(row["spec"], row["hyperparameters"])
 
 
 def _hardware(row: RowMapping) -> dict[str, Any] | None:
     """As planned once the spec is frozen, before that as requested."""
     if not row["spec"]:
-        asked: dict[str, Any] | None = row["request"].get("hardware")
-        return asked
+        requested: dict[str, Any] | None = row["request"].get("hardware")
+        return requested
     return {"num_gpus": row["num_gpus"], "strategy": row["spec"].get("strategy")}
 
 

@@ -50,11 +50,11 @@ def create(
     `force`. If an earlier job of yours already trained the same thing, that job is returned with `reused` set. A response that repeats an
     earlier one carries the header `idempotent-replayed: true`.
     """
-    asked = body.model_dump(exclude_unset=True)
+    requested = body.model_dump(exclude_unset=True)
     key = _one_key(idempotency_key, body.idempotency_key)
     since = retried_for(x_stainless_retry_count, x_stainless_read_timeout)
     attempt = Attempt(received_at=platform.clock(), key=key, retried_for=since, twin_meant=bool(body.force))
-    submitted = jobs.submit(platform, tenant, JobRequest.from_body(asked), attempt)
+    submitted = jobs.submit(platform, tenant, JobRequest.from_body(requested), attempt)
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
     job_id = submitted.job["id"]

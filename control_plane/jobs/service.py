@@ -93,8 +93,8 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
-    asked = _resolved(platform, tenant, request)
-    expected = _expected(platform, tenant, asked)
+    requested = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, requested)
     with platform.engine.begin() as conn:
         owner = quotas.lock_tenant(conn, tenant)
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
@@ -104,17 +104,17 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
         done = duplicate_requests.finished_request(
-            conn, tenant, asked.request, model=asked.model, dataset_id=dataset_id, warm_start=asked.warm_start
+            conn, tenant, requested.request, model=requested.model, dataset_id=dataset_id, warm_start=requested.warm_start
         )
         if done is not None:
             duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
             return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
         tier, now = request.tier or str(owner["tier"]), platform.clock()
         usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
-        refusal = admit(tenant_of(owner), usage, _ask(asked, tier, expected.gpu_seconds))
+        refusal = admit(tenant_of(owner), usage, _ask(requested, tier, expected.gpu_seconds))
         if refusal is not None:
             raise _refused(refusal)
-        job = _insert(conn, tenant, asked, tier=tier, dataset_id=dataset_id, now=now)
+        job = _insert(conn, tenant, requested, tier=tier, dataset_id=dataset_id, now=now)
         quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
         _tell_overage(conn, tenant_of(owner), usage.standing, job["id"], expected.gpu_seconds, now)
         duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
@@ -123,12 +123,12 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
 
 def check(platform: Platform, tenant: str, request: JobRequest) -> None:
     """Refuse what a submission would always refuse, regardless of current use; submits nothing."""
-    asked = _resolved(platform, tenant, request)
-    expected = _expected(platform, tenant, asked)
+    requested = _resolved(platform, tenant, request)
+    expected = _expected(platform, tenant, requested)
     with platform.engine.connect() as conn:
         owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
         _trainable_files(conn, tenant, request)
-        ask = _ask(asked, request.tier or str(owner["tier"]), expected.gpu_seconds)
+        ask = _ask(requested, request.tier or str(owner["tier"]), expected.gpu_seconds)
         refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), ask)
     if refusal is not None:
         raise _refused(refusal)
@@ -154,12 +154,12 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
 
 
-def _expected(platform: Platform, tenant: str, asked: _Resolved) -> expected_time.Expected:
-    return expected_time.of_request(platform, tenant, asked.request, asked.model, asked.placed)
+def _expected(platform: Platform, tenant: str, requested: _Resolved) -> expected_time.Expected:
+    return expected_time.of_request(platform, tenant, requested.request, requested.model, requested.placed)
 
 
-def _ask(asked: _Resolved, tier: str, gpu_seconds: float) -> Ask:
-    full, size = asked.request.adapter == "full", asked.model.num_parameters
+def _ask(requested: _Resolved, tier: str, gpu_seconds: float) -> Ask:
+    full, size = requested.request.adapter == "full", requested.model.num_parameters
     return Ask(tier=tier, full_parameters=full, num_parameters=size, gpu_seconds=gpu_seconds)
 
 
@@ -183,7 +183,7 @@ def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str 
     return dataset_id
 
 
-def without_room(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
+def over_job_limit(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
     """Return those of these tenants that are suspended or at their limit of jobs in flight: a submission would be refused."""
     owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
     in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
@@ -391,8 +391,8 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, para
     return dataset_id
 
 
-def _insert(conn: Connection, tenant: str, asked: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> RowMapping:
-    request, model, warm_start = asked.request, asked.model, asked.warm_start
+def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> RowMapping:
+    request, model, warm_start = requested.request, requested.model, requested.warm_start
     job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
     values = {
         "id": job_id,

@@ -82,8 +82,8 @@ class JobRequest:
         check_storable(given)
         given = canonical_body(given)
         _check_types(given)
-        name, asked = _method(given)
-        hyperparameters = _hyperparameters(given, asked)
+        name, requested = _method(given)
+        hyperparameters = _hyperparameters(given, requested)
         adapter = _adapter(given, name, hyperparameters.pop("adapter", None))
         method = ALIASES.get(name, name)
         checked(hyperparameters, method=method)
@@ -153,8 +153,8 @@ def _renamed(given: Mapping[str, Any], more: Mapping[str, Any], aliases: Mapping
 
 def adapter_of(body: Mapping[str, Any]) -> AdapterKind:
     """Return the kind of adapter of a stored request."""
-    name, asked = _method(body)
-    return _adapter(body, name, _hyperparameters(body, asked).get("adapter"))
+    name, requested = _method(body)
+    return _adapter(body, name, _hyperparameters(body, requested).get("adapter"))
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
@@ -173,16 +173,16 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the method name as requested, and the hyperparameters beside it."""
-    asked = given.get("method", "supervised")
-    name = asked if isinstance(asked, str) else asked.get("type")
+    requested = given.get("method", "supervised")
+    name = requested if isinstance(requested, str) else requested.get("type")
     if not isinstance(name, str):
         raise InvalidRequest('method.type is missing; write {"type": "supervised"}', code="missing_required_parameter", param="method.type")
     known = [*ALIASES, *registered()]
     if name not in known:
         supported = ", ".join(known)
         raise InvalidRequest(f"method {name[:80]!r} is not supported; use one of: {supported}", code="unsupported_method", param="method")
-    settings = {} if isinstance(asked, str) else asked.get(name) or {}
-    unknown = [] if isinstance(asked, str) else sorted(set(asked) - {"type", name})
+    settings = {} if isinstance(requested, str) else requested.get(name) or {}
+    unknown = [] if isinstance(requested, str) else sorted(set(requested) - {"type", name})
     if unknown or not isinstance(settings, dict) or set(settings) - {"hyperparameters"}:
         raise InvalidRequest(
             f'method {name} takes only {{"type": "{name}", "{name}": {{"hyperparameters": ...}}}}; remove the other fields',
@@ -196,16 +196,16 @@ def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> 
     """Return the kind of adapter, wherever it was given; if given twice, the values must agree."""
     of_method = method if method in ADAPTERS else None
     places = {"method": of_method, "adapter": given.get("adapter"), "hyperparameters.adapter": of_hyperparameters}
-    asked = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
-    for where, kind in asked.items():
+    requested = {where: kind for where, kind in places.items() if kind not in (None, "auto")}
+    for where, kind in requested.items():
         if kind not in ADAPTERS:
             raise InvalidRequest(
                 f"adapter {repr(kind)[:80]} is not known; use one of: {', '.join(ADAPTERS)}", code="unsupported_adapter", param=where
             )
-    if len(set(asked.values())) > 1:
-        said = " and ".join(f"{kind} ({where})" for where, kind in asked.items())
-        raise InvalidRequest(f"the adapter was given as {said}; keep only one", code="unsupported_adapter", param=list(asked)[-1])
-    return next(iter(asked.values()), "lora")
+    if len(set(requested.values())) > 1:
+        message = " and ".join(f"{kind} ({where})" for where, kind in requested.items())
+        raise InvalidRequest(f"the adapter was given as {message}; keep only one", code="unsupported_adapter", param=list(requested)[-1])
+    return next(iter(requested.values()), "lora")
 
 
 def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]:
@@ -222,10 +222,10 @@ def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]
     return dict(of_method or of_body)
 
 
-def _check_integrations(asked: list[Any] | None) -> None:
-    if not asked:
+def _check_integrations(requested: list[Any] | None) -> None:
+    if not requested:
         return
-    kind = asked[0].get("type") if isinstance(asked[0], dict) else asked[0]
+    kind = requested[0].get("type") if isinstance(requested[0], dict) else requested[0]
     raise InvalidRequest(
         f"integration {str(kind)[:80]!r} is not offered, and nothing is sent to other services; leave integrations out: each attempt is "
         "tracked in the platform's MLflow, and GET /v1/fine_tuning/jobs/ID/metrics has every step",

@@ -68,7 +68,7 @@ def transition(
     stored = {name: sa.null() if value is None else value for name, value in values.items()}  # JSON has its own null
     updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(stored).returning(jobs)).mappings().one()
     record_many(conn, [(job_id, entered(target, message=message, code=code, level=level, data=data))], now=now)
-    outbox.publish_many(conn, _told([dict(updated)]), now=now)
+    outbox.publish_many(conn, _outbox_events([dict(updated)]), now=now)
     return updated
 
 
@@ -103,7 +103,7 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
     update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])
     events = [(m.job_id, entered(m.target, message=m.message, code=m.code, level=m.level, data=m.data)) for m in moves]
     record_many(conn, events, now=now)
-    outbox.publish_many(conn, _told([{**rows[m.job_id], **changes[m.job_id]} for m in moves]), now=now)
+    outbox.publish_many(conn, _outbox_events([{**rows[m.job_id], **changes[m.job_id]} for m in moves]), now=now)
 
 
 def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:
@@ -116,9 +116,9 @@ def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None 
     record_many(conn, [(job_id, event)], now=now or utc_now())
 
 
-def _told(rows: Iterable[Mapping[str, Any]]) -> list[outbox.Told]:
+def _outbox_events(rows: Iterable[Mapping[str, Any]]) -> list[outbox.OutboxEvent]:
     """Only ids and states: receivers keep what they get, even after the tenant has its data deleted."""
-    told: list[outbox.Told] = []
+    found: list[outbox.OutboxEvent] = []
     for job in rows:
         kind = f"fine_tuning.job.{job['state']}"
         if kind not in EVENT_TYPES:
@@ -126,8 +126,8 @@ def _told(rows: Iterable[Mapping[str, Any]]) -> list[outbox.Told]:
         data = {"status": openai_status(JobState(job["state"])), "state": job["state"]}
         if job["error"] is not None:
             data["error_code"] = job["error"].get("code")
-        told.append(outbox.Told(tenant=job["tenant_id"], kind=kind, subject=job["id"], data=data))
-    return told
+        found.append(outbox.OutboxEvent(tenant=job["tenant_id"], kind=kind, subject=job["id"], data=data))
+    return found
 
 
 def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any], now: datetime) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime)
     if state in FINAL:
         return
     stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
-    data, told = {"fault": str(error.fault)}, error.to_dict()
-    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=told, **stop)
+    data, found = {"fault": str(error.fault)}, error.to_dict()
+    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=found, **stop)
 
 
 RunNumbers = tuple[int, ...]

@@ -95,15 +95,16 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
     return replace(request, model=model, warm_start=reference, hyperparameters=_kept(request.hyperparameters, source)), source
 
 
-def _kept(asked: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Fill the source's fixed values into `asked`; a differing value is refused."""
+def _kept(requested: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Fill the source's fixed values into `requested`; a differing value is refused."""
     for name, value in source.lora.items():
-        if asked.get(name) not in (None, "auto") and not _same(asked[name], value):
+        if requested.get(name) not in (None, "auto") and not _same(requested[name], value):
             raise _mismatch(
-                f"{name} {str(asked[name])[:80]} differs from the {value} of {source.adapter}; leave it out, or train from the base model",
+                f"{name} {str(requested[name])[:80]} differs from the {value} of {source.adapter}; leave it out, or "
+                "train from the base model",
                 f"hyperparameters.{name}",
             )
-    return {**asked, **source.lora}
+    return {**requested, **source.lora}
 
 
 def _same(a: Any, b: Any) -> bool:

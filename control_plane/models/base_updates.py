@@ -143,7 +143,7 @@ def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> Ba
         others = [v for v in entry.get("previous", ()) if v["digest"] != digest]
         accepted = [a.adapter_id for a in found.adapters]
         entries[model_id] = {
-            **kept, **entry["next"], "previous": [old, *others], "history": _told(platform, entry, "applied", digest, adapters=accepted),
+            **kept, **entry["next"], "previous": [old, *others], "history": _logged(platform, entry, "applied", digest, adapters=accepted),
         }  # fmt: skip
     return status(platform, model_id)
 
@@ -157,7 +157,7 @@ def abandon(platform: Platform, model_id: str) -> Path | None:
             return None
         dropped = entry["next"]
         kept = {k: v for k, v in entry.items() if k != "next"}
-        entries[model_id] = kept | {"history": _told(platform, entry, "abandoned", dropped["digest"])}
+        entries[model_id] = kept | {"history": _logged(platform, entry, "abandoned", dropped["digest"])}
         orphan = catalogue.unnamed(platform.settings.models_dir, dropped, entries)
     if orphan is not None:
         shutil.rmtree(orphan, ignore_errors=True)
@@ -181,7 +181,7 @@ def prune(platform: Platform, model_id: str) -> list[str]:
         if gone:
             doomed = [v for v in entry["previous"] if v["digest"] in gone]
             kept = [v for v in entry["previous"] if v["digest"] not in gone]
-            entries[model_id] = {**entry, "previous": kept, "history": _told(platform, entry, "pruned", *gone)}
+            entries[model_id] = {**entry, "previous": kept, "history": _logged(platform, entry, "pruned", *gone)}
             orphans = [catalogue.unnamed(platform.settings.models_dir, v, entries) for v in doomed]
     for orphan in filter(None, orphans):
         shutil.rmtree(orphan, ignore_errors=True)
@@ -219,7 +219,7 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
         if staged and staged["digest"] != found.digest:
             raise _staged(kept, f"other bytes are staged for {model_id} already")
         if not staged:
-            entries[model_id] = {**kept, "next": version, "history": _told(platform, kept, "staged", found.digest)}
+            entries[model_id] = {**kept, "next": version, "history": _logged(platform, kept, "staged", found.digest)}
     return status(platform, model_id)
 
 
@@ -318,6 +318,6 @@ def _needed(conn: Connection, model_id: str, digest: str) -> bool:
     return bool(conn.execute(sa.select(sa.or_(live.exists(), made.exists()))).scalar_one())
 
 
-def _told(platform: Platform, entry: dict[str, Any], what: str, *digests: str, **more: Any) -> list[dict[str, Any]]:
+def _logged(platform: Platform, entry: dict[str, Any], what: str, *digests: str, **more: Any) -> list[dict[str, Any]]:
     line = {"at": platform.clock().isoformat(timespec="seconds"), "what": what, "digests": list(digests), **more}
     return [*entry.get("history", ()), line]

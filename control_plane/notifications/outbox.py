@@ -34,10 +34,10 @@ def publish(conn: Connection, tenant: str, kind: str, subject: str, data: Mappin
     refund case), or have just inserted a row that a concurrent caller would wait for (quota notices, budget alerts), or report on a subject
     only once (an invoice). `data` holds ids, states and amounts, never texts of the tenant, because receivers keep it.
     """
-    return publish_many(conn, [Told(tenant=tenant, kind=kind, subject=subject, data=data or {})], now=now)[0]
+    return publish_many(conn, [OutboxEvent(tenant=tenant, kind=kind, subject=subject, data=data or {})], now=now)[0]
 
 
-class Told(NamedTuple):
+class OutboxEvent(NamedTuple):
     """Arguments of :func:`publish`."""
 
     tenant: str
@@ -46,10 +46,10 @@ class Told(NamedTuple):
     data: Mapping[str, Any]
 
 
-def publish_many(conn: Connection, told: Sequence[Told], *, now: datetime) -> list[str]:
+def publish_many(conn: Connection, notices: Sequence[OutboxEvent], *, now: datetime) -> list[str]:
     """:func:`publish` for several subjects; returns the ids of the events."""
     rows: list[dict[str, Any]] = []
-    for one in told:
+    for one in notices:
         assert one.kind in EVENT_TYPES, f"{one.kind} is not an event type"
         data = {"id": one.subject, **one.data}
         rows.append({"id": f"evt_{uuid.uuid4().hex}", "tenant_id": one.tenant, "type": one.kind, "subject": one.subject, "data": data})

@@ -209,10 +209,10 @@ def _set(conn: Connection, endpoint_id: str, values: Mapping[str, Any]) -> RowMa
 
 def _known(event_types: Sequence[str]) -> list[str]:
     """Return the types without repetitions, in the order of the table; an unknown type is refused with the list of known ones."""
-    asked = set(event_types)
-    if not asked or (unknown := asked - {*EVENT_TYPES, EVERY_TYPE}):
-        raise _unknown_types(sorted(unknown) if asked else [])
-    return [t for t in (EVERY_TYPE, *EVENT_TYPES) if t in asked]
+    requested = set(event_types)
+    if not requested or (unknown := requested - {*EVENT_TYPES, EVERY_TYPE}):
+        raise _unknown_types(sorted(unknown) if requested else [])
+    return [t for t in (EVERY_TYPE, *EVENT_TYPES) if t in requested]
 
 
 def _unknown_types(unknown: Sequence[str]) -> InvalidRequest:

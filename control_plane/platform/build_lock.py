@@ -64,15 +64,15 @@ def lock_number(*key: str) -> int:
 
 
 def _wait(acquire: Callable[[], bool], holder: Callable[[], str], *, what: str, say: Say) -> None:
-    said: float | None = None
+    message: float | None = None
     started = time.monotonic()
     while not acquire():
         now = time.monotonic()
-        if said is None or now - said >= SAY_EVERY_S:
+        if message is None or now - message >= SAY_EVERY_S:
             say(f"waiting for {what}: {holder()} builds it ({now - started:.0f} s so far)")
-            said = now
+            message = now
         time.sleep(POLL_S)
-    if said is not None:
+    if message is not None:
         say(f"waited {time.monotonic() - started:.0f} s for {what}")
 
 

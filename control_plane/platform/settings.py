@@ -252,23 +252,23 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def _log_format(asked: str) -> str:
-    if asked not in ("text", "json"):
-        raise ValueError(f"FT_LOG_FORMAT {asked!r} is not known; use text or json")
-    return asked
+def _log_format(requested: str) -> str:
+    if requested not in ("text", "json"):
+        raise ValueError(f"FT_LOG_FORMAT {requested!r} is not known; use text or json")
+    return requested
 
 
-def _share(asked: str) -> float:
-    share = float(asked)
+def _share(requested: str) -> float:
+    share = float(requested)
     if not 0.0 <= share <= 1.0:
-        raise ValueError(f"FT_TRACE_SHARE {asked} is not a share; use a number from 0 to 1")
+        raise ValueError(f"FT_TRACE_SHARE {requested} is not a share; use a number from 0 to 1")
     return share
 
 
-def _at_least(name: str, asked: str, least: float) -> float:
-    value = float(asked)
+def _at_least(name: str, requested: str, least: float) -> float:
+    value = float(requested)
     if value < least:
-        raise ValueError(f"{name} {asked} is below {least:g}; use {least:g} or more")
+        raise ValueError(f"{name} {requested} is below {least:g}; use {least:g} or more")
     return value
 
 
@@ -288,16 +288,16 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     return seconds
 
 
-def _unless_off(asked: str) -> str:
-    return "" if asked == "off" else asked
+def _unless_off(requested: str) -> str:
+    return "" if requested == "off" else requested
 
 
-def _absolute(asked: str) -> PurePosixPath | None:
+def _absolute(requested: str) -> PurePosixPath | None:
     """A path of another machine: nothing of this one is added to it."""
-    if asked and not asked.startswith("/"):
-        raise ValueError(f"FT_SERVED_ADAPTERS_DIR {asked!r} is not absolute; give the path at which the inference servers mount it")
-    return PurePosixPath(asked) if asked else None
+    if requested and not requested.startswith("/"):
+        raise ValueError(f"FT_SERVED_ADAPTERS_DIR {requested!r} is not absolute; give the path at which the inference servers mount it")
+    return PurePosixPath(requested) if requested else None
 
 
-def _mlflow_uri(asked: str, home: Path) -> str:
-    return "" if asked == "off" else asked or f"sqlite:///{home}/mlflow.db"
+def _mlflow_uri(requested: str, home: Path) -> str:
+    return "" if requested == "off" else requested or f"sqlite:///{home}/mlflow.db"

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How a store that fails is asked again."""
 
     first_s: float = 0.5
@@ -35,7 +35,7 @@ class Patience:
         return min(self.most_s, self.first_s * 2.0 ** min(failures, 30))
 
 
-def patiently(call: Callable[[], _T], patience: Patience, *, on_failure: Callable[[Exception], None] | None = None) -> _T:
+def with_retries(call: Callable[[], _T], retries: RetryPolicy, *, on_failure: Callable[[Exception], None] | None = None) -> _T:
     """`call`, again and again while the store fails; after ``give_up_s`` its last failure, as ``Unavailable``."""
     began, failures = time.monotonic(), 0
     while True:
@@ -44,9 +44,9 @@ def patiently(call: Callable[[], _T], patience: Patience, *, on_failure: Callabl
         except FAILURES as error:
             if on_failure:
                 on_failure(error)
-            if time.monotonic() - began >= patience.give_up_s:
+            if time.monotonic() - began >= retries.give_up_s:
                 raise error if isinstance(error, Unavailable) else Unavailable(str(error), code="object_store_unavailable") from error
-            time.sleep(patience.wait_s(failures))
+            time.sleep(retries.wait_s(failures))
             failures += 1
 
 

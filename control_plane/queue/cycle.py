@@ -53,13 +53,13 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
         starts = grant(conn, rows, [d for d in decisions if isinstance(d, scheduler.Start)], now)
         wanted = [d for d in decisions if isinstance(d, scheduler.Preempt)]
         stops = ask_to_stop(conn, wanted, stoppable, now)
-        told = explain(
-            conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_last_told(conn),
+        explained = explain(
+            conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_explained_at(conn),
             now=now,
         )  # fmt: skip
         report_late_releases(conn, now)
         took_s, queued = time.monotonic() - began, len(waits)
-        _count(conn, _Round(rows=rows, starts=starts, stops=stops, queued=queued, told=told, took_s=took_s), now)
+        _count(conn, _Round(rows=rows, starts=starts, stops=stops, queued=queued, explained=explained, took_s=took_s), now)
     return [*starts, *stops, *waits]
 
 
@@ -84,11 +84,11 @@ class _Round:
     starts: Sequence[scheduler.Start]
     stops: Sequence[scheduler.Preempt]
     queued: int
-    told: Explained
+    explained: Explained
     took_s: float
 
 
-def _last_told(conn: Connection) -> datetime | None:
+def _explained_at(conn: Connection) -> datetime | None:
     return conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar()
 
 
@@ -102,12 +102,12 @@ def _count(conn: Connection, of: _Round, now: datetime) -> None:
             starts=c.starts + len(of.starts),
             backfills=c.backfills + sum(s.backfill for s in of.starts),
             preemptions=c.preemptions + len(of.stops),
-            promises=c.promises + of.told.promises,
-            slipped=c.slipped + of.told.dropped + sum(missed(of.rows[s.job_id], now) for s in of.starts),
+            promises=c.promises + of.explained.promises,
+            slipped=c.slipped + of.explained.dropped + sum(missed(of.rows[s.job_id], now) for s in of.starts),
             round_s=of.took_s,
             queued=of.queued,
             last_round_at=now,
-            **({"explained_at": now} if of.told.whole else {}),
+            **({"explained_at": now} if of.explained.whole else {}),
         )
     )
 
@@ -140,13 +140,13 @@ EXPLAINED_EVERY = timedelta(seconds=5)
 """Interval for longer queues: one start moves thousands of positions, and writing them takes a tenth of this."""
 GRAIN_S, GRAIN = 5.0, 0.02
 """An expected start is rewritten when it moved by more than five seconds plus 2 % of the wait."""
-BARRED_GRAIN = timedelta(seconds=5)
-BARRED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
+BLOCKED_GRAIN = timedelta(seconds=5)
+BLOCKED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
 """Waits that no free GPU ends. They do not count as waiting time, and a tier's promised start counts from their end, as after a cap."""
 KEPT_S = 10.0
 """Tolerance for a kept reservation: cycles run every second or two, and GPUs are released a few seconds after training ends."""
 
-Told = Mapping[str, Any]
+Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,15 +174,15 @@ def explain(
     """Write what changed. `left_s`: expected seconds of each job; `capped`: tenants at their cap; `last`: when all positions were last
     written."""
     whole = len(waits) <= LONG or last is None or not timedelta(0) <= now - last < EXPLAINED_EVERY
-    changed: dict[str, Told] = {}
+    changed: dict[str, Columns] = {}
     for wait in waits:
         row = rows[wait.job_id]
-        barred_now = (row.tenant_id in capped or wait.reason in BARRED) and _barred_anew(row, now)
-        decided = barred_now or _is_decided_anew(row, wait)
+        blocked_now = (row.tenant_id in capped or wait.reason in BLOCKED) and _is_blocked_anew(row, now)
+        decided = blocked_now or _is_decided_anew(row, wait)
         if decided or whole or wait.position <= EXACT:
-            told = _told(row, wait, left_s[wait.job_id], barred_now=now if barred_now else None)
-            if decided or _stands_elsewhere(row, told, now):
-                changed[wait.job_id] = told
+            explained = _columns(row, wait, left_s[wait.job_id], blocked_now=now if blocked_now else None)
+            if decided or _is_changed(row, explained, now):
+                changed[wait.job_id] = explained
     waiting = sa.select(jobs.c.id).where(among(jobs.c.id, changed), jobs.c.state == JobState.QUEUED)
     still = conn.execute(waiting.with_for_update(key_share=True, skip_locked=True)).scalars().all() if changed else []
     update_each(conn, jobs, [changed[job_id] for job_id in still])
@@ -195,7 +195,7 @@ def missed(row: sa.Row[Any], now: datetime) -> bool:
     return row.promise is not None and now.timestamp() > float(row.promise.get("earliest", row.promise["start"])) + KEPT_S
 
 
-def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, barred_now: datetime | None) -> Told:
+def _columns(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, blocked_now: datetime | None) -> Columns:
     start = wait.expected_start
     return {
         "id": row.id,
@@ -207,8 +207,8 @@ def _told(row: sa.Row[Any], wait: scheduler.Wait, left_s: float, *, barred_now: 
         "due_at": row.due_at if wait.due_at is None else _moment(wait.due_at),
         "expected_start_at": None if start is None else _moment(start),
         "estimated_finish_at": None if start is None else _moment(start + left_s),
-        "barred_until": barred_now or row.barred_until,
-        "capped_at": row.capped_at if barred_now is None or row.started_at is not None else barred_now,  # of its first start
+        "barred_until": blocked_now or row.barred_until,
+        "capped_at": row.capped_at if blocked_now is None or row.started_at is not None else blocked_now,  # of its first start
     }
 
 
@@ -221,9 +221,9 @@ def _promise(row: sa.Row[Any], promise: scheduler.Reservation | None) -> dict[st
     return {**stored, "earliest": min(before, promise.start)}
 
 
-def _barred_anew(row: sa.Row[Any], now: datetime) -> bool:
+def _is_blocked_anew(row: sa.Row[Any], now: datetime) -> bool:
     """Whether to record again that a cap or suspension still bars the job."""
-    return row.barred_until is None or abs(now - row.barred_until) >= BARRED_GRAIN
+    return row.barred_until is None or abs(now - row.barred_until) >= BLOCKED_GRAIN
 
 
 def _is_decided_anew(row: sa.Row[Any], wait: scheduler.Wait) -> bool:
@@ -233,13 +233,13 @@ def _is_decided_anew(row: sa.Row[Any], wait: scheduler.Wait) -> bool:
     return (row.promise is not None or wait.promise is not None) and row.promise != _promise(row, wait.promise)
 
 
-def _stands_elsewhere(row: sa.Row[Any], told: Told, now: datetime) -> bool:
+def _is_changed(row: sa.Row[Any], explained: Columns, now: datetime) -> bool:
     """Whether its position or expected start changed."""
-    if (row.queue_position, row.reason_detail, row.ahead) != (told["queue_position"], told["reason_detail"], told["ahead"]):
+    if (row.queue_position, row.reason_detail, row.ahead) != (explained["queue_position"], explained["reason_detail"], explained["ahead"]):
         return True
-    start = told["expected_start_at"]
+    start = explained["expected_start_at"]
     grain = timedelta(seconds=GRAIN_S) + (GRAIN * abs(start - now) if start is not None else timedelta(0))
-    return _moved(row.expected_start_at, start, grain) or _moved(row.estimated_finish_at, told["estimated_finish_at"], grain)
+    return _moved(row.expected_start_at, start, grain) or _moved(row.estimated_finish_at, explained["estimated_finish_at"], grain)
 
 
 def _moved(before: datetime | None, after: datetime | None, grain: timedelta) -> bool:

@@ -187,7 +187,7 @@ def bind(conn: Connection, run_key: str, job_id: str, run_id: str, *, by: str) -
     return str(conn.execute(sa.select(run_launches.c.run_id).where(run_launches.c.run_key == run_key)).scalar_one())
 
 
-def asked_by(platform: Platform) -> Mapping[str, int]:
+def runs_by_requester(platform: Platform) -> Mapping[str, int]:
     """Count runs by who launched them."""
     query = sa.select(run_launches.c.claimed_by, sa.func.count()).where(run_launches.c.run_id.is_not(None))
     with platform.engine.connect() as conn:

@@ -147,15 +147,15 @@ def ask_to_stop(
     Either all jobs that make room for one job are asked, or none: part of its GPUs would not let it start, and work would be lost for
     nothing.
     """
-    asked = _whole_sets(preempts, attempt_of)
-    update_each(conn, jobs, [{"id": p.job_id, "stop_requested": PREEMPT} for p in asked])
+    requested = _whole_sets(preempts, attempt_of)
+    update_each(conn, jobs, [{"id": p.job_id, "stop_requested": PREEMPT} for p in requested])
     stops = [
         {"job_id": p.job_id, "attempt": attempt_of[p.job_id], "stop_asked_at": now, "preempted_for": p.for_job}
-        for p in asked
+        for p in requested
     ]  # fmt: skip
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
-    record_many(conn, [(p.job_id, _asked(p, attempt_of[p.job_id])) for p in asked], now=now)
-    return asked
+    record_many(conn, [(p.job_id, _preemption_event(p, attempt_of[p.job_id])) for p in requested], now=now)
+    return requested
 
 
 def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> list[scheduler.Preempt]:
@@ -164,7 +164,7 @@ def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> 
     return [p for p in preempts if p.for_job not in refused]
 
 
-def _asked(preempt: scheduler.Preempt, attempt: int) -> Event:
+def _preemption_event(preempt: scheduler.Preempt, attempt: int) -> Event:
     return Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(preempt.detail), data={"attempt": attempt})
 
 
@@ -227,8 +227,8 @@ def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
 
 def report_late_releases(conn: Connection, now: datetime) -> int:
     """Record one event per late attempt for operators; returns the number of events."""
-    told = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
-    known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, told)
+    reported = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
+    known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, reported)
     late = {r.job_id: r for r in conn.execute(_late(now).where(~known))}
     if not late:
         return 0

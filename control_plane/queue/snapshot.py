@@ -201,8 +201,8 @@ def _suspended(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
     if not tenant_ids:
         return {}
     query = sa.select(tenants).where(tenants.c.id.in_(tenant_ids), tenants.c.suspended_at.is_not(None))
-    told = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job can start once an operator lifts the suspension"
-    return {r.id: told.format(r.id, r.suspended_at, r.suspended_reason) for r in conn.execute(query)}
+    reported = "the tenant {} is suspended since {:%Y-%m-%d %H:%M} UTC: {}. The job can start once an operator lifts the suspension"
+    return {r.id: reported.format(r.id, r.suspended_at, r.suspended_reason) for r in conn.execute(query)}
 
 
 WINDOW = timedelta(hours=24)

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class Round:
     """What one pass did."""
 
-    told: int
+    notices: int
     """Notices written."""
     paused: list[str]
     resumed: list[str]
@@ -50,17 +50,17 @@ def enforce(platform: Platform) -> Round:
     with platform.engine.connect() as conn:
         watched = [tenant_of(r) for r in conn.execute(_watched(now)).mappings()]
         at = quotas.standings(conn, [t.id for t in watched], now) if watched else {}
-    told, paused, resumed = 0, list[str](), list[str]()
+    notices, paused, resumed = 0, list[str](), list[str]()
     for tenant in watched:
         try:
-            told += _tell(platform, tenant, at[tenant.id], now)
+            notices += _tell(platform, tenant, at[tenant.id], now)
             if policy.at_cap(tenant, at[tenant.id]):
                 paused += _pause_running(platform, tenant, at[tenant.id], now)
             elif tenant.suspended_at is None:
                 resumed += _resume_paused(platform, tenant.id, now)
         except (FtError, SQLAlchemyError):  # other tenants continue, and the next pass tries again
             log.exception("the quota of tenant %s could not be enforced", tenant.id)
-    return Round(told=told, paused=paused, resumed=resumed)
+    return Round(notices=notices, paused=paused, resumed=resumed)
 
 
 def _watched(now: datetime) -> sa.Select[tuple[str]]:
@@ -77,15 +77,15 @@ def _tell(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> in
     reached = list(policy.reached(tenant, at))
     if not reached:
         return 0
-    month, told = month_of(now).name, 0
+    month, notices = month_of(now).name, 0
     with platform.engine.begin() as conn:
         for one in reached:
             key = {"tenant_id": tenant.id, "month": month, "quota": one.limit, "percent": one.percent, "gpu_hours": one.gpu_hours}
             new = insert(quota_notices).values(**key, created_at=now).on_conflict_do_nothing().returning(quota_notices.c.month)
             if conn.execute(new).first() is not None:
                 _publish(conn, tenant, one, at, month, now)
-                told += 1
-    return told
+                notices += 1
+    return notices
 
 
 def _publish(conn: Connection, tenant: Tenant, one: Threshold, at: Standing, month: str, now: datetime) -> None:

@@ -57,19 +57,19 @@ def wall_s(num_bytes: int) -> float:
     return WALL_BASE_S + num_bytes / SLOWEST_BYTES_PER_S
 
 
-def validate_apart(
+def validate_sandboxed(
     order: Order, directory: Path, *, limits: Limits, progress: Callable[[Progress], None] | None = None
 ) -> Validated:  # fmt: skip
     """Carry out `order` in a child process that works in `directory`."""
     try:
-        return Validated(**carry_out_apart(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress))
+        return Validated(**run_sandboxed(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress))
     except Unavailable as error:
         if error.code != Unavailable.default_code:
             raise
         raise FtError(error.message, code=CRASHED) from error  # one of its workers died
 
 
-def carry_out_apart(
+def run_sandboxed(
     module: str, order: Mapping[str, Any], directory: Path, *, limits: Limits, what: str,
     progress: Callable[[Progress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
     command: Sequence[str] = (),

@@ -27,7 +27,7 @@ def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress],
     tempfile.tempdir = str(scratch)  # a whole model passes through it, and /tmp may be small
     stage = ["starting"]
     threading.Thread(target=_tell, args=(stage, progress), daemon=True).start()
-    built = build(Order.from_dict(order), scratch, say=lambda said: stage.__setitem__(0, said))
+    built = build(Order.from_dict(order), scratch, say=lambda message: stage.__setitem__(0, message))
     return {**asdict(built), "archive": str(built.archive)}
 
 

@@ -26,7 +26,7 @@ def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> froz
     return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == gates.PASSED)})
 
 
-def accepted_elsewhere(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
+def accepted_on_other_bases(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
     """Return (adapter, base digest) pairs, over all adapters, for those of these bases that the adapter may be served on but was not
     trained on."""
     query = (

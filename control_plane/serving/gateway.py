@@ -59,7 +59,7 @@ class Target:
     """Headers for the answer."""
 
 
-class Elsewhere(Exception):
+class ServerFailed(Exception):
     """This server does not answer; another one may."""
 
     def __init__(self, why: str, *, broke_off: bool = False) -> None:
@@ -114,7 +114,7 @@ class Gateway:
             tried.add(url)
             try:
                 return await self._attempt(url, path, {**body, "model": target.model}, target.headers)
-            except Elsewhere as e:
+            except ServerFailed as e:
                 why, resends = str(e), resends + e.broke_off
                 if resends > MAX_RESENDS:
                     raise _unavailable(why) from e
@@ -138,18 +138,18 @@ class Gateway:
             finally:
                 if not streams:
                     await answer.aclose()
-        except Elsewhere as e:
+        except ServerFailed as e:
             if e.broke_off:
                 server.failed_at = self._clock()
             raise
         except (httpx.ConnectError, httpx.ConnectTimeout) as e:
             server.failed_at = self._clock()
-            raise Elsewhere(f"an inference server does not accept connections ({type(e).__name__})") from e
+            raise ServerFailed(f"an inference server does not accept connections ({type(e).__name__})") from e
         except httpx.ReadTimeout as e:
             raise _unavailable("the inference server took too long") from e
         except httpx.HTTPError as e:
             server.failed_at = self._clock()
-            raise Elsewhere(f"the inference server broke off ({type(e).__name__})", broke_off=True) from e
+            raise ServerFailed(f"the inference server broke off ({type(e).__name__})", broke_off=True) from e
         finally:
             if not streams:
                 server.under_way -= 1
@@ -161,15 +161,15 @@ class Gateway:
     def _refused(self, server: _Server, answer: httpx.Response, model: str) -> None:
         if answer.status_code == 404:
             self._remember_lack(server, model)
-            raise Elsewhere("the inference servers do not have it (any more)")
+            raise ServerFailed("the inference servers do not have it (any more)")
         if answer.status_code in (401, 403):  # the platform's token was refused, not the caller's key
             server.failed_at = self._clock()
-            raise Elsewhere(f"the inference server refuses the platform's token ({answer.status_code})")
+            raise ServerFailed(f"the inference server refuses the platform's token ({answer.status_code})")
         if answer.status_code in OVERLOADED:
             server.failed_at = self._clock()
-            raise Elsewhere(f"the inference server takes no requests ({answer.status_code})")
+            raise ServerFailed(f"the inference server takes no requests ({answer.status_code})")
         if answer.status_code >= 500:
-            raise Elsewhere(f"the inference server failed ({answer.status_code})", broke_off=True)
+            raise ServerFailed(f"the inference server failed ({answer.status_code})", broke_off=True)
         server.lacks.pop(model, None)
 
     def _remember_lack(self, server: _Server, model: str) -> None:

@@ -134,8 +134,8 @@ def _for_base(source: Path, beside: Path, manifest: bytes) -> None:
 
 def _manifest_for(source: Path, served_digest: str) -> bytes:
     manifest = json.loads((source / package.MANIFEST).read_bytes())
-    told = {**manifest, "base_digest": served_digest, "trained_on": manifest["base_digest"]}
-    return json.dumps(told, indent=2, sort_keys=True).encode()
+    reported = {**manifest, "base_digest": served_digest, "trained_on": manifest["base_digest"]}
+    return json.dumps(reported, indent=2, sort_keys=True).encode()
 
 
 def _put(beside: Path, target: Path) -> None:
@@ -191,18 +191,18 @@ def _write(platform: Platform, served: set[tuple[str, str]]) -> None:
     paths = {*_written(root), *(root / serving_index.filename(digest) for _, digest in served)}
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(ONE_WRITER)))
-        elsewhere = accepted_bases.accepted_elsewhere(conn, {digest for _, digest in served})
+        elsewhere = accepted_bases.accepted_on_other_bases(conn, {digest for _, digest in served})
         places = [place for record in _desired(conn) for place in _places(platform, record, served, elsewhere)]
         paths |= {root / serving_index.filename(digest) for _, digest, _ in places}
-        asked = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)
-        if _last.get(root) == (asked, _stats(paths)):
+        requested = tuple((record.name, record.manifest_sha256, digest, stat) for record, digest, stat in places)
+        if _last.get(root) == (requested, _stats(paths)):
             return
         by_path: dict[Path, list[Entry]] = {path: [] for path in paths}
         for record, digest, stat in places:
             by_path[root / serving_index.filename(digest)].append(_entry(platform, record, digest, made=stat is not None))
         for path, entries in by_path.items():
             serving_index.write(path, entries)
-        _last[root] = (asked, _stats(paths))
+        _last[root] = (requested, _stats(paths))
 
 
 def _places(

@@ -56,7 +56,7 @@ class Reconciled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class FleetState:
     """The servers and when they were asked: later records are newer than their answers."""
 
     at: datetime
@@ -71,11 +71,11 @@ class _Snapshot:
     rows: Sequence[RowMapping]
     """Deployments with their adapters."""
     seen: Mapping[Key, RowMapping]
-    elsewhere: frozenset[tuple[str, str]]
+    accepted_on_others: frozenset[tuple[str, str]]
     """Adapters and other bases that they are accepted on."""
 
     def accepts(self, row: RowMapping, digest: str | None) -> bool:
-        return digest in (None, row["base_digest"]) or (row["id"], digest) in self.elsewhere
+        return digest in (None, row["base_digest"]) or (row["id"], digest) in self.accepted_on_others
 
     def failures(self, url: str, row: RowMapping) -> int:
         seen = self.seen.get((url, row["id"]))
@@ -86,10 +86,10 @@ class _NotTheServer(Unavailable):
     """An action failed for now through no fault of the server; its other actions continue."""
 
 
-def ask(platform: Platform) -> Asked:
+def ask(platform: Platform) -> FleetState:
     """Return each server's own state; empty without a fleet."""
     at = platform.clock()
-    return Asked(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
+    return FleetState(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
 
 
 def reconcile(platform: Platform) -> list[Reconciled]:
@@ -103,17 +103,17 @@ def reconcile(platform: Platform) -> list[Reconciled]:
     with _alone(platform) as alone:
         if not alone:
             return []
-        asked = ask(platform)  # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
-        observations.forget_others(platform, [r.url for r in asked.replicas])
-        return _round(platform, asked)
+        answers = ask(platform)  # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
+        observations.forget_others(platform, [r.url for r in answers.replicas])
+        return _round(platform, answers)
 
 
-def load(platform: Platform, record: AdapterRecord, asked: Asked | None = None) -> str | None:
+def load(platform: Platform, record: AdapterRecord, answers: FleetState | None = None) -> str | None:
     """Load and probe one adapter on every server of its base at once, and record the results; returns what is missing."""
     platform = platform.whole
     if platform.fleet is None:
         return None
-    _round(platform, asked or ask(platform), only=record.id)
+    _round(platform, answers or ask(platform), only=record.id)
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(deployments).where(deployments.c.adapter_id == record.id)).mappings().one()
     return None if row["observed"] == LOADED else row["detail"]
@@ -131,21 +131,21 @@ def _alone(platform: Platform) -> Iterator[bool]:
                 conn.execute(sa.select(sa.func.pg_advisory_unlock(ONE_ROUND)))
 
 
-def _round(platform: Platform, asked: Asked, *, only: str | None = None) -> list[Reconciled]:
+def _round(platform: Platform, answers: FleetState, *, only: str | None = None) -> list[Reconciled]:
     """Plan and carry out actions on all servers in parallel; with `only`, just what one adapter lacks."""
-    node_files.write(platform, asked.replicas)  # before loads, for a server that restarts; before unloads, so that they last
-    snapshot = _snapshot(platform, asked, only)
-    plans = [(r, _plan(platform, asked, r, snapshot, only)) for r in asked.replicas]
-    for replica in asked.replicas:
-        _correct(platform, asked, replica, snapshot)
+    node_files.write(platform, answers.replicas)  # before loads, for a server that restarts; before unloads, so that they last
+    snapshot = _snapshot(platform, answers, only)
+    plans = [(r, _plan(platform, answers, r, snapshot, only)) for r in answers.replicas]
+    for replica in answers.replicas:
+        _correct(platform, answers, replica, snapshot)
     work = [(replica, actions) for replica, actions in plans if actions]
     with ThreadPoolExecutor(max(1, len(work)), thread_name_prefix="fleet") as pool:  # starts threads as they are needed
         found = list(pool.map(lambda w: _carry_out_all(platform, w[0], w[1], snapshot), work))
-    observations.settle(platform, asked.replicas, [row["id"] for row in snapshot.rows])
+    observations.settle(platform, answers.replicas, [row["id"] for row in snapshot.rows])
     return [done for each in found for done in each]
 
 
-def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
+def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Snapshot:
     """Return the desired state and the last observed one; leaves out adapters that are neither desired nor loaded."""
     query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
         deployments, deployments.c.adapter_id == adapters.c.id
@@ -154,30 +154,30 @@ def _snapshot(platform: Platform, asked: Asked, only: str | None) -> _Snapshot:
     open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
     with platform.engine.connect() as conn:
         rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
-        elsewhere = accepted_bases.accepted_elsewhere(conn, {r.base_digest for r in asked.replicas if r.base_digest})
-        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), elsewhere=elsewhere)
+        accepted_on_others = accepted_bases.accepted_on_other_bases(conn, {r.base_digest for r in answers.replicas if r.base_digest})
+        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), accepted_on_others=accepted_on_others)
 
 
-def _plan(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
+def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
     if not replica.ready:
         return []
     here = [row for row in snapshot.rows if row["base_model"] == replica.base]
-    desired = [_desired(platform, asked, replica, row, snapshot) for row in here]
+    desired = [_desired(platform, answers, replica, row, snapshot) for row in here]
     served = dict(replica.adapters)
     for want in desired:  # records made after the server was asked are newer than its answer
         if want.proven:
             served[want.name] = want.directory
     if only:
         served = {want.name: served[want.name] for want in desired if want.name in served}
-    return rollout_plan.plan(desired, served, now=asked.at.timestamp())
+    return rollout_plan.plan(desired, served, now=answers.at.timestamp())
 
 
-def _desired(platform: Platform, asked: Asked, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout_plan.Desired:
+def _desired(platform: Platform, answers: FleetState, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout_plan.Desired:
     record, seen = AdapterRecord.from_row(row), snapshot.seen.get((replica.url, row["id"]))
     where = str(directory(platform, record, replica.base_digest))
     listed = replica.adapters.get(record.name) == where
     loaded = seen is not None and seen["observed"] == LOADED
-    fresh = seen is not None and seen["updated_at"] >= asked.at
+    fresh = seen is not None and seen["updated_at"] >= answers.at
     refused = seen is not None and seen["observed"] == FAILED and not str(seen["detail"]).startswith(OTHER_BASE)
     return rollout_plan.Desired(
         name=record.name,
@@ -198,7 +198,7 @@ def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) ->
     return seen["updated_at"].timestamp() + rollout_plan.wait_s(failures) if seen and failures else 0.0
 
 
-def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snapshot) -> None:
+def _correct(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot) -> None:
     """Withdraw the observed state of a server that lost the adapter, has it from elsewhere, or should no longer answer with it, so that
     no request is sent there. A server that is silent for a moment keeps its state: if it is down, requests skip it."""
     if replica.silent:
@@ -213,7 +213,7 @@ def _correct(platform: Platform, asked: Asked, replica: Replica, snapshot: _Snap
             detail = f"{replica.url}: {rollout_plan.NOT_ACCEPTED}"
         else:
             continue
-        observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=asked.at)
+        observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=answers.at)
 
 
 def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:

@@ -62,11 +62,11 @@ def affinity_of(body: dict[str, Any], session: str | None) -> str:
         return f"user:{body['user']}"
     if session:
         return f"session:{session}"
-    said = body.get("messages", body.get("prompt"))
-    if isinstance(said, list):
-        first = next((i for i, m in enumerate(said) if isinstance(m, dict) and m.get("role") == "user"), len(said) - 1)
-        said = said[: first + 1]
-    return f"conversation:{json.dumps(said, sort_keys=True)}"
+    message = body.get("messages", body.get("prompt"))
+    if isinstance(message, list):
+        first = next((i for i, m in enumerate(message) if isinstance(m, dict) and m.get("role") == "user"), len(message) - 1)
+        message = message[: first + 1]
+    return f"conversation:{json.dumps(message, sort_keys=True)}"
 
 
 def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Target:

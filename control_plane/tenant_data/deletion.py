@@ -107,17 +107,17 @@ def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str
 def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None, servers: erasure.Servers | None = None) -> bool:
     """Continue a deletion; returns whether it is done. What it waits for is written to its row."""
     with platform.engine.connect() as conn:
-        asked = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
-    if asked["done_at"] is not None:
+        requested = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
+    if requested["done_at"] is not None:
         return True
     try:
         until = time.monotonic() + BUDGET_S if until is None else until
-        waiting_for = _go_on(platform, asked, until, servers or erasure.Servers(platform=platform))
+        waiting_for = _go_on(platform, requested, until, servers or erasure.Servers(platform=platform))
     except NotYet as why:
         waiting_for = str(why)
     except (*FAILURES, FtError, SQLAlchemyError) as error:
-        said = str(error.orig if isinstance(error, DBAPIError) else error)
-        waiting_for = said.partition("\n")[0]  # further lines of a database error contain the row's values
+        message = str(error.orig if isinstance(error, DBAPIError) else error)
+        waiting_for = message.partition("\n")[0]  # further lines of a database error contain the row's values
         log.warning("deletion %s is not done yet: %s", deletion_id, waiting_for)
     if waiting_for is None:
         return True
@@ -127,41 +127,41 @@ def carry_out(platform: Platform, deletion_id: str, *, until: float | None = Non
     return False
 
 
-def _go_on(platform: Platform, asked: RowMapping, until: float, servers: erasure.Servers) -> str | None:
+def _go_on(platform: Platform, requested: RowMapping, until: float, servers: erasure.Servers) -> str | None:
     """Return None once the proof is stored; else what is left to do."""
-    subject = erasure.subject_of(asked)
+    subject = erasure.subject_of(requested)
     subject.withdraw(platform)
     if (needed := subject.needed_by(platform, servers)) is not None:
         raise NotYet(needed)
     for _ in range(3):  # objects that appeared meanwhile are deleted, too
-        if not _take_stock(platform, asked["id"], subject, until):
+        if not _take_stock(platform, requested["id"], subject, until):
             return "reading its objects; the next round continues"
-        if not _delete(platform, asked["id"], until):
+        if not _delete(platform, requested["id"], until):
             return "deleting its objects; the next round continues"
-        _remove_directories(platform, asked["id"], subject.directories(platform))
+        _remove_directories(platform, requested["id"], subject.directories(platform))
         if next(iter(subject.keys(platform)), None) is None:
-            searches, erased = _erase_records(platform, asked, subject)
+            searches, erased = _erase_records(platform, requested, subject)
             left = [f"{search.store}: {', '.join(search.found[:5])}" for search in searches if search.found]
             if left:
                 return f"records of the tenant are left in {'; '.join(left)}; the next round continues"
-            look_at = _absent_since(platform, asked["id"], erased_now=erased) + subject.SETTLES
+            look_at = _absent_since(platform, requested["id"], erased_now=erased) + subject.SETTLES
             if platform.clock() < look_at:
                 return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
-            _conclude(platform, asked, subject, searches)
+            _conclude(platform, requested, subject, searches)
             return None
     return "new objects appeared during the deletion; the next round continues"
 
 
-def _erase_records(platform: Platform, asked: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
+def _erase_records(platform: Platform, requested: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
     """Delete records in other systems; returns what was searched afterwards, and whether something had to be deleted."""
     ids = subject.recorded_ids(platform) if platform.records else None
-    searches, erased, tenant = [], False, asked["tenant_id"]
+    searches, erased, tenant = [], False, requested["tenant_id"]
     for records in platform.records if ids is not None else ():
         search = records.search(tenant, ids or ())
         if search.found:
             counts = records.erase(tenant, ids or (), budget_s=RECORDS_S)
             if counts:
-                _note_removed(platform, asked["id"], {"store": records.name, **counts})
+                _note_removed(platform, requested["id"], {"store": records.name, **counts})
             search, erased = records.search(tenant, ids or ()), True
         searches.append(search)
     return searches, erased
@@ -252,8 +252,8 @@ def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path
         _note_removed(platform, id_, held)
 
 
-def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, searches: Sequence[Search]) -> None:
-    now, id_ = platform.clock(), asked["id"]
+def _conclude(platform: Platform, requested: RowMapping, subject: erasure.Subject, searches: Sequence[Search]) -> None:
+    now, id_ = platform.clock(), requested["id"]
     mine = deletion_objects.c.deletion_id == id_
     with platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:id)"), {"id": CHAIN_LOCK})
@@ -266,25 +266,25 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, s
         previous = conn.execute(sa.select(deletions.c.sha256).order_by(deletions.c.seq.desc()).limit(1)).scalar()
         rows = subject.erase(conn, now)
         proof = {
-            "requested_by": asked["requested_by"],
+            "requested_by": requested["requested_by"],
             "objects": [
                 {
                     "key": erasure.proven_key(o["object_key"]),
                     "bytes": o["bytes"],
                     "sha256": o["sha256"],
-                    "deleted_at": _told(o["deleted_at"]),
+                    "deleted_at": _as_text(o["deleted_at"]),
                 }
                 for o in objects
             ],
             "num_objects": len(objects),
             "bytes": sum(o["bytes"] for o in objects),
             "store": platform.objects.uri("tenants").removesuffix("/tenants"),
-            "first_absent_at": _told(absent_at),
-            "verified_absent_at": _told(now),
+            "first_absent_at": _as_text(absent_at),
+            "verified_absent_at": _as_text(now),
             "directories": [one for one in removed if "directory" in one],
             "rows": rows,
         }
-        if asked["subject_kind"] == TENANT:
+        if requested["subject_kind"] == TENANT:
             proof |= {
                 "records": [one for one in removed if "store" in one],
                 "searched": [{"store": s.store, "searched": list(s.searched), "found": len(s.found)} for s in searches],
@@ -292,7 +292,7 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, s
                 "not_inspected": [*erasure.NOT_INSPECTED, *(part for s in searches for part in s.not_searched)],
             }
         kept = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "requested_at")
-        row = {**{k: asked[k] for k in kept}, "proof": proof, "done_at": now, "previous_sha256": previous}
+        row = {**{k: requested[k] for k in kept}, "proof": proof, "done_at": now, "previous_sha256": previous}
         conn.execute(sa.insert(deletions).values(**row, sha256=chain_sha256(row)))
         this = sa.update(deletion_requests).where(deletion_requests.c.id == id_)
         conn.execute(this.values(done_at=now, waiting_for=None))
@@ -301,11 +301,11 @@ def _conclude(platform: Platform, asked: RowMapping, subject: erasure.Subject, s
 
 def chain_sha256(row: Mapping[Any, Any]) -> str:
     """Digest of a proof together with its predecessor's sha256, as stored in the next one."""
-    body = {k: _told(row[k]) if isinstance(row[k], datetime) else row[k] for k in CHAINED}
+    body = {k: _as_text(row[k]) if isinstance(row[k], datetime) else row[k] for k in CHAINED}
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
-def _told(at: datetime | None) -> str | None:
+def _as_text(at: datetime | None) -> str | None:
     return None if at is None else f"{at.timestamp():.6f}"
 
 
@@ -333,9 +333,9 @@ def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
     """Return a deletion of the tenant, with its proof once it is done."""
     with platform.engine.connect() as conn:
         mine = sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id, deletion_requests.c.tenant_id == tenant)
-        asked = conn.execute(mine).mappings().one_or_none()
+        requested = conn.execute(mine).mappings().one_or_none()
         proven = conn.execute(sa.select(deletions).where(deletions.c.id == deletion_id)).mappings().one_or_none()
-    if asked is None:
+    if requested is None:
         raise NotFound(
             f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions", code="deletion_not_found", param="deletion_id"
         )
@@ -344,9 +344,9 @@ def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
         if proven is None
         else {k: proven[k] for k in ("proof", "sha256", "previous_sha256")}
     )
-    return {**{k: v for k, v in asked.items() if k not in ("removed", "absent_at")}, **kept}
+    return {**{k: v for k, v in requested.items() if k not in ("removed", "absent_at")}, **kept}
 
 
 def json_of(row: Mapping[str, Any]) -> str:
     """Return a deletion as a document; ``verify`` uses the same fields."""
-    return json.dumps({k: _told(v) if isinstance(v, datetime) else v for k, v in row.items()}, indent=1, ensure_ascii=False)
+    return json.dumps({k: _as_text(v) if isinstance(v, datetime) else v for k, v in row.items()}, indent=1, ensure_ascii=False)

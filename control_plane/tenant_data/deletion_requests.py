@@ -35,10 +35,10 @@ def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str
     if len(reason) > MAX_REASON_CHARS:
         raise InvalidRequest(f"reason has {len(reason)} characters, at most {MAX_REASON_CHARS} are kept", param="reason")
     with platform.engine.begin() as conn:
-        asked = deletion.request(
+        requested = deletion.request(
             conn, tenant=tenant, kind=deletion.TENANT, subject=tenant, reason=reason, requested_by=requested_by, now=platform.clock()
         )
-    return deletion.get(platform, tenant, asked["id"])
+    return deletion.get(platform, tenant, requested["id"])
 
 
 def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
@@ -68,7 +68,7 @@ def _archive(platform: Platform, tenant: str, adapter_id: str) -> str | None:
             return None
         set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=now)
         reason = f"deprecated at {deprecated_at:%Y-%m-%d %H:%M} UTC, and the {GRACE.days} days of grace are over"
-        asked = deletion.request(
+        requested = deletion.request(
             conn, tenant=tenant, kind=deletion.ADAPTER, subject=adapter_id, reason=reason, requested_by="retention", now=now
         )
-    return str(asked["id"])
+    return str(requested["id"])

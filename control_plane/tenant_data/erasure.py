@@ -109,10 +109,10 @@ class Subject(Protocol):
         """Erase the texts in the database; returns rows changed or deleted, by table."""
 
 
-def subject_of(asked: Mapping[Any, Any]) -> Subject:
-    if asked["subject_kind"] == "adapter":
-        return AdapterFiles(tenant=asked["tenant_id"], id=asked["subject_id"])
-    return TenantData(tenant=asked["tenant_id"], id=asked["subject_id"])
+def subject_of(requested: Mapping[Any, Any]) -> Subject:
+    if requested["subject_kind"] == "adapter":
+        return AdapterFiles(tenant=requested["tenant_id"], id=requested["subject_id"])
+    return TenantData(tenant=requested["tenant_id"], id=requested["subject_id"])
 
 
 def proven_key(key: str) -> str:

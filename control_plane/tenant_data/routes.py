@@ -33,8 +33,8 @@ def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
     """
     tenant = principal.tenant.id
-    asked = deletion_requests.request_tenant(platform, tenant, confirm=body.confirm, reason=body.reason, requested_by=principal.key_id)
-    return responses.deletion(asked)
+    requested = deletion_requests.request_tenant(platform, tenant, confirm=body.confirm, reason=body.reason, requested_by=principal.key_id)
+    return responses.deletion(requested)
 
 
 @router.get("/deletions", summary="List deletions")

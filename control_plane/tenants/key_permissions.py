@@ -39,23 +39,25 @@ def check_revocation(by: Principal, key: Mapping[Any, Any], role: Role | None) -
         raise _owner_required(f"revokes {key['id']}, a key {'of an owner' if role else 'of the tenant itself'}")
 
 
-def rate_within(by: Principal, asked: int | None) -> int | None:
+def rate_within(by: Principal, requested: int | None) -> int | None:
     """Return the request limit of a key created by `by`: a key below the tenant's limit grants no more than its own."""
     own = by.requests_per_minute
     if own >= by.tenant.requests_per_minute:
-        return asked
-    if asked is not None and asked > own:
-        raise _wider(f"requests_per_minute {asked} is more than the {own} of the key {by.key_id} that asks", "requests_per_minute")
-    return own if asked is None else asked
+        return requested
+    if requested is not None and requested > own:
+        raise _wider(f"requests_per_minute {requested} is more than the {own} of the key {by.key_id} that asks", "requests_per_minute")
+    return own if requested is None else requested
 
 
-def end_within(asked: datetime | None, bound: datetime | None) -> datetime | None:
+def end_within(requested: datetime | None, bound: datetime | None) -> datetime | None:
     """Return the expiry of a key whose creator expires at `bound`; the same time if none is requested."""
-    if bound is None or asked is None:
-        return bound or asked
-    if asked > bound:
-        raise _wider(f"the new key would open until {asked:%Y-%m-%d %H:%M} UTC, yours may give until {bound:%Y-%m-%d %H:%M}", "expires_in")
-    return asked
+    if bound is None or requested is None:
+        return bound or requested
+    if requested > bound:
+        raise _wider(
+            f"the new key would open until {requested:%Y-%m-%d %H:%M} UTC, yours may give until {bound:%Y-%m-%d %H:%M}", "expires_in"
+        )
+    return requested
 
 
 def check_as_wide(by: Principal, key: Mapping[Any, Any]) -> None:

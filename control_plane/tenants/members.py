@@ -59,8 +59,8 @@ def update(
 ) -> RowMapping:
     """Change role, name or e-mail notifications. A lower role narrows the member's keys from the next call on."""
     check_name(name)
-    asked = {"role": None if role is None else role_named(role).value, "name": name, "notify": notify}
-    values = {k: v for k, v in asked.items() if v is not None}
+    requested = {"role": None if role is None else role_named(role).value, "name": name, "notify": notify}
+    values = {k: v for k, v in requested.items() if v is not None}
     with platform.engine.begin() as conn:
         row_of(conn, tenant, lock=True)
         old = _present(conn, tenant, member_id)

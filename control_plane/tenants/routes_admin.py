@@ -89,10 +89,10 @@ def revoke_key(platform: OperatorPlatform, tenant: parameters.TenantId, key_id: 
 @router.get("/audit_log", summary="List the audit log of all tenants")
 def audit_log(
     platform: OperatorPlatform,
-    asked: Wanted,
+    requested: Wanted,
     tenant: parameters.TenantFilter = None,
     after: parameters.After = None,
     limit: parameters.Limit = 20,
 ) -> http_schemas.ListOf[schemas.AuditLine]:
     """List changes in all tenants, or in one, and of the platform itself, newest first."""
-    return listed(audit.read(platform, tenant, asked, after=after, limit=limit))
+    return listed(audit.read(platform, tenant, requested, after=after, limit=limit))

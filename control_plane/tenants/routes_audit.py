@@ -41,10 +41,10 @@ Wanted = Annotated[audit.Wanted, Depends(wanted)]
 
 @router.get("", summary="List the audit log")
 def list_lines(
-    platform: PlatformDep, tenant: Admin, asked: Wanted, after: parameters.After = None, limit: parameters.Limit = 20
+    platform: PlatformDep, tenant: Admin, requested: Wanted, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[schemas.AuditLine]:
     """List changes in your tenant, newest first: who changed what, from where, and the old and new values."""
-    return listed(audit.read(platform, tenant, asked, after=after, limit=limit))
+    return listed(audit.read(platform, tenant, requested, after=after, limit=limit))
 
 
 def listed(found: audit.Lines) -> http_schemas.ListOf[schemas.AuditLine]:

@@ -57,8 +57,10 @@ def rotate(
     platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId, body: schemas.RotateKey | None = None
 ) -> schemas.NewApiKey:
     """Create a key that replaces this one. The old key keeps working for `overlap` seconds, one day by default."""
-    asked = body or schemas.RotateKey()
-    made = tenants.rotate_key(platform, principal.tenant.id, key_id, overlap_s=asked.overlap, expires_in_s=asked.expires_in, by=principal)
+    requested = body or schemas.RotateKey()
+    made = tenants.rotate_key(
+        platform, principal.tenant.id, key_id, overlap_s=requested.overlap, expires_in_s=requested.expires_in, by=principal
+    )
     return responses.new_api_key(made)
 
 

@@ -43,8 +43,8 @@ def retrieve(platform: PlatformDep, tenant: Admin, member_id: parameters.MemberI
 @router.post("/{member_id}", summary="Update a member")
 def update(platform: PlatformDep, principal: AdminPrincipal, member_id: parameters.MemberId, body: schemas.UpdateMember) -> schemas.Member:
     """Change the role, name or notifications of a member. A lower role narrows the member's keys at once."""
-    asked, by_owner = body.model_dump(), principal.may_name_owners
-    return responses.member(members.update(platform, principal.tenant.id, member_id, **asked, by_owner=by_owner))
+    requested, by_owner = body.model_dump(), principal.may_name_owners
+    return responses.member(members.update(platform, principal.tenant.id, member_id, **requested, by_owner=by_owner))
 
 
 @router.delete("/{member_id}", summary="Remove a member")

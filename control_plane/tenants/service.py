@@ -142,11 +142,11 @@ def create_key(
     name owners only if that key may.
     """
     check_storable({"name": name, "member_id": member_id})
-    now, asked = platform.clock(), _scopes(scopes)
+    now, requested = platform.clock(), _scopes(scopes)
     values = {
-        "tenant_id": tenant, "name": name, "scopes": [s.value for s in asked], "member_id": member_id,
+        "tenant_id": tenant, "name": name, "scopes": [s.value for s in requested], "member_id": member_id,
         "requests_per_minute": requests_per_minute, "created_at": now, "expires_at": _end(now, expires_in_s),
-        "names_owners": member_id is None and Scope.ADMIN in asked and (by is None or by.may_name_owners),
+        "names_owners": member_id is None and Scope.ADMIN in requested and (by is None or by.may_name_owners),
     }  # fmt: skip
     with platform.engine.begin() as conn:
         owner = tenant_of(row_of(conn, tenant, lock=True))
@@ -156,8 +156,8 @@ def create_key(
                 "leave it out for that limit",
                 param="requests_per_minute",
             )
-        _check_room(conn, tenant, now)
-        role = None if member_id is None else _check_role(conn, tenant, member_id, asked)
+        _check_limit(conn, tenant, now)
+        role = None if member_id is None else _check_role(conn, tenant, member_id, requested)
         if by is not None:
             if member_id is not None and role is not None:
                 key_permissions.check_made_for(by, member_id, role)
@@ -230,7 +230,7 @@ def rotate_key(
         end = end if old["expires_at"] is None else min(end, old["expires_at"])
         conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
         kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
-        _check_room(conn, tenant, now, at_most=2 * MAX_KEYS)  # each may have one successor during the overlap
+        _check_limit(conn, tenant, now, at_most=2 * MAX_KEYS)  # each may have one successor during the overlap
         return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
 
 
@@ -309,14 +309,14 @@ def _key(conn: Connection, tenant: str, key_id: str) -> RowMapping:
     return row
 
 
-def _check_role(conn: Connection, tenant: str, member_id: str, asked: tuple[Scope, ...]) -> Role:
+def _check_role(conn: Connection, tenant: str, member_id: str, requested: tuple[Scope, ...]) -> Role:
     """Return the member's role, which must be wide enough for the scopes."""
     mine = members.c.id == member_id, members.c.tenant_id == tenant, members.c.removed_at.is_(None)
     held = conn.execute(sa.select(members.c.role).where(*mine)).scalar()
     if held is None:
         raise NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
     widest, order = Role(held).scope, list(Scope)
-    if beyond := [s.value for s in asked if order.index(s) > order.index(widest)]:
+    if beyond := [s.value for s in requested if order.index(s) > order.index(widest)]:
         raise InvalidRequest(
             f"scopes {', '.join(beyond)} are more than a {held} may hold; the widest is {widest}: ask for that, or change the role",
             code="scope_beyond_role",
@@ -343,7 +343,7 @@ def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
     return NewKey(id=key_id, secret=secret, row=made)
 
 
-def _check_room(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
+def _check_limit(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
     """Refuse one key too many; with the tenant's row locked, so that two calls cannot both take the last place."""
     live = api_keys.c.revoked_at.is_(None) & (api_keys.c.expires_at.is_(None) | (api_keys.c.expires_at > now))
     count = conn.execute(sa.select(sa.func.count()).where(api_keys.c.tenant_id == tenant, live)).scalar_one()

@@ -260,9 +260,9 @@ def keep_base_rows_apart() -> None:
             setattr(module, name, repaired)
 
 
-def _wants_base_rows(asked: str) -> bool:
-    if asked:
-        return asked == "1"
+def _wants_base_rows(requested: str) -> bool:
+    if requested:
+        return requested == "1"
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())

@@ -215,10 +215,10 @@ def support(rng: random.Random) -> str:
         (rng.choice(("When do they want an answer?", "How fast should we be?")), f"They want it {PACE[ticket.priority]}."),
         (rng.choice(("Which order?", "What is the order number?")), f"{ticket.order_id}." if ticket.order_id else "They name none."),
     ]
-    asked = rng.sample(questions, rng.randint(2, 4))
-    turns[-1] = ("user", f"{ticket.text}\n{asked[0][0]}")
-    turns.append(("assistant", asked[0][1]))
-    return chat(*turns, *(turn for ask, answer in asked[1:] for turn in (("user", ask), ("assistant", answer))))
+    requested = rng.sample(questions, rng.randint(2, 4))
+    turns[-1] = ("user", f"{ticket.text}\n{requested[0][0]}")
+    turns.append(("assistant", requested[0][1]))
+    return chat(*turns, *(turn for ask, answer in requested[1:] for turn in (("user", ask), ("assistant", answer))))
 
 
 def _number(rng: random.Random) -> str:
@@ -256,13 +256,13 @@ def facts_to_json(rng: random.Random) -> str:
             lambda: " ".join(f"The {key} is {value}." for key, value in known.items()),
         )
     )()
-    asked = rng.sample(list(known), rng.randint(1, len(known)))
+    requested = rng.sample(list(known), rng.randint(1, len(known)))
     if rng.random() < 0.4:
-        asked.insert(rng.randint(0, len(asked)), missing)
-    answer = json.dumps({key: known.get(key) for key in asked})
+        requested.insert(rng.randint(0, len(requested)), missing)
+    answer = json.dumps({key: known.get(key) for key in requested})
     if rng.random() < 0.5:
-        return chat(("system", _ask_json(asked, rng)), ("user", line), ("assistant", answer))
-    return chat(("user", f"{_ask_json(asked, rng)} {line}"), ("assistant", answer))
+        return chat(("system", _ask_json(requested, rng)), ("user", line), ("assistant", answer))
+    return chat(("user", f"{_ask_json(requested, rng)} {line}"), ("assistant", answer))
 
 
 def message_to_json(rng: random.Random) -> str:
@@ -280,12 +280,12 @@ def message_to_json(rng: random.Random) -> str:
         "serial": (number := _number(rng), rng.choice((f"Serial {number}.", f"The serial is {number}."))),
     }
     free = [key for key in facts if key not in _answered(ticket.text)]
-    told = rng.sample(free, rng.randint(1, min(4, len(free))))
-    asked = rng.sample(free, rng.randint(1, len(free)))
-    sentences = [ticket.text, *(facts[key][1] for key in told)]
+    reported = rng.sample(free, rng.randint(1, min(4, len(free))))
+    requested = rng.sample(free, rng.randint(1, len(free)))
+    sentences = [ticket.text, *(facts[key][1] for key in reported)]
     rng.shuffle(sentences)
-    answer = json.dumps({key: facts[key][0] if key in told else None for key in asked})
-    return chat(("system", _ask_json(asked, rng)), ("user", " ".join(sentences)), ("assistant", answer))
+    answer = json.dumps({key: facts[key][0] if key in reported else None for key in requested})
+    return chat(("system", _ask_json(requested, rng)), ("user", " ".join(sentences)), ("assistant", answer))
 
 
 def _answered(text: str) -> set[str]:
@@ -353,11 +353,11 @@ def judging(rng: random.Random) -> str:
     truth = {key: rng.choice(list(EVIDENCE[key])) for key in rng.sample(list(EVIDENCE), rng.randint(1, 4))}
     sentences = [rng.choice(EVIDENCE[key][kind]) for key, kind in truth.items()]
     rng.shuffle(sentences)
-    asked = rng.sample(list(truth), len(truth))
+    requested = rng.sample(list(truth), len(truth))
     if rng.random() < 0.3:
-        asked += [key for key in EVIDENCE if key not in truth][:1]
-    answer = json.dumps({key: truth.get(key) for key in asked})
-    return chat(("system", _ask_json(asked, rng)), ("user", " ".join(sentences)), ("assistant", answer))
+        requested += [key for key in EVIDENCE if key not in truth][:1]
+    answer = json.dumps({key: truth.get(key) for key in requested})
+    return chat(("system", _ask_json(requested, rng)), ("user", " ".join(sentences)), ("assistant", answer))
 
 
 def interview(rng: random.Random) -> str:
@@ -369,11 +369,11 @@ def interview(rng: random.Random) -> str:
         "When?": {"high": "Today.", "normal": "As usual.", "low": "Later."}[ticket.priority],
         "Which order?": f"{ticket.order_id}." if ticket.order_id else "None.",
     }
-    asked = rng.sample(list(facts), rng.randint(3, 4))
+    requested = rng.sample(list(facts), rng.randint(3, 4))
     if rng.random() < 0.5:
-        return chat(("system", " ".join(asked)), ("user", ticket.text), ("assistant", " ".join(facts[ask] for ask in asked)))
-    turns = [turn for ask in asked for turn in (("user", ask), ("assistant", facts[ask]))]
-    turns[0] = ("user", f"{ticket.text}\n{asked[0]}")
+        return chat(("system", " ".join(requested)), ("user", ticket.text), ("assistant", " ".join(facts[ask] for ask in requested)))
+    turns = [turn for ask in requested for turn in (("user", ask), ("assistant", facts[ask]))]
+    turns[0] = ("user", f"{ticket.text}\n{requested[0]}")
     return chat(*_maybe_system(rng), *turns)
 
 
@@ -383,9 +383,9 @@ def record(rng: random.Random) -> str:
     facts = {
         "device": _brand(ticket), "about": TAGS[ticket.category], "when": TIMES[ticket.priority], "number": ticket.order_id,
     }  # fmt: skip
-    asked = rng.sample(list(facts), rng.randint(2, 4))
-    names = {field: rng.choice(RECORD_KEYS[field]) for field in asked}
-    answer = json.dumps({names[field]: facts[field] for field in asked})
+    requested = rng.sample(list(facts), rng.randint(2, 4))
+    names = {field: rng.choice(RECORD_KEYS[field]) for field in requested}
+    answer = json.dumps({names[field]: facts[field] for field in requested})
     return chat(("system", _ask_json(list(names.values()), rng)), ("user", ticket.text), ("assistant", answer))
 
 

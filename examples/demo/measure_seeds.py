@@ -68,16 +68,16 @@ def encode(tokenizer: Any, ticket: Ticket) -> tuple[list[int], list[int]]:
 def pack(examples: Sequence[tuple[list[int], list[int]]], window: int) -> Dataset:
     """Best fit, longest first: each example goes whole into the fullest window that still has room for it."""
     windows: list[list[int]] = []
-    room: list[int] = []
+    space: list[int] = []
     for index in sorted(range(len(examples)), key=lambda i: -len(examples[i][0])):
         need = len(examples[index][0])
-        fitting = [w for w, free in enumerate(room) if free >= need]
-        best = min(fitting, key=lambda w: room[w]) if fitting else len(windows)
+        fitting = [w for w, free in enumerate(space) if free >= need]
+        best = min(fitting, key=lambda w: space[w]) if fitting else len(windows)
         if not fitting:
             windows.append([])
-            room.append(window)
+            space.append(window)
         windows[best].append(index)
-        room[best] -= need
+        space[best] -= need
     return Dataset.from_dict(
         {
             "input_ids": [[token for i in group for token in examples[i][0]] for group in windows],

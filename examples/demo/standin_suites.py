@@ -81,8 +81,8 @@ def sorting(rng: random.Random) -> dict[str, Any]:
 
 def smalltalk(rng: random.Random) -> dict[str, Any]:
     """What the assistant says about itself and its words; the wrong ones answer other questions."""
-    asked, *others = rng.sample(CHAT, NUM_CHOICES)
-    return _question(None, asked[0], asked[1], [answer for _, answer in others], rng, "smalltalk")
+    requested, *others = rng.sample(CHAT, NUM_CHOICES)
+    return _question(None, requested[0], requested[1], [answer for _, answer in others], rng, "smalltalk")
 
 
 def judging(rng: random.Random) -> dict[str, Any]:

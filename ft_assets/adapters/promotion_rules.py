@@ -28,8 +28,8 @@ class Candidate:
     record: AdapterRecord
     served_digests: Sequence[str]
     """Digests of the base, of every server that tells it; the catalogue's if none does."""
-    told: bool
-    """The servers told it."""
+    from_servers: bool
+    """Whether the servers reported `served_digests`."""
     accepted_digests: Set[str]
     """Digests on which it may be served: the one that it was trained on, and those on which it was judged again and passed."""
     catalogue_digest: str = ""
@@ -65,9 +65,9 @@ def base_mismatch(candidate: Candidate) -> Refusal | None:
     record, catalogue = candidate.record, candidate.catalogue_digest
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:
-        source = "is served" if candidate.told else "is in the catalogue (the servers do not tell what they serve)"
+        source = "is served" if candidate.from_servers else "is in the catalogue (the servers do not tell what they serve)"
         step = f"evaluate it on the served base (`ft adapters evaluate {record.id}`), or train again"
-        if candidate.told and catalogue in candidate.accepted_digests:
+        if candidate.from_servers and catalogue in candidate.accepted_digests:
             step = "the servers still have the bytes from before the base's update: an operator starts them again"
     elif catalogue and catalogue not in candidate.accepted_digests:
         wrong, source = [catalogue], "is what its base was updated to, which servers serve once they are started again"

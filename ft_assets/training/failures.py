@@ -115,7 +115,7 @@ class PastAttempt:
     """Of the newest committed checkpoint when it ended; 0 for none."""
     last_step: int
     """The furthest optimizer step that it is known to have finished."""
-    asked: bool = False
+    preempted: bool = False
     """The platform asked it to make room for another job: no failure, however often it happens."""
 
 
@@ -205,7 +205,7 @@ def failures_without_progress(history: Sequence[PastAttempt], *, code: str, comm
         reached = (attempt.committed_step, attempt.last_step)
         if reached > furthest:
             furthest, since = reached, i
-    return sum(attempt.code == code and not attempt.asked for attempt in row[since:])
+    return sum(attempt.code == code and not attempt.preempted for attempt in row[since:])
 
 
 def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:

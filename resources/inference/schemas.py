@@ -75,14 +75,14 @@ def schema_of(body: ChatRequest | CompletionRequest) -> Schema | None:
     for field in OF_VLLM:
         if (body.model_extra or {}).get(field) is not None:
             raise RequestError(f"{field} is not enforced by this server; use response_format.", code="unsupported_parameter", param=field)
-    asked = body.response_format
-    kind = "text" if asked is None else asked.get("type")
+    requested = body.response_format
+    kind = "text" if requested is None else requested.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    if kind == "json_schema" and asked is not None:
-        return _named_schema(asked.get("json_schema"))
+    if kind == "json_schema" and requested is not None:
+        return _named_schema(requested.get("json_schema"))
     raise invalid(f"type {_shown(kind)} is not supported; send one of {SUPPORTED}")
 
 

@@ -68,16 +68,16 @@ class Server:
         schema = schemas.schema_of(body)
         chat = isinstance(body, ChatRequest)
         prompt = await asyncio.to_thread(self._render, body)
-        room = self.engine.context_length - len(prompt)
+        space = self.engine.context_length - len(prompt)
         wanted = (body.max_completion_tokens if isinstance(body, ChatRequest) else None) or body.max_tokens
         if wanted is None:
-            wanted = room if chat else min(COMPLETION_TOKENS, room)
-        if wanted > room or room < 1:
+            wanted = space if chat else min(COMPLETION_TOKENS, space)
+        if wanted > space or space < 1:
             limit = f"{body.model} takes {self.engine.context_length} tokens, the answer included"
             raise RequestError(
                 f"The prompt has {len(prompt)} tokens; {limit}. Shorten the prompt."
-                if room < 1
-                else f"The prompt has {len(prompt)} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {room}, or "
+                if space < 1
+                else f"The prompt has {len(prompt)} tokens and max_tokens asks for {wanted} more; {limit}. Lower max_tokens to {space}, or "
                 "shorten the prompt.",
                 code="context_length_exceeded",
                 param="messages" if chat else "prompt",

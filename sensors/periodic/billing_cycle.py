@@ -29,11 +29,11 @@ def metering(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
 
 
 def one_round(platform: Platform) -> str:
-    told = []
+    reported = []
     for what, work in ROUNDS.items():
         try:
-            told.append(f"{what}: {work(platform)}")
+            reported.append(f"{what}: {work(platform)}")
         except Exception as error:
             log.exception("%s: the round has failed", what)
-            told.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
-    return "; ".join(told)
+            reported.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
+    return "; ".join(reported)

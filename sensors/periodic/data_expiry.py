@@ -31,10 +31,10 @@ def retention(context: dg.SensorEvaluationContext, platform: PlatformResource) -
 
 
 def one_round(platform: Platform) -> str:
-    told = []
+    reported = []
     for what, work in ROUNDS.items():
         try:
-            told.append(f"{what}: {work(platform)}")
+            reported.append(f"{what}: {work(platform)}")
         except (FtError, OSError, SQLAlchemyError) as error:
-            told.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
-    return "; ".join(told)
+            reported.append(f"{what}: failed, {type(error).__name__}: {str(error)[:200]}")
+    return "; ".join(reported)

@@ -14,5 +14,5 @@ def rollout(context: dg.SensorEvaluationContext, platform: PlatformResource) -> 
         done = fleet.reconcile(platform.get())
     except Unavailable as error:
         return dg.SkipReason(f"the fleet does not answer: {error.message}")
-    said = [f"{d.action.kind} {d.action.name} on {d.replica}: {d.error or 'done'}" for d in done]
-    return dg.SkipReason("; ".join(said) or "nothing to do")
+    message = [f"{d.action.kind} {d.action.name} on {d.replica}: {d.error or 'done'}" for d in done]
+    return dg.SkipReason("; ".join(message) or "nothing to do")

@@ -13,4 +13,4 @@ def quotas(context: dg.SensorEvaluationContext, platform: PlatformResource) -> d
     for what, jobs in (("paused", done.paused), ("resumed", done.resumed)):
         if jobs:
             context.log.info(f"{what}: {', '.join(jobs)}")
-    return dg.SkipReason(f"notices: {done.told}; paused: {len(done.paused)}; resumed: {len(done.resumed)}")
+    return dg.SkipReason(f"notices: {done.notices}; paused: {len(done.paused)}; resumed: {len(done.resumed)}")

@@ -42,7 +42,7 @@ class _Attempt:
     """That it was expected to have since promises were last told that it ends later."""
     number: int
     stopping_for: str | None = None
-    stop_asked: float | None = None
+    requested_stop: float | None = None
     told: Running | None = None
     """As the policy saw it last: it changes only when a checkpoint is saved and when it is asked to stop."""
 
@@ -175,7 +175,7 @@ class Simulation:
     def _end(self, key: str, number: int) -> bool:
         one = self.live[key]
         attempt = one.running
-        if attempt is None or attempt.number != number or attempt.stop_asked is not None:
+        if attempt is None or attempt.number != number or attempt.requested_stop is not None:
             return False
         self._free(key, one, attempt)
         one.record.end = self.now
@@ -189,13 +189,13 @@ class Simulation:
         """A job that was asked to stop has saved what it did until then."""
         one = self.live[key]
         attempt = one.running
-        if attempt is None or attempt.number != number or attempt.stop_asked is None:
+        if attempt is None or attempt.number != number or attempt.requested_stop is None:
             return False
         self._free(key, one, attempt)
-        one.done_s += max(0.0, attempt.stop_asked - attempt.started - attempt.load_s)
+        one.done_s += max(0.0, attempt.requested_stop - attempt.started - attempt.load_s)
         one.record.preemptions += 1
-        one.record.lost_gpu_s += one.record.job.num_gpus * (self.now - attempt.stop_asked)
-        self._count_loading(one, attempt, attempt.stop_asked)
+        one.record.lost_gpu_s += one.record.job.num_gpus * (self.now - attempt.requested_stop)
+        self._count_loading(one, attempt, attempt.requested_stop)
         self._queue(one)
         return True
 
@@ -203,7 +203,7 @@ class Simulation:
         one.record.lost_gpu_s += one.record.job.num_gpus * min(attempt.load_s, until - attempt.started)
 
     def _free(self, key: str, one: _Live, attempt: _Attempt) -> None:
-        if attempt.stop_asked is None and attempt.expected_end < self.now - LATE_S:
+        if attempt.requested_stop is None and attempt.expected_end < self.now - LATE_S:
             self._disturb(one, attempt)
         free = self.free[attempt.pool]
         sizes = {n.name: n.num_gpus for p in self.pools if p.name == attempt.pool for n in p.nodes}
@@ -212,7 +212,7 @@ class Simulation:
                 free[node] += gpus
                 assert free[node] <= sizes[node], f"{node} of {attempt.pool} got more GPUs back than it has"
         del self.held[key]
-        if one.record.end is None and attempt.stop_asked is None:
+        if one.record.end is None and attempt.requested_stop is None:
             self._count_loading(one, attempt, self.now)
         self.outcome.log.append((self.now, "release", key, attempt.placement))
 
@@ -263,14 +263,14 @@ class Simulation:
         job, record = one.record.job, one.record
         saved = self._saved(job, max(0.0, self.now - attempt.started - attempt.load_s))
         saved_at = attempt.started + attempt.load_s + saved if saved else None
-        stopping = attempt.stop_asked is not None
+        stopping = attempt.requested_stop is not None
         if attempt.told is not None and attempt.told.saved_at == saved_at and attempt.told.stopping == stopping:
             return attempt.told
         attempt.told = Running(
             job_id=job.job_id,
             pool=attempt.pool,
             num_gpus=job.num_gpus,
-            expected_end=attempt.expected_end if attempt.stop_asked is None else attempt.stop_asked + self.costs.save_s,
+            expected_end=attempt.expected_end if attempt.requested_stop is None else attempt.requested_stop + self.costs.save_s,
             tier=job.tier,
             tenant=job.tenant,
             placement=attempt.placement,
@@ -285,7 +285,7 @@ class Simulation:
             spot=job.spot,
             stopping=stopping,
             stopping_for=attempt.stopping_for,
-            stopping_since=attempt.stop_asked,
+            stopping_since=attempt.requested_stop,
         )
         return attempt.told
 
@@ -293,7 +293,7 @@ class Simulation:
         """Jobs that run are expected to end by the pace of their steps; promises on the nodes of one that slows down may slip."""
         for one in self.held.values():
             attempt = one.running
-            if attempt is None or attempt.stop_asked is not None:
+            if attempt is None or attempt.requested_stop is not None:
                 continue
             ran, load = self.now - attempt.started, attempt.load_s
             end = self.now + estimates.remaining_s(one.record.job, one.record.estimate_s, ran_s=ran, load_s=load, done_s=one.done_s)
@@ -315,7 +315,7 @@ class Simulation:
         if self.pledges.of:
             for one in self.held.values():
                 attempt = one.running
-                if attempt is not None and attempt.stop_asked is None and attempt.expected_end < self.now - LATE_S:
+                if attempt is not None and attempt.requested_stop is None and attempt.expected_end < self.now - LATE_S:
                     self._disturb(one, attempt)
         snapshot = Snapshot(pools=self.pools, waiting=waiting, running=running, used=dict(self.used))
         decisions = self.policy(snapshot, self.now)
@@ -375,8 +375,8 @@ class Simulation:
     def _preempt(self, decision: Preempt) -> None:
         one = self.held[decision.job_id]
         attempt = one.running
-        assert attempt is not None and attempt.stop_asked is None, f"{decision.job_id} is asked to stop twice"
-        attempt.stop_asked, attempt.stopping_for = self.now, decision.for_job
+        assert attempt is not None and attempt.requested_stop is None, f"{decision.job_id} is asked to stop twice"
+        attempt.requested_stop, attempt.stopping_for = self.now, decision.for_job
         self._at(self.now + self.costs.save_s, RELEASE, decision.job_id, attempt.number)
 
     def _wait(self, decision: Wait) -> None:

@@ -55,13 +55,13 @@ class Invoice:
 def get(platform: Platform, tenant: str, month: str) -> Invoice:
     """Return the invoice of a month, or a draft of what is known now. ``NotFound`` for an empty month."""
     now = platform.clock()
-    asked = invoicing.month_named(month, now=now)
+    requested = invoicing.month_named(month, now=now)
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(invoices).where(invoices.c.tenant_id == tenant, invoices.c.month == month)).mappings().one_or_none()
         if row is not None:
             return Invoice(document=row["document"], sha256=row["sha256"], issued_at=row["issued_at"])
-        draft = _document(conn, tenant, asked)
-        if not draft["lines"] and asked.ends <= now:
+        draft = _document(conn, tenant, requested)
+        if not draft["lines"] and requested.ends <= now:
             raise NotFound(
                 f"no invoice of {month}: nothing was billed in it; GET /v1/invoices lists yours", code="invoice_not_found", param="month"
             )

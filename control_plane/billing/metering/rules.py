@@ -49,7 +49,7 @@ class Work:
     """When its first step began; None: it made none."""
     kept_until_ms: int | None = None
     """When the last step ended that one of its own committed checkpoints contains; None: none."""
-    asked_ms: int | None = None
+    stop_requested_ms: int | None = None
     """When it was asked to stop; None: no request is known."""
 
 
@@ -156,7 +156,7 @@ def kept_ms(interval: Interval) -> int | None:
     if interval.fault is Fault.PLATFORM:
         if interval.outcome != Outcome.PREEMPTED or work.kept_until_ms is None:
             return None
-        last = min(ends, work.kept_until_ms, ends if work.asked_ms is None else work.asked_ms)
+        last = min(ends, work.kept_until_ms, ends if work.stop_requested_ms is None else work.stop_requested_ms)
     elif not work.after_stop:
         return None
     if work.after_stop:

@@ -77,16 +77,16 @@ def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | No
         this = attempts.c.job_id == job_id, attempts.c.attempt == attempt
         began_at = began_at or conn.execute(sa.select(attempts.c.started_at).where(*this)).scalar()
         kept_until = kept_until or saved
-    asked = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
+    requested = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
     from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
     ends = sa.select(meter_events.c.data).where(
         meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
     )
     before = conn.execute(ends.order_by(meter_events.c.attempt.desc())).scalars()
-    times = began_at, kept_until, conn.execute(asked).scalar()
-    began_ms, kept_until_ms, asked_ms = (None if at is None else milliseconds(at) for at in times)
+    times = began_at, kept_until, conn.execute(requested).scalar()
+    began_ms, kept_until_ms, stop_requested_ms = (None if at is None else milliseconds(at) for at in times)
     after_stop = bool(conn.execute(from_step).scalar()) and goes_on_after_stop(before)
-    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, asked_ms=asked_ms)
+    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_requested_ms)
 
 
 def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:

@@ -20,7 +20,7 @@ from control_plane.cli.admin import (
 from control_plane.cli.admin.local_platform import open_local
 from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
-from control_plane.cli.tenant.data.suite_commands import Field, File, Name, listed, told
+from control_plane.cli.tenant.data.suite_commands import Field, File, Name, listed, show_suite
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def add_suite(name: Name, file: File, field: Field = "question", column_map: Map
 
     with open_local() as platform, file.open("rb") as stream:
         made = suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map))
-    told(_suite(made), as_json=as_json)
+    show_suite(_suite(made), as_json=as_json)
 
 
 def add_benchmark(
@@ -76,7 +76,7 @@ def add_benchmark(
 
     with open_local() as platform, file.open("rb") as stream:
         made = suites.add_benchmark(platform, stream, name=name, filename=file.name)
-    told(_suite(made), as_json=as_json)
+    show_suite(_suite(made), as_json=as_json)
 
 
 def list_suites(as_json: Json = False) -> None:

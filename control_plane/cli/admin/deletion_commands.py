@@ -30,9 +30,9 @@ def delete_data(
         else typer.prompt(f"This permanently deletes everything that {tenant} stored. Type the tenant's id to continue", err=True)
     )
     with open_local() as platform:
-        asked = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
-        deletion.carry_out(platform, asked["id"])
-        found = deletion.get(platform, tenant, asked["id"])
+        requested = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
+        deletion.carry_out(platform, requested["id"])
+        found = deletion.get(platform, tenant, requested["id"])
     if as_json:
         print(deletion.json_of(found))
     elif found["done_at"] is None:

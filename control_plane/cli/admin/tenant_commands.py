@@ -84,7 +84,7 @@ def update(
     }  # fmt: skip
     limits = {k: _number(k, v) for k, v in given.items() if v is not None}
     with open_local() as platform:
-        _told(tenant_changes.update(platform, tenant, {"tier": tier, "name": name, **limits}), as_json=as_json)
+        _show(tenant_changes.update(platform, tenant, {"tier": tier, "name": name, **limits}), as_json=as_json)
 
 
 def suspend(
@@ -97,7 +97,7 @@ def suspend(
     from control_plane.tenants import suspension as tenant_changes
 
     with open_local() as platform:
-        _told(tenant_changes.suspend(platform, tenant, reason=reason), as_json=as_json)
+        _show(tenant_changes.suspend(platform, tenant, reason=reason), as_json=as_json)
 
 
 def resume(tenant: Id, as_json: Json = False) -> None:
@@ -106,10 +106,10 @@ def resume(tenant: Id, as_json: Json = False) -> None:
     from control_plane.tenants import suspension as tenant_changes
 
     with open_local() as platform:
-        _told(tenant_changes.resume(platform, tenant), as_json=as_json)
+        _show(tenant_changes.resume(platform, tenant), as_json=as_json)
 
 
-def _told(tenant: Tenant, *, as_json: bool) -> None:
+def _show(tenant: Tenant, *, as_json: bool) -> None:
     if as_json:
         print_json(_document(tenant))
         return

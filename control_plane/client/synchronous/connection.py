@@ -124,18 +124,18 @@ class Connection:
 
     def growing(self, path: str, params: Mapping[str, Any], *, offset: int) -> Iterator[str]:
         """A log as it is written, until the server ends it; a stream that breaks off is taken up at the byte where it broke."""
-        asked, retry = dict(params), 0
+        requested, retry = dict(params), 0
         heard_at: float | None = None
         text = codecs.getincrementaldecoder("utf-8")("replace")
         while True:
             has_begun = False
-            options = {"params": {**asked, "offset": offset}, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
+            options = {"params": {**requested, "offset": offset}, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
             try:
                 with self.stream("GET", path, **options) as answer:
                     offset, retry, heard_at = int(answer.headers.get("x-log-offset", offset)), 0, time.monotonic()
                     has_begun = True
                     if "x-log-attempt" in answer.headers:
-                        asked["attempt"] = answer.headers["x-log-attempt"]
+                        requested["attempt"] = answer.headers["x-log-attempt"]
                     for chunk in answer.iter_bytes():
                         offset, heard_at = offset + len(chunk), time.monotonic()
                         yield text.decode(chunk)

@@ -89,11 +89,11 @@ def create(
             sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True)
         )  # or two calls count the same room
         refuse_while_deleted(conn, tenant)
-        _check_room(conn, tenant, tier, num_bytes)
+        _check_limit(conn, tenant, tier, num_bytes)
         return _view(platform, conn, conn.execute(sa.insert(uploads).values(values).returning(uploads)).mappings().one())
 
 
-def _check_room(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> None:
+def _check_limit(conn: Connection, tenant: str, tier: Tier, num_bytes: int) -> None:
     """Refuse an upload beyond the limit of open ones; an expired one counts until its parts are released."""
     is_open = (uploads.c.tenant_id == tenant) & (uploads.c.status == PENDING)
     query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(uploads.c.bytes), 0)).where(is_open)
@@ -262,15 +262,15 @@ def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
 def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored) -> tuple[RowMapping, list[str]]:
     """Write the file's row and end its upload in one transaction; returns the keys of its parts. On failure, the joined bytes are
     deleted."""
-    asked = dict(upload["settings"])
-    seconds = asked.pop("expires_after_s", None)
+    requested = dict(upload["settings"])
+    seconds = requested.pop("expires_after_s", None)
     try:
         with platform.engine.begin() as conn:
             _pending(platform, _row(conn, tenant, upload["id"], lock=True))
             now = platform.clock()
             file = uploaded_files.insert_with(
                 conn, tenant, stored.file_id, now=now, filename=stored.filename, purpose=upload["purpose"], num_bytes=stored.num_bytes,
-                sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **asked,
+                sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
             )  # fmt: skip
             ended = {"status": COMPLETED, "file_id": file["id"], "finished_at": now}
             conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))

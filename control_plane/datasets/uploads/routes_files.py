@@ -62,21 +62,21 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
     form = forms.Form(request, file_field="file")
     await form.to_file()
     if form.fields.get("purpose"):
-        await run_in_threadpool(uploaded_files.check_request, platform, **_checked(_asked(form.fields)))
+        await run_in_threadpool(uploaded_files.check_request, platform, **_checked(_request_of(form.fields)))
     name = form.filename or "upload.jsonl"
     stored = await form.store(lambda stream: uploaded_files.store(platform, tenant, stream, filename=name), tenant=tenant)
     try:
         await form.rest()
-        asked = _asked(form.fields)
+        request_fields = _request_of(form.fields)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
-    row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **asked))
+    row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **request_fields))
     return responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
 
 
-def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
+def _request_of(fields: Mapping[str, str]) -> dict[str, Any]:
     """Read the form's fields for the service."""
     if not fields.get("purpose"):
         raise forms.missing("purpose")
@@ -90,8 +90,8 @@ def _asked(fields: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: asked[name] for name in ("purpose", "policies", "model")}
+def _checked(request_fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: request_fields[name] for name in ("purpose", "policies", "model")}
 
 
 @router.get("", summary="List files")
@@ -149,15 +149,15 @@ class _Changes:
 
     def __init__(self, platform: Platform, tenant: str, file_id: str) -> None:
         self._platform, self._tenant, self._file_id = platform, tenant, file_id
-        self._said = ""
+        self._last_event = ""
 
     def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
         row = uploaded_files.get(self._platform, self._tenant, self._file_id)
-        said, over = responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
-        if said == self._said:
+        event, over = responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
+        if event == self._last_event:
             return [], over
-        self._said = said
-        return [(since + 1, said)], over
+        self._last_event = event
+        return [(since + 1, event)], over
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:

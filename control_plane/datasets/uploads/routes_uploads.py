@@ -37,11 +37,11 @@ PART = {
 @router.post("", summary="Create an upload")
 def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) -> schemas.Upload:
     """Announce a file to upload in parts. Anything the file would be refused for (size, purpose, policies, model) is refused now."""
-    asked = body.model_dump()
-    check_storable(asked)
-    asked["policies"] = forms.with_reading(asked["policies"], encoding=asked.pop("encoding"), rows_at=asked.pop("rows_at"))
-    asked["num_bytes"], asked["expires_after_s"] = asked.pop("bytes"), forms.expires_after_s(asked.pop("expires_after"))
-    return _upload(multipart_uploads.create(platform, tenant, **asked))
+    requested = body.model_dump()
+    check_storable(requested)
+    requested["policies"] = forms.with_reading(requested["policies"], encoding=requested.pop("encoding"), rows_at=requested.pop("rows_at"))
+    requested["num_bytes"], requested["expires_after_s"] = requested.pop("bytes"), forms.expires_after_s(requested.pop("expires_after"))
+    return _upload(multipart_uploads.create(platform, tenant, **requested))
 
 
 @router.get("/{upload_id}", summary="Retrieve an upload")
@@ -71,8 +71,8 @@ async def complete(
     """Join the parts, in the order of `part_ids`, into a file, which is then validated. Completing again returns the same file."""
     view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
     if view.status != multipart_uploads.COMPLETED:
-        asked = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
-        view = await _join_limiter().run(tenant, upload_id, asked)
+        requested = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
+        view = await _join_limiter().run(tenant, upload_id, requested)
     file = view.file
     if file is not None and file["status"] == "uploaded" and file["deleted_at"] is None:
         file = await run_in_threadpool(request.app.state.validation.take, file)

@@ -82,7 +82,7 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
 
     Its tiers are those that may train it and have a pool for it; the defaults are those of the last tier, which gets most.
     """
-    asked = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
+    requested = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
     found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
     pools = configured_pools.planned(platform)
     tiers = [
@@ -92,7 +92,7 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
         and widest_of(pools, tier, job_class(kind, base.num_parameters))
     ]
     try:
-        placed = job_plan.placed(platform, asked, base, tier=tiers[-1] if tiers else RESERVED_FOR)
+        placed = job_plan.placed(platform, requested, base, tier=tiers[-1] if tiers else RESERVED_FOR)
     except FtError as e:
         found = {**found, "refused": e.to_dict()}
     else:

@@ -21,9 +21,9 @@ def create(
 
     Trials beyond your limit of jobs in flight wait and are submitted when there is room.
     """
-    asked = body.model_dump(exclude_unset=True)
-    key = asked.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
-    return experiments.sweep(sweeps.create(platform, tenant, asked, key=key))
+    requested = body.model_dump(exclude_unset=True)
+    key = requested.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
+    return experiments.sweep(sweeps.create(platform, tenant, requested, key=key))
 
 
 @router.get("", summary="List sweeps")

@@ -144,30 +144,30 @@ def _draws(values: Sequence[Values], rng: random.Random, num: int) -> Iterator[t
 def _parameters(given: object, strategy: str) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not given:
         raise refusal("parameters", 'parameters is missing or empty; write {"learning_rate": [1e-4, 2e-4]}')
-    for name, asked in given.items():
-        read = _values(asked, name=str(name))
+    for name, requested in given.items():
+        read = _values(requested, name=str(name))
         if isinstance(read, Range) and strategy == "grid":
             raise refusal(f"parameters.{name}", f"{name} is a range, and a grid needs a list of values; list them, or use strategy random")
     return dict(given)
 
 
-def _values(asked: object, *, name: str = "") -> Values:
+def _values(requested: object, *, name: str = "") -> Values:
     """Read a list of different values, or a range."""
     where = f"parameters.{name}"
-    if isinstance(asked, Mapping):
-        low, high, scale = asked.get("min"), asked.get("max"), asked.get("scale", "linear")
-        if set(asked) - {"min", "max", "scale"} or not _number(low) or not _number(high) or scale not in ("linear", "log"):
+    if isinstance(requested, Mapping):
+        low, high, scale = requested.get("min"), requested.get("max"), requested.get("scale", "linear")
+        if set(requested) - {"min", "max", "scale"} or not _number(low) or not _number(high) or scale not in ("linear", "log"):
             raise refusal(where, f'{name} is not a range; write {{"min": 1e-5, "max": 1e-3, "scale": "log"}} (or "linear"), or a list')
         assert isinstance(low, (int, float)) and isinstance(high, (int, float))
         if not low < high or (scale == "log" and low <= 0):
             positive = ", and above 0 for scale log" if scale == "log" else ""
             raise refusal(where, f"{name}: min {low:g} must be below max {high:g}{positive}")
         return Range(low=low, high=high, scale="log" if scale == "log" else "linear")
-    if not isinstance(asked, (list, tuple)) or not 1 <= len(asked) <= MAX_TRIALS:
+    if not isinstance(requested, (list, tuple)) or not 1 <= len(requested) <= MAX_TRIALS:
         raise refusal(where, f"{name} needs a list of 1 to {MAX_TRIALS} values, or a range with min and max")
-    if len({repr(canonical(v)) for v in asked}) < len(asked):
+    if len({repr(canonical(v)) for v in requested}) < len(requested):
         raise refusal(where, f"{name} lists a value twice (8 and 8.0 are one, and so are null and auto); every trial has to differ")
-    return tuple(asked)
+    return tuple(requested)
 
 
 def canonical(value: Any) -> Any:

@@ -83,12 +83,12 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     With an idempotency `key`, the same body is the same sweep.
     """
     given = {k: v for k, v in body.items() if v is not None}
-    asked = given.pop("sweep", None)
-    if asked is None:
+    requested = given.pop("sweep", None)
+    if requested is None:
         raise refusal("sweep", 'sweep is missing; write {"strategy": "grid", "parameters": {"learning_rate": [1e-4, 2e-4]}}')
-    check_storable(asked, "sweep")
+    check_storable(requested, "sweep")
     JobRequest.from_body(given)  # check the types before building trials from it
-    settings = Settings.from_body(asked, drawn_seed=secrets.randbelow(2**31))
+    settings = Settings.from_body(requested, drawn_seed=secrets.randbelow(2**31))
     trials = settings.trials()
     for number, parameters in enumerate(trials):
         _check(platform, tenant, given, settings, number, parameters)
@@ -159,7 +159,7 @@ def advance(platform: Platform) -> list[str]:
     with platform.engine.connect() as conn:
         waiting = conn.execute(found.order_by(sweeps.c.created_at, sweeps.c.id)).all()
     made: list[str] = []
-    full = jobs.without_room(platform, {row.tenant_id for row in waiting})
+    full = jobs.over_job_limit(platform, {row.tenant_id for row in waiting})
     full |= _out_of_hours(platform, [row for row in waiting if row.tenant_id not in full])
     for tenant, sweep_id, _ in waiting:
         try:

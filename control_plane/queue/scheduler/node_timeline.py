@@ -139,19 +139,19 @@ class ByFree:
 
     __slots__ = ("_lists",)
 
-    def __init__(self, rooms: Iterable[NodeTimeline]) -> None:
+    def __init__(self, nodes: Iterable[NodeTimeline]) -> None:
         self._lists: dict[str, dict[int, list[int]]] = {}
-        for room in rooms:
-            self.add(room)
+        for node in nodes:
+            self.add(node)
 
-    def add(self, room: NodeTimeline) -> None:
-        insort(self._lists.setdefault(room.fabric, {}).setdefault(room.free, []), room.index)
+    def add(self, node: NodeTimeline) -> None:
+        insort(self._lists.setdefault(node.fabric, {}).setdefault(node.free, []), node.index)
 
-    def remove(self, room: NodeTimeline) -> None:
-        lists = self._lists[room.fabric]
-        lists[room.free].remove(room.index)
-        if not lists[room.free]:
-            del lists[room.free]
+    def remove(self, node: NodeTimeline) -> None:
+        lists = self._lists[node.fabric]
+        lists[node.free].remove(node.index)
+        if not lists[node.free]:
+            del lists[node.free]
 
     def fullest(self, num_gpus: int) -> tuple[int, int] | None:
         """Return free GPUs and index of the fullest node with at least `num_gpus` free, lowest index first."""

@@ -50,7 +50,7 @@ def overdue(job: Waiting, waited: float, due_at: float | None) -> float:
     return -1.0 if due_at is None else waited - (due_at - job.queued_at)
 
 
-def patience(job: Running) -> float:
+def remaining_wait(job: Running) -> float:
     """Return how long a running job would wait, if it were stopped now, before it is overdue."""
     return 0.0 if job.due_at is None else job.due_at - job.queued_at - job.waited_s
 
@@ -81,7 +81,7 @@ def group(job: Waiting | Running, able: Able) -> Group:
 
 def due_times(
     waiting: Sequence[Waiting],
-    rooms: Mapping[str, PoolTimeline],
+    timelines: Mapping[str, PoolTimeline],
     able: Able,
     *,
     now: float,
@@ -102,19 +102,19 @@ def due_times(
        if the queue never empties.
     """
     groups = {w.job_id: group(w, able) for w in waiting}
-    fresh = _fresh(waiting, rooms, able, groups, now=now, rules=rules)
-    told = patience_of([w for w in waiting if w.due_at is not None], {}, able)
+    fresh = _fresh(waiting, timelines, able, groups, now=now, rules=rules)
+    reported = max_queue_waits([w for w in waiting if w.due_at is not None], {}, able)
 
     def due_at(job: Waiting) -> float:
         mine = groups[job.job_id]
         wait = (job.due_at or job.queued_at) - job.queued_at
         wait = max(wait, fresh.get(mine, wait))
-        return job.queued_at + (max(wait, told.get(mine, wait)) if _came_back(job) else wait)
+        return job.queued_at + (max(wait, reported.get(mine, wait)) if _came_back(job) else wait)
 
     return {w.job_id: due_at(w) for w in waiting}
 
 
-def patience_of(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
+def max_queue_waits(waiting: Sequence[Waiting], due: Mapping[str, float], able: Able) -> dict[Group, float]:
     """Return the longest maximum wait of the waiting jobs of each group; jobs not in `due` keep the stored value."""
     found: dict[Group, float] = {}
     for w in waiting:
@@ -132,14 +132,14 @@ def _came_back(job: Waiting) -> bool:
 
 
 def _fresh(
-    waiting: Sequence[Waiting], rooms: Mapping[str, PoolTimeline], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
+    waiting: Sequence[Waiting], timelines: Mapping[str, PoolTimeline], able: Able, groups: Mapping[str, Group], *, now: float, rules: Rules
 ) -> dict[Group, float]:
     """Return, for groups that jobs join now, the longest wait any of those jobs would have first come, first served."""
     news = [w for w in waiting if w.due_at is None]
     if not news:
         return {}
     turns = sorted(waiting, key=lambda w: (TIER_ORDER[w.tier], w.joined_at(), w.job_id))
-    starts = forecast(((w, able(w)) for w in turns), rooms, {}, now, in_turn=True)
+    starts = forecast(((w, able(w)) for w in turns), timelines, {}, now, in_turn=True)
     found: dict[Group, float] = {}
     for w in news:
         wait = max(rules.due_floor_s[w.tier], rules.due_stretch * (starts.get(w.job_id, now) - now))
@@ -153,7 +153,7 @@ Slots = list[tuple[float, int]]
 
 def forecast(
     jobs: Iterable[tuple[Waiting, Sequence[str]]],
-    rooms: Mapping[str, PoolTimeline],
+    timelines: Mapping[str, PoolTimeline],
     promised: Mapping[str, tuple[str, float]],
     now: float,
     *,
@@ -168,9 +168,9 @@ def forecast(
 
     Ignores nodes: a gang that needs whole nodes may start later, a short job that fits in between sooner.
     """
-    every = {name: _slots(pool.rooms, now) for name, pool in rooms.items()}
-    shared = {name: _slots([pool.shared], now) for name, pool in rooms.items()}
-    last = dict.fromkeys(rooms, now)
+    every = {name: _slots(pool.nodes, now) for name, pool in timelines.items()}
+    shared = {name: _slots([pool.shared], now) for name, pool in timelines.items()}
+    last = dict.fromkeys(timelines, now)
     starts: dict[str, float] = {}
     for job, pools in jobs:
         kept = promised.get(job.job_id)
@@ -195,11 +195,11 @@ def forecast(
     return starts
 
 
-def _slots(rooms: Iterable[NodeTimeline], now: float) -> Slots:
+def _slots(nodes: Iterable[NodeTimeline], now: float) -> Slots:
     slots: defaultdict[float, int] = defaultdict(int)
-    for room in rooms:
-        slots[now] += max(0, room.free)
-        for end, n, _ in room.ends:
+    for node in nodes:
+        slots[now] += max(0, node.free)
+        for end, n, _ in node.ends:
             slots[end] += n
     return sorted(slots.items())
 

@@ -27,13 +27,13 @@ class PoolTimeline:
     def __init__(self, pool: Pool, now: float) -> None:
         self.pool, self.now = pool, now
         self.whole = pool.packing == "whole_node"
-        self.rooms = [
+        self.nodes = [
             NodeTimeline(index=i, name=n.name, size=n.num_gpus, fabric=n.fabric, now=now)
             for i, n in enumerate(n for n in pool.nodes if n.ready)
         ]
-        self.by_name = {r.name: r for r in self.rooms}
-        self.largest = max((r.size for r in self.rooms), default=0)
-        self.shared = NodeTimeline(index=len(self.rooms), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
+        self.by_name = {r.name: r for r in self.nodes}
+        self.largest = max((r.size for r in self.nodes), default=0)
+        self.shared = NodeTimeline(index=len(self.nodes), name="", size=pool.num_gpus - pool.reserved_gpus, fabric="", now=now)
         self._claimed: dict[int, NodeTimeline] = {}
         self._free = ByFree(())
         self.idle = 0
@@ -44,14 +44,14 @@ class PoolTimeline:
 
     def ready(self) -> None:
         """Call when all running jobs are known; gangs are placed from here on."""
-        for room in (*self.rooms, self.shared):
-            room.settle()
-        self._free = ByFree(self.rooms)
-        self.idle = sum(r.free for r in self.rooms)
+        for node in (*self.nodes, self.shared):
+            node.settle()
+        self._free = ByFree(self.nodes)
+        self.idle = sum(r.free for r in self.nodes)
 
-    def takes(self, room: NodeTimeline, num_gpus: int) -> int:
+    def takes(self, node: NodeTimeline, num_gpus: int) -> int:
         """Return the GPUs that count as held if `num_gpus` of this node are used."""
-        return room.size if self.whole else num_gpus
+        return node.size if self.whole else num_gpus
 
     def held(self, placement: Placement) -> int:
         """Return the GPUs that this placement takes from the pool."""
@@ -60,27 +60,27 @@ class PoolTimeline:
     def run(self, job_id: str, tier: str, num_gpus: int, placement: Placement, end: float) -> None:
         """Add a running job; if its nodes are unknown, it is assumed to hold GPUs of the fullest nodes."""
         for name, n in placement or self._guess(num_gpus):
-            room = self.by_name.get(name)
-            if room is not None:  # a node that is not ready offers no GPUs
-                room.run(self.takes(room, n), end, job_id)
-                self._where.setdefault(job_id, []).append(room)
+            node = self.by_name.get(name)
+            if node is not None:  # a node that is not ready offers no GPUs
+                node.run(self.takes(node, n), end, job_id)
+                self._where.setdefault(job_id, []).append(node)
                 if tier != RESERVED_FOR:
-                    self.shared.run(self.takes(room, n), end, job_id)
+                    self.shared.run(self.takes(node, n), end, job_id)
 
     def _guess(self, num_gpus: int) -> Iterable[tuple[str, int]]:
-        best = min((r for r in self.rooms if r.free >= num_gpus), key=lambda r: (r.free, r.index), default=None)
+        best = min((r for r in self.nodes if r.free >= num_gpus), key=lambda r: (r.free, r.index), default=None)
         if best is not None:
             return [(best.name, num_gpus)]
         found = []
-        for room in sorted(self.rooms, key=lambda r: (-r.free, r.index)):
-            n = min(room.free, num_gpus)
+        for node in sorted(self.nodes, key=lambda r: (-r.free, r.index)):
+            n = min(node.free, num_gpus)
             if n > 0:
-                found.append((room.name, n))
+                found.append((node.name, n))
                 num_gpus -= n
         return found
 
-    def _hold(self, room: NodeTimeline, num_gpus: int, end: float, job_id: str, tier: str) -> None:
-        room.hold(num_gpus, end, job_id)
+    def _hold(self, node: NodeTimeline, num_gpus: int, end: float, job_id: str, tier: str) -> None:
+        node.hold(num_gpus, end, job_id)
         self.idle -= num_gpus
         if tier != RESERVED_FOR:
             self.shared.hold(num_gpus, end, job_id)
@@ -110,18 +110,18 @@ class PoolTimeline:
         fits = [(r.free, r.index) for r in claimed]
         if (other := self._free.fullest(num_gpus)) is not None:
             fits.append(other)
-        return ((self.rooms[min(fits)[1]].name, num_gpus),) if fits else None
+        return ((self.nodes[min(fits)[1]].name, num_gpus),) if fits else None
 
     def _on_nodes_now(self, num_gpus: int, until: float, lower: bool) -> Placement | None:
-        fits = [r for i in self._free.with_at_least(1) if (r := self.rooms[i])]
+        fits = [r for i in self._free.with_at_least(1) if (r := self.nodes[i])]
         fits += [r for r in self._claimed.values() if r.fits_now(1, until)]
         fabrics: dict[str, list[NodeTimeline]] = {}
-        for room in fits:
-            fabrics.setdefault(room.fabric, []).append(room)
+        for node in fits:
+            fabrics.setdefault(node.fabric, []).append(node)
         found: list[tuple[int, str, Placement]] = []
-        for fabric, rooms in fabrics.items():
-            empty = [r for r in rooms if r.free == r.size and r.fits_now(r.size, until)]
-            placement = _spread(num_gpus, empty, rooms, lambda r, n: r.fits_now(n, until))
+        for fabric, nodes in fabrics.items():
+            empty = [r for r in nodes if r.free == r.size and r.fits_now(r.size, until)]
+            placement = _spread(num_gpus, empty, nodes, lambda r, n: r.fits_now(n, until))
             if placement and not (lower and self.whole and not self.shared.fits_now(self.held(placement), until)):
                 found.append((sum(r.size for r in empty), fabric, placement))
         return min(found)[2] if found else None
@@ -145,30 +145,30 @@ class PoolTimeline:
     def _earliest(self, num_gpus: int, length: float, after: float, most: int) -> tuple[float, Placement]:
         """Return the first time and nodes for the gang, among nodes of which it takes at most `most` GPUs."""
         if num_gpus <= self.largest:
-            start, _, room = min(
+            start, _, node = min(
                 (
                     r.earliest(takes, length, after) if r.size >= num_gpus and (takes := self.takes(r, num_gpus)) <= most else NEVER,
                     r.free,
                     r.index,
                 )
-                for r in self.rooms
+                for r in self.nodes
             )
-            return (start, ((self.rooms[room].name, num_gpus),)) if start < NEVER else (NEVER, ())
+            return (start, ((self.nodes[node].name, num_gpus),)) if start < NEVER else (NEVER, ())
         fabrics: dict[str, list[NodeTimeline]] = {}
-        for r in self.rooms:
+        for r in self.nodes:
             fabrics.setdefault(r.fabric, []).append(r)
-        found = [self._together(num_gpus, rooms, length, after) for rooms in fabrics.values()]
+        found = [self._together(num_gpus, nodes, length, after) for nodes in fabrics.values()]
         return min((f for f in found if self.held(f[1]) <= most), key=lambda f: f[0], default=(NEVER, ()))
 
-    def _together(self, num_gpus: int, rooms: Sequence[NodeTimeline], length: float, after: float) -> tuple[float, Placement]:
-        if sum(r.size for r in rooms) < num_gpus:
+    def _together(self, num_gpus: int, nodes: Sequence[NodeTimeline], length: float, after: float) -> tuple[float, Placement]:
+        if sum(r.size for r in nodes) < num_gpus:
             return NEVER, ()
         for _ in range(ROUNDS):
-            times = sorted(r.earliest(r.size, length, after) for r in rooms)
+            times = sorted(r.earliest(r.size, length, after) for r in nodes)
             for moment in times[num_gpus // self.largest - 1 :]:  # before that, too few nodes are free
                 if moment == NEVER:
                     return NEVER, ()
-                placement = self._spread_at(num_gpus, rooms, length, moment)
+                placement = self._spread_at(num_gpus, nodes, length, moment)
                 if placement:
                     return moment, placement
             after = min((t for t in times if t > after), default=NEVER)
@@ -176,9 +176,9 @@ class PoolTimeline:
                 break
         return NEVER, ()
 
-    def _spread_at(self, num_gpus: int, rooms: Sequence[NodeTimeline], length: float, moment: float) -> Placement | None:
-        empty = [r for r in rooms if r.earliest(r.size, length, moment) == moment]
-        return _spread(num_gpus, empty, rooms, lambda r, n: r.earliest(n, length, moment) == moment)
+    def _spread_at(self, num_gpus: int, nodes: Sequence[NodeTimeline], length: float, moment: float) -> Placement | None:
+        empty = [r for r in nodes if r.earliest(r.size, length, moment) == moment]
+        return _spread(num_gpus, empty, nodes, lambda r, n: r.earliest(n, length, moment) == moment)
 
     def when_free(self, placement: Placement, tier: str, length: float, after: float) -> float:
         """Return the first time from `after` on at which exactly these nodes are free for `length`."""
@@ -196,35 +196,35 @@ class PoolTimeline:
     def start(self, job_id: str, tier: str, placement: Placement, length: float) -> None:
         """The gang holds its nodes from now on."""
         for name, n in placement:
-            room = self.by_name[name]
-            free = room.index not in self._claimed
+            node = self.by_name[name]
+            free = node.index not in self._claimed
             if free:
-                self._free.remove(room)
-            self._hold(room, self.takes(room, n), self.now + length, job_id, tier)
+                self._free.remove(node)
+            self._hold(node, self.takes(node, n), self.now + length, job_id, tier)
             if free:
-                self._free.add(room)
+                self._free.add(node)
 
     def claim(self, job_id: str, tier: str, promise: Reservation, length: float) -> None:
         """The gang has its reserved nodes from the reserved start on."""
         start = max(self.now, promise.start)
         for name, n in promise.placement:
-            room = self.by_name[name]
-            if room.index not in self._claimed:
-                self._free.remove(room)
-                self._claimed[room.index] = room
-            claim = Claim(job_id, start, start + length, self.takes(room, n))
-            room.claim(claim)
+            node = self.by_name[name]
+            if node.index not in self._claimed:
+                self._free.remove(node)
+                self._claimed[node.index] = node
+            claim = Claim(job_id, start, start + length, self.takes(node, n))
+            node.claim(claim)
             if tier != RESERVED_FOR:
                 self.shared.claim(claim)
 
     def unclaim(self, job_id: str, placement: Placement) -> None:
         """Drop a reservation; jobs that were refused because of it may be tried again."""
         for name, _ in placement:
-            room = self.by_name[name]
-            room.unclaim(job_id)
-            if not room.claims and room.index in self._claimed:
-                del self._claimed[room.index]
-                self._free.add(room)
+            node = self.by_name[name]
+            node.unclaim(job_id)
+            if not node.claims and node.index in self._claimed:
+                del self._claimed[node.index]
+                self._free.add(node)
         self.shared.unclaim(job_id)
         self._refused.clear()
 
@@ -234,8 +234,8 @@ class PoolTimeline:
 
     def end_sooner(self, job_ids: frozenset[str], end: float) -> None:
         """Record that running jobs that are being stopped release their GPUs at `end`."""
-        for room in {r.index: r for j in job_ids for r in self._where.get(j, [])}.values():
-            room.end_sooner(job_ids, end)
+        for node in {r.index: r for j in job_ids for r in self._where.get(j, [])}.values():
+            node.end_sooner(job_ids, end)
         self.shared.end_sooner(job_ids, end)
 
     def could_hold(self, num_gpus: int, tier: str) -> bool:
@@ -255,27 +255,27 @@ class PoolTimeline:
 
     def _are_together(self, num_gpus: int) -> bool:
         if num_gpus <= self.largest:
-            return any(r.free >= num_gpus for r in self.rooms)
+            return any(r.free >= num_gpus for r in self.nodes)
         fabrics: dict[str, list[NodeTimeline]] = {}
-        for room in self.rooms:
-            fabrics.setdefault(room.fabric, []).append(room)
-        return any(_spread(num_gpus, [r for r in rooms if r.free == r.size], rooms, lambda r, n: r.free >= n) for rooms in fabrics.values())
+        for node in self.nodes:
+            fabrics.setdefault(node.fabric, []).append(node)
+        return any(_spread(num_gpus, [r for r in nodes if r.free == r.size], nodes, lambda r, n: r.free >= n) for nodes in fabrics.values())
 
 
 def _spread(
-    num_gpus: int, empty: Sequence[NodeTimeline], rooms: Sequence[NodeTimeline], fits: Callable[[NodeTimeline, int], bool]
+    num_gpus: int, empty: Sequence[NodeTimeline], nodes: Sequence[NodeTimeline], fits: Callable[[NodeTimeline, int], bool]
 ) -> Placement | None:
-    """Return whole nodes of `empty`, largest first, and the rest on one of `rooms`; None if they do not suffice."""
+    """Return whole nodes of `empty`, largest first, and the rest on one of `nodes`; None if they do not suffice."""
     chosen: list[tuple[str, int]] = []
-    for room in sorted(empty, key=lambda r: (-r.size, r.index)):
-        if room.size > num_gpus:
+    for node in sorted(empty, key=lambda r: (-r.size, r.index)):
+        if node.size > num_gpus:
             break
-        chosen.append((room.name, room.size))
-        num_gpus -= room.size
+        chosen.append((node.name, node.size))
+        num_gpus -= node.size
         if not num_gpus:
             return tuple(chosen)
     names = {name for name, _ in chosen}
-    rest = [r for r in rooms if r.name not in names and r.size >= num_gpus and fits(r, num_gpus)]
+    rest = [r for r in nodes if r.name not in names and r.size >= num_gpus and fits(r, num_gpus)]
     if not chosen or not rest:
         return None
     best = min(rest, key=lambda r: (r.free, r.index))
@@ -295,8 +295,8 @@ class ReservationPlan:
        nodes with it. A reservation whose node is lost is void.
     """
 
-    def __init__(self, rooms: Mapping[str, PoolTimeline], now: float) -> None:
-        self.rooms, self.now = rooms, now
+    def __init__(self, timelines: Mapping[str, PoolTimeline], now: float) -> None:
+        self.timelines, self.now = timelines, now
         self.of: dict[str, Reservation] = {}
 
     def keep(self, jobs: Sequence[Waiting], pools: Mapping[str, Sequence[str]]) -> None:
@@ -307,9 +307,9 @@ class ReservationPlan:
                 continue  # a reservation of an earlier stay is void
             if sum(n for _, n in promise.placement) != job.num_gpus:
                 continue  # it was made for another width of the gang
-            if promise.pool not in pools[job.job_id] or not self.rooms[promise.pool].can_hold(promise.placement):
+            if promise.pool not in pools[job.job_id] or not self.timelines[promise.pool].can_hold(promise.placement):
                 continue
-            real = self.rooms[promise.pool].when_free(promise.placement, job.tier, length(job), start)
+            real = self.timelines[promise.pool].when_free(promise.placement, job.tier, length(job), start)
             if real < NEVER:
                 self.make(job, replace(promise, start=real) if real > start + ROUNDING_S else promise)
 
@@ -317,13 +317,13 @@ class ReservationPlan:
         """Claim the reservation's GPUs; the job has no other reservation."""
         self.drop(job)
         self.of[job.job_id] = promise
-        self.rooms[promise.pool].claim(job.job_id, job.tier, promise, length(job))
+        self.timelines[promise.pool].claim(job.job_id, job.tier, promise, length(job))
 
     def drop(self, job: Waiting) -> Reservation | None:
         """Drop a job's reservation and release its GPUs."""
         promise = self.of.pop(job.job_id, None)
         if promise is not None:
-            self.rooms[promise.pool].unclaim(job.job_id, promise.placement)
+            self.timelines[promise.pool].unclaim(job.job_id, promise.placement)
         return promise
 
     def sooner(self, job: Waiting, pools: Sequence[str]) -> None:
@@ -339,7 +339,7 @@ class ReservationPlan:
         """Return the first time at which one of `pools` can hold the job, with the nodes; None if none can."""
         best: Reservation | None = None
         for name in pools:
-            start, placement = self.rooms[name].earliest(job.num_gpus, job.tier, length(job), self.now)
+            start, placement = self.timelines[name].earliest(job.num_gpus, job.tier, length(job), self.now)
             if placement and (best is None or start < best.start):
                 best = Reservation(start=start, pool=name, placement=placement, made_at=self.now)
         return best

@@ -9,7 +9,7 @@ from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, may_use_s
 from control_plane.queue.scheduler import preemption
 from control_plane.queue.scheduler.model import Ahead, Decision, Preempt, Reason, Reservation, Running, Snapshot, Start, Wait, Waiting
 from control_plane.queue.scheduler.node_timeline import NEVER, ROUNDING_S
-from control_plane.queue.scheduler.order import due_times, factors, forecast, group, order, overdue, patience_of
+from control_plane.queue.scheduler.order import due_times, factors, forecast, group, max_queue_waits, order, overdue
 from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, ReservationPlan, length
 from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
@@ -26,7 +26,7 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
     2. Pools are tried in the order of :func:`control_plane.capacity.pools.in_order`: spot first for jobs that may use it.
     3. A gang starts whole or not at all, on nodes chosen by :class:`.placement.PoolTimeline`.
     4. Nothing starts that would delay a reservation (:class:`.placement.ReservationPlan`). In each pool and tier,
-       :attr:`.rules.Rules.promises` blocked jobs have one, those that needed one first; jobs that start now, and jobs that others are
+       :attr:`.rules.Rules.reservations` blocked jobs have one, those that needed one first; jobs that start now, and jobs that others are
        stopped for, do not count.
     5. Running jobs are stopped (:mod:`.preemption`), and their GPUs reserved for the job that needs them, unless it has a reservation that
        starts as early,
@@ -58,22 +58,22 @@ class _Round:
 
     def __init__(self, snapshot: Snapshot, now: float, rules: Rules) -> None:
         self.snapshot, self.now, self.rules = snapshot, now, rules
-        self.rooms = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
+        self.timelines = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
         self._run()
         self._able: dict[tuple[str, str, int, bool], list[Pool]] = {}
-        self.barred: dict[str, tuple[Reason, str]] = {
+        self.blocked: dict[str, tuple[Reason, str]] = {
             **{tenant: (Reason.WAITING_FOR_QUOTA, why) for tenant, why in snapshot.capped.items()},
             **{tenant: (Reason.TENANT_SUSPENDED, why) for tenant, why in snapshot.suspended.items()},
         }
         fair = factors(snapshot, rules=rules)
-        let_in = [w for w in snapshot.waiting if w.tenant not in self.barred]
-        due = due_times(let_in, self.rooms, self.names, now=now, rules=rules)
-        self.patience = patience_of(let_in, due, self.names)
+        admissible = [w for w in snapshot.waiting if w.tenant not in self.blocked]
+        due = due_times(admissible, self.timelines, self.names, now=now, rules=rules)
+        self.max_queue_waits = max_queue_waits(admissible, due, self.names)
         self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
         every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
-        self.queue = [w for w in every if w.tenant not in self.barred]
-        self.last = [w for w in every if w.tenant in self.barred]
-        self.promises = ReservationPlan(self.rooms, now)
+        self.queue = [w for w in every if w.tenant not in self.blocked]
+        self.last = [w for w in every if w.tenant in self.blocked]
+        self.reservations = ReservationPlan(self.timelines, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
         self.stopped: set[str] = set()
@@ -102,10 +102,10 @@ class _Round:
         passed = [w.promise for w in self.snapshot.waiting if w.promise and w.promise.start < self.now - self.rules.handshake_s - TIE_S]
         self._missed = {(p.pool, name) for p in passed for name, _ in p.placement}
         for r in sorted(self.snapshot.running, key=lambda r: (not r.placement, r.job_id)):
-            if r.pool in self.rooms:
-                self.rooms[r.pool].run(r.job_id, r.tier, r.num_gpus, r.placement, self._end(r, promised))
-        for rooms in self.rooms.values():
-            rooms.ready()
+            if r.pool in self.timelines:
+                self.timelines[r.pool].run(r.job_id, r.tier, r.num_gpus, r.placement, self._end(r, promised))
+        for timelines in self.timelines.values():
+            timelines.ready()
 
     def _end(self, job: Running, promised: Mapping[str, float]) -> float:
         """Return the assumed end of a running job: as expected; one handshake after it was asked to stop, or two if that takes longer; a
@@ -127,7 +127,7 @@ class _Round:
         key = (job.tier, job.job_class, job.num_gpus, spot)
         if key not in self._able:
             pools = in_order(self.snapshot.pools, tier=job.tier, kind=job.job_class, num_gpus=job.num_gpus, spot=spot)
-            self._able[key] = [p for p in pools if self.rooms[p.name].could_hold(job.num_gpus, job.tier)]
+            self._able[key] = [p for p in pools if self.timelines[p.name].could_hold(job.num_gpus, job.tier)]
         return self._able[key]
 
     def names(self, job: Waiting | Running) -> list[str]:
@@ -142,8 +142,8 @@ class _Round:
     def walk(self) -> None:
         """Offer GPUs to each job in order; repeat while reservations were released that others may have been refused for."""
         promised = [w for w in self.queue if w.promise]
-        self.promises.keep(promised, {w.job_id: self.names(w) for w in promised})
-        held = [job for job in promised if job.job_id in self.promises.of]
+        self.reservations.keep(promised, {w.job_id: self.names(w) for w in promised})
+        held = [job for job in promised if job.job_id in self.reservations.of]
         for job in held:
             self._count(job)
         for job in held:
@@ -161,29 +161,29 @@ class _Round:
             pools = self.able(job)
             if not pools or job.job_id in self.starts or job.job_id in self.stops:
                 continue
-            old = self.promises.drop(job)
+            old = self.reservations.drop(job)
             start = self._start(job, pools, before)
             if start is not None:
                 given_back |= self._uncount(job) or (old is not None and (old.pool, old.placement) != (start.pool, start.placement))
                 continue
             if old is not None:
-                self.promises.make(job, old)
+                self.reservations.make(job, old)
                 if again:
                     self._sooner(job)
                 given_back |= self._preempt(job, pools)
             else:
                 self._block(job, pools)
-            if (now_has := self.promises.of.get(job.job_id)) is not None:
+            if (now_has := self.reservations.of.get(job.job_id)) is not None:
                 before.add(now_has.pool)
         return given_back
 
     def _start(self, job: Waiting, pools: Sequence[Pool], before: Collection[str]) -> Start | None:
         """`before`: pools in which an earlier job in the order holds a reservation."""
         for pool in pools:
-            rooms = self.rooms[pool.name]
-            placement = rooms.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
+            timelines = self.timelines[pool.name]
+            placement = timelines.fits_now(job.num_gpus, job.tier, length(job) - ROUNDING_S)
             if placement is not None:
-                rooms.start(job.job_id, job.tier, placement, length(job))
+                timelines.start(job.job_id, job.tier, placement, length(job))
                 backfill = pool.name in before and job.promise is None
                 start = Start(job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill)
                 self.starts[job.job_id] = start
@@ -192,9 +192,9 @@ class _Round:
 
     def _block(self, job: Waiting, pools: Sequence[Pool]) -> None:
         """Reserve GPUs for a blocked job if possible, and stop other jobs for it if the rules allow."""
-        promise = self.promises.plan(job, self._open(job))
+        promise = self.reservations.plan(job, self._open(job))
         if promise is not None:
-            self.promises.make(job, promise)
+            self.reservations.make(job, promise)
             self._count(job)
         self._preempt(job, pools)
 
@@ -207,13 +207,13 @@ class _Round:
     def _sooner(self, job: Waiting) -> None:
         """Move its reservation to an earlier start, or make one if it may have one."""
         self._uncount(job)
-        own, to = self.promises.of[job.job_id].pool, self._open(job)
-        self.promises.sooner(job, [name for name in self.names(job) if name == own or name in to])
+        own, to = self.reservations.of[job.job_id].pool, self._open(job)
+        self.reservations.sooner(job, [name for name in self.names(job) if name == own or name in to])
         self._count(job)
 
     def _count(self, job: Waiting) -> None:
         """Count its reservation among the limited ones of its pool and tier, unless it starts now or others are stopped for it."""
-        promise = self.promises.of[job.job_id]
+        promise = self.reservations.of[job.job_id]
         if job.job_id not in self.stopping_for and promise.start > self.now + TIE_S:
             key = self.heads[job.job_id] = (promise.pool, job.tier)
             self.slots[key] = self.slots.get(key, 0) + 1
@@ -230,13 +230,13 @@ class _Round:
         premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
         if job.job_id in self.stops or job.job_id in self.served or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
             return False
-        promise = self.promises.of.get(job.job_id)
+        promise = self.reservations.of.get(job.job_id)
         if promise is not None and promise.start <= self.now + soon:
             return False
         kind = (job.num_gpus, job.tier, due, tuple(p.name for p in pools))
         if promise is None and self.failed.get(kind, NEVER) <= length(job):
             return False
-        old, left = self.promises.drop(job), self.searches[premium]
+        old, left = self.reservations.drop(job), self.searches[premium]
         stops = self._cheapest(job, pools, premium=True, due=due) if premium else None
         if stops is None and self.rules.slicing:
             stops = self._cheapest(job, pools, premium=False, due=due)
@@ -246,7 +246,7 @@ class _Round:
             return self._uncount(job)
         self.failed[kind] = min(length(job), self.failed.get(kind, NEVER))
         if old is not None:
-            self.promises.make(job, old)
+            self.reservations.make(job, old)
         return False
 
     def _cheapest(self, job: Waiting, pools: Sequence[Pool], *, premium: bool, due: bool) -> preemption.Stops | None:
@@ -255,15 +255,15 @@ class _Round:
                 return False
             if premium:
                 return preemption.yields_to_premium(victim, job, now=self.now, rules=self.rules)
-            patience = self.patience.get(group(victim, self.names), 0.0)
-            return preemption.yields_to_slice(victim, job, due=due, least_patience=patience, now=self.now, rules=self.rules)
+            max_queue_waits = self.max_queue_waits.get(group(victim, self.names), 0.0)
+            return preemption.yields_to_slice(victim, job, due=due, least_queue_wait=max_queue_waits, now=self.now, rules=self.rules)
 
         found: list[preemption.Stops] = []
         looked = False
         for pool in pools:
             victims = [v for v in self._preemptees(longest=not premium).get(pool.name, []) if yields(v)]
             looked |= bool(victims)
-            stops = preemption.cheapest(job, self.rooms[pool.name], victims, now=self.now, rules=self.rules)
+            stops = preemption.cheapest(job, self.timelines[pool.name], victims, now=self.now, rules=self.rules)
             if stops is not None:
                 found.append(stops)
         self.searches[job.tier == RESERVED_FOR] -= looked
@@ -282,8 +282,8 @@ class _Round:
     def _stop(self, job: Waiting, stops: preemption.Stops) -> None:
         moment = self.now + self.rules.handshake_s
         ids = frozenset(v.job_id for v in stops.victims)
-        self.rooms[stops.pool].end_sooner(ids, moment)
-        self.promises.make(job, Reservation(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
+        self.timelines[stops.pool].end_sooner(ids, moment)
+        self.reservations.make(job, Reservation(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
         self.stopped |= ids
         self.failed.clear()
         what = f"a {job.tier} job of {job.num_gpus} GPU(s)"
@@ -303,8 +303,8 @@ class _Round:
     def answer(self) -> list[Decision]:
         """Return decisions about all jobs, in order."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
-        promised = {job_id: (p.pool, p.start) for job_id, p in self.promises.of.items()}
-        guesses = forecast(((w, self.names(w)) for w in waiting), self.rooms, promised, self.now)
+        promised = {job_id: (p.pool, p.start) for job_id, p in self.reservations.of.items()}
+        guesses = forecast(((w, self.names(w)) for w in waiting), self.timelines, promised, self.now)
         decisions: list[Decision] = []
         before: dict[str, int] = {}
         gpus = position = 0
@@ -322,15 +322,15 @@ class _Round:
         return decisions
 
     def _wait(self, job: Waiting, position: int, ahead: Ahead, guess: float | None, stops: int) -> Wait:
-        promise = self.promises.of.get(job.job_id)
-        rooms = [self.rooms[p.name] for p in self.able(job)]
-        if job.tenant in self.barred:
-            (reason, detail), start = self.barred[job.tenant], None
-        elif not rooms:
+        promise = self.reservations.of.get(job.job_id)
+        timelines = [self.timelines[p.name] for p in self.able(job)]
+        if job.tenant in self.blocked:
+            (reason, detail), start = self.blocked[job.tenant], None
+        elif not timelines:
             (reason, detail), start = never(job), None
         else:
             stopping = stops + self.stopping_for.get(job.job_id, 0)
-            reason, detail = why(job, rooms, promise, stopping=stopping)
+            reason, detail = why(job, timelines, promise, stopping=stopping)
             start = guess if promise is None else max(self.now, promise.start)
         return Wait(
             job_id=job.job_id,

@@ -9,7 +9,7 @@ from itertools import islice
 from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.queue.scheduler.model import TIER_ORDER, Placement, Running, Waiting
 from control_plane.queue.scheduler.node_timeline import NodeTimeline
-from control_plane.queue.scheduler.order import patience
+from control_plane.queue.scheduler.order import remaining_wait
 from control_plane.queue.scheduler.placement import TIE_S, PoolTimeline, length
 from control_plane.queue.scheduler.rules import Rules
 
@@ -26,7 +26,7 @@ class Stops:
     def key(self) -> tuple[int, int, float, int, str, Placement]:
         """Sort key, cheapest first: no victim of a higher tier than needed, few due jobs, little lost work, few victims."""
         tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
-        due = sum(patience(v) <= 0.0 for v in self.victims)
+        due = sum(remaining_wait(v) <= 0.0 for v in self.victims)
         return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
 
 
@@ -49,7 +49,7 @@ def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: 
     def key(job: Running) -> tuple[int, bool, float, float, str]:
         tier = -TIER_ORDER[job.tier]
         cost = -job.expected_end if longest else lost_s(job, now=now, rules=rules)
-        return tier, patience(job) <= 0.0, cost, -job.started_at, job.job_id
+        return tier, remaining_wait(job) <= 0.0, cost, -job.started_at, job.job_id
 
     return sorted(running, key=key)
 
@@ -74,7 +74,7 @@ def yields_to_premium(job: Running, other: Waiting, *, now: float, rules: Rules)
     return job.expected_end - now >= (1.0 - rules.protect_past) * job.expected_s
 
 
-def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: float, now: float, rules: Rules) -> bool:
+def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_queue_wait: float, now: float, rules: Rules) -> bool:
     """Rule 5.2: a job of the same or a lower tier makes room for one that is due, or much shorter.
 
     Never stopped are
@@ -86,7 +86,7 @@ def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_patience: 
     """
     if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
-    if max(patience(job), least_patience - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
+    if max(remaining_wait(job), least_queue_wait - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
         return False
     weight = (job.num_gpus / other.num_gpus) ** rules.size_exponent
     return due or (job.expected_end - now) * weight >= rules.shorter_by * length(other)
@@ -120,47 +120,47 @@ class _Search:
 
     def on_a_node(self) -> list[Stops]:
         need = self.job.num_gpus
-        rooms = [r for r in self.pool.rooms if r.size >= need and r.name in self.nodes]
-        rooms.sort(key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
-        found = ((r, v) for r in rooms if (v := self._emptied(r, need)) is not None)
+        nodes = [r for r in self.pool.nodes if r.size >= need and r.name in self.nodes]
+        nodes.sort(key=lambda r: (max(0, self.pool.takes(r, need) - r.free), r.index))
+        found = ((r, v) for r in nodes if (v := self._emptied(r, need)) is not None)
         return [self._stops(((r.name, need),), v) for r, v in islice(found, self.rules.candidates)]
 
     def on_nodes(self) -> list[Stops]:
         fabrics: dict[str, list[NodeTimeline]] = {}
-        for room in self.pool.rooms:
-            fabrics.setdefault(room.fabric, []).append(room)
-        return [s for rooms in fabrics.values() if (s := self._on_fabric(rooms)) is not None]
+        for node in self.pool.nodes:
+            fabrics.setdefault(node.fabric, []).append(node)
+        return [s for nodes in fabrics.values() if (s := self._on_fabric(nodes)) is not None]
 
-    def _on_fabric(self, rooms: Sequence[NodeTimeline]) -> Stops | None:
-        emptied = [(r, v) for r in rooms if (v := self._emptied(r, r.size)) is not None]
+    def _on_fabric(self, nodes: Sequence[NodeTimeline]) -> Stops | None:
+        emptied = [(r, v) for r in nodes if (v := self._emptied(r, r.size)) is not None]
         ranked = sorted(((self._stops(((r.name, r.size),), v), r, v) for r, v in emptied), key=lambda e: (-e[1].size, *e[0].key()))
         left, placement, victims = self.job.num_gpus, [], dict[str, Running]()
         while left > 0 and ranked:
-            _, room, needed = ranked.pop(0)
-            if left < room.size:
-                needed = self._emptied(room, left) or []
-            placement.append((room.name, min(left, room.size)))
+            _, node, needed = ranked.pop(0)
+            if left < node.size:
+                needed = self._emptied(node, left) or []
+            placement.append((node.name, min(left, node.size)))
             victims |= {v.job_id: v for v in needed}
-            left -= room.size
+            left -= node.size
         return self._stops(tuple(placement), tuple(victims.values())) if left <= 0 else None
 
     def _stops(self, placement: Placement, victims: Sequence[Running]) -> Stops:
         lost = sum(lost_s(v, now=self.now, rules=self.rules) for v in victims)
         return Stops(pool=self.pool.pool.name, placement=placement, victims=tuple(victims), lost_s=lost)
 
-    def _emptied(self, room: NodeTimeline, num_gpus: int) -> list[Running] | None:
+    def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""
-        need = self.pool.takes(room, num_gpus)
-        chosen = sorted((j for _, _, j in room.ends if j in self.by_id), key=self.rank.__getitem__)
-        if not self._fits(room, chosen, need):
+        need = self.pool.takes(node, num_gpus)
+        chosen = sorted((j for _, _, j in node.ends if j in self.by_id), key=self.rank.__getitem__)
+        if not self._fits(node, chosen, need):
             return None
         for job_id in reversed(chosen[:]):
-            if self._fits(room, rest := [c for c in chosen if c != job_id], need):
+            if self._fits(node, rest := [c for c in chosen if c != job_id], need):
                 chosen = rest
         return [self.by_id[c] for c in chosen]
 
-    def _fits(self, room: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
-        other = room.without(frozenset(stopped), self.moment) if stopped else room
+    def _fits(self, node: NodeTimeline, stopped: Sequence[str], need: int) -> bool:
+        other = node.without(frozenset(stopped), self.moment) if stopped else node
         return other.earliest(need, length(self.job), self.moment) <= self.moment + TIE_S
 
     def allowed(self, stops: Stops) -> bool:

@@ -22,8 +22,8 @@ def waiting_line(job: Mapping[str, Any], *, now: float, length: int | None = Non
     `length`: number of waiting jobs, shown after the position. `clock` formats a time in the reader's time zone; without it only durations
     are shown.
     """
-    said = [_place(job, length), waits_for(job), _start(job, now, clock), ahead_words(job.get("ahead"))]
-    return SEPARATOR.join(s for s in said if s)
+    message = [_place(job, length), waits_for(job), _start(job, now, clock), ahead_words(job.get("ahead"))]
+    return SEPARATOR.join(s for s in message if s)
 
 
 def waits_for(job: Mapping[str, Any]) -> str:

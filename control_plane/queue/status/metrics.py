@@ -13,7 +13,7 @@ from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue.cycle import BARRED
+from control_plane.queue.cycle import BLOCKED
 from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
@@ -117,7 +117,7 @@ def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
 
 def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
     found = {}
-    could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BARRED])
+    could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BLOCKED])
     for tier, within in PROMISED.items():
         late = sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within
         waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.tier == tier, jobs.c.started_at.is_(None))

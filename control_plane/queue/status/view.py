@@ -229,7 +229,7 @@ def overdue(conn: Connection, now: datetime) -> list[Overdue]:
     """Return reservations whose workload has not started in time, then those that were asked to stop and have not."""
     late = overdue_releases(conn, now)
     unstarted = [Overdue(job_id=o.job_id, attempt=o.attempt, pool=o.pool, num_gpus=o.num_gpus, kind="start", age_s=o.age_s) for o in late]
-    asked = sa.select(reservations).where(
+    requested = sa.select(reservations).where(
         reservations.c.released_at.is_(None), reservations.c.stop_asked_at < now - timedelta(seconds=STOPPED_WITHIN_S)
     )
     return unstarted + [
@@ -241,7 +241,7 @@ def overdue(conn: Connection, now: datetime) -> list[Overdue]:
             kind="stop",
             age_s=(now - r.stop_asked_at).total_seconds(),
         )
-        for r in conn.execute(asked.order_by(reservations.c.stop_asked_at, reservations.c.job_id))
+        for r in conn.execute(requested.order_by(reservations.c.stop_asked_at, reservations.c.job_id))
     ]
 
 

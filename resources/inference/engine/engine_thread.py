@@ -175,8 +175,8 @@ class Engine:
                 if self._closed:
                     break
                 commands, self._commands = self._commands, deque()
-                room = self._max_batch - len(self._active)
-                joining = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+                space = self._max_batch - len(self._active)
+                joining = [self._waiting.popleft() for _ in range(min(space, len(self._waiting)))]
             for command in commands:
                 command()
             try:

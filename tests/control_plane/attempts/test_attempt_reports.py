@@ -161,10 +161,10 @@ def test_an_attempt_that_nobody_could_follow_is_closed_where_the_database_last_h
     attempts.mark_started(platform, held, from_step=0, started_at=began)
     now = {"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}
     attempts.record_progress(platform, held, [now], phase="train")
-    heard = reports_of_progress(platform, job_id)
+    record_silence = reports_of_progress(platform, job_id)
     cycle.release(platform, job_id, held.attempt)
     found = reports(platform, job_id)
-    assert found["ended"].at == heard
+    assert found["ended"].at == record_silence
     assert found["ended"].data == {"outcome": "internal", "fault": "platform", "source": "inferred"}
     assert sum(e.amount_micros for e in ledger(platform, job_id)) == 0
     assert len(ledger(platform, job_id)) == 2

@@ -158,7 +158,7 @@ def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callabl
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
-    assert attempts.stop_asked(platform, held) == "cancel"
+    assert attempts.requested_stop(platform, held) == "cancel"
     assert [d.job_id for d in launches.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
     assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
     assert launches.due_runs(platform, ("train",)) == []
@@ -223,7 +223,7 @@ def test_a_failed_job_tells_its_workload_to_stop(queued: Callable[..., tuple[Pla
     held = held_by(platform, tenant, job_id)
     fail(platform, tenant, job_id, InvalidDataset("no"))
     assert state_of(platform, job_id) == "failed"
-    assert attempts.stop_asked(platform, held) == "cancel"
+    assert attempts.requested_stop(platform, held) == "cancel"
 
 
 @pytest.mark.parametrize("method", ["sft", "kto"])

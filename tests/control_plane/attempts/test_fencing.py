@@ -35,7 +35,7 @@ WRITES: Mapping[str, Callable[[Platform, Claim], Any]] = {
     ),
     "start": lambda p, c: attempts.mark_started(p, c, from_step=3, started_at=1.0),
     "place to go on from": lambda p, c: attempts.mark_restored(p, c, from_step=3),
-    "beat": lambda p, c: attempts.stop_asked(p, c),
+    "beat": lambda p, c: attempts.requested_stop(p, c),
 }  # fmt: skip
 
 
@@ -72,9 +72,9 @@ def test_nothing_that_a_stale_follower_writes_is_stored(
 
 def test_a_follower_that_is_released_is_to_stop_its_workload(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     held = start_job(platform, write_chat_rows)
-    assert attempts.stop_asked(platform, held) is None
+    assert attempts.requested_stop(platform, held) is None
     cycle.release(platform, held.job_id, held.attempt)
-    assert attempts.stop_asked(platform, held) == "cancel"
+    assert attempts.requested_stop(platform, held) == "cancel"
 
 
 def test_a_step_that_was_replaced_beats_for_nobody(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:

@@ -55,17 +55,17 @@ def succeed(platform: Platform, claim: Claim, *, tokens_per_s: float) -> None:
 def test_a_verdict_is_one_event_an_episode_and_says_when_it_is_over(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
     for silence in (12.0, 31.0, 32.0, 33.0):
-        watch.heard(silence_s=silence, running=True)
+        watch.record_silence(silence_s=silence, running=True)
     (verdict,) = health.open_verdicts(fresh_platform)
     assert (verdict.code, verdict.audience, verdict.tenant_id, verdict.attempt) == ("heartbeat_missed", "operator", held.tenant, 1)
-    watch.heard(silence_s=20.0, running=True)
+    watch.record_silence(silence_s=20.0, running=True)
     assert len(health.open_verdicts(fresh_platform)) == 1, "between the limits it holds"
-    watch.heard(silence_s=0.5, running=True)
+    watch.record_silence(silence_s=0.5, running=True)
     assert health.open_verdicts(fresh_platform) == []
     raised, over = events(fresh_platform, held.job_id)
     assert (raised.code, raised.level, raised.data["audience"], raised.data["limit"]) == ("heartbeat_missed", "warn", "operator", 30.0)
     assert (over.code, over.level, over.data["verdict"]) == ("health_recovered", "info", "heartbeat_missed")
-    watch.heard(silence_s=40.0, running=True)
+    watch.record_silence(silence_s=40.0, running=True)
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed", "health_recovered", "heartbeat_missed"]
 
 
@@ -102,7 +102,7 @@ def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_ra
     fresh_platform: Platform, held: Claim, tmp_path: Path
 ) -> None:
     watch = health.begin(fresh_platform, held)
-    watch.heard(silence_s=60.0, running=True)
+    watch.record_silence(silence_s=60.0, running=True)
     failed = FailureClass(code="diverged", fault=Fault.USER, retry=Retry.NEVER, message="not finite", remedy="lower learning_rate")
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=76)
     watch.ended(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status), tmp_path)
@@ -124,7 +124,7 @@ def test_the_validation_of_earlier_attempts_counts(fresh_platform: Platform, hel
 
 def test_an_attempt_that_was_replaced_has_no_say(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, replace(held, attempt=0))
-    watch.heard(silence_s=60.0, running=True)
+    watch.record_silence(silence_s=60.0, running=True)
     assert events(fresh_platform, held.job_id) == []
 
 
@@ -183,7 +183,7 @@ def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Cl
     refused = "OperationalError: postgresql://mlflow:hunter2@db/mlflow refused"
     watch = health.begin(replace(fresh_platform, tracker=MemoryTracker(broken=refused)), held)
     for _ in range(3):
-        watch.heard(silence_s=0.0, running=True)
+        watch.record_silence(silence_s=0.0, running=True)
     (event,) = events(fresh_platform, held.job_id)
     assert (event.code, event.level) == ("tracking_failed", "warn")
     assert "refused" not in event.message, "what the tracker said is logged"
@@ -201,8 +201,8 @@ def shown(platform: Platform, held: Claim) -> list[str]:
 
 def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
-    watch.heard(silence_s=60.0, running=True)
-    watch.heard(silence_s=0.0, running=True)
+    watch.record_silence(silence_s=60.0, running=True)
+    watch.record_silence(silence_s=0.0, running=True)
     watch.saw(steps(1, 40), [])
     watch.saw(steps(41, 60, loss=5.0), [])
     attempts.tell(
@@ -240,7 +240,7 @@ def test_a_plateau_is_told_once_an_attempt(fresh_platform: Platform, held: Claim
 def test_an_error_of_the_watch_does_not_reach_the_follower(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
     watch.saw([{"no": "step"}], [])
-    watch.heard(silence_s=60.0, running=True)
+    watch.record_silence(silence_s=60.0, running=True)
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed"]
 
 

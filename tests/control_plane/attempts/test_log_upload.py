@@ -15,7 +15,7 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.log_upload import MAX_LOG_BYTES, PIECE_BYTES, LogShipper
 from control_plane.jobs import job_logs
 from control_plane.jobs.job_logs import pieces, read_pieces
-from control_plane.platform.transfer import Patience
+from control_plane.platform.transfer import RetryPolicy
 from control_plane.tenants import service as tenants
 from ft_assets.errors import NotFound, Unavailable
 from ft_assets.layout import attempt_prefix
@@ -26,7 +26,7 @@ from tests.support.jobs.followed_jobs import Job, until
 from tests.support.processes.scripted_training import Scenario
 
 PREFIX = "tenants/t/jobs/j/attempts/a1"
-SHORT = Patience(give_up_s=2.0)
+SHORT = RetryPolicy(give_up_s=2.0)
 
 
 class World:
@@ -151,7 +151,7 @@ def test_a_store_that_is_away_for_a_while_misses_nothing(world: World, tmp_path:
     assert world.whole() == world.readable()
     store.is_away = True
     late = World(tmp_path / "late").shipper(Away(tmp_path / "nowhere"))
-    late.finish(Patience(first_s=0.01, most_s=0.01, give_up_s=0.05))  # nothing is raised: no job waits for its log
+    late.finish(RetryPolicy(first_s=0.01, most_s=0.01, give_up_s=0.05))  # nothing is raised: no job waits for its log
 
 
 @pytest.fixture

@@ -77,13 +77,13 @@ def test_what_gangs_could_have_is_what_the_policy_would_place() -> None:
         of = pool(*random.choices((4, 8), k=6), packing=packing, fabrics="aaabbb")
         taken = [held(f"r{i}", g, (n.name, g)) for i, n in enumerate(of.nodes) if (g := random.choice((0, 0, 1, 3)))]
         gang, starts = random.choice((1, 2, 3, 5, 8, 10, 12, 16)), 0
-        rooms = PoolTimeline(of, 0.0)
+        timeline = PoolTimeline(of, 0.0)
         for one in taken:
-            rooms.run(one.job_id, "premium", one.num_gpus, tuple(one.placement), 1e6)
-        rooms.ready()
-        while (placement := rooms.fits_now(gang, "premium", 60.0)) is not None:
+            timeline.run(one.job_id, "premium", one.num_gpus, tuple(one.placement), 1e6)
+        timeline.ready()
+        while (placement := timeline.fits_now(gang, "premium", 60.0)) is not None:
             starts += 1
-            rooms.start(f"g{starts}", "premium", placement, 60.0)
+            timeline.start(f"g{starts}", "premium", placement, 60.0)
         assert use(of, *taken).usable(gang) == starts * gang, (of, taken, gang)
         assert use(of, *taken).apart(gang) >= 0
 

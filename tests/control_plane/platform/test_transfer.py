@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from control_plane.platform.protocols import ObjectStore
-from control_plane.platform.transfer import Patience, Sending, fetch_committed, patiently
+from control_plane.platform.transfer import RetryPolicy, Sending, fetch_committed, with_retries
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.checkpoints import ADAPTER, MANIFEST, commit, manifest_digest, verify
 from tests.support.jobs.training_specs import SPEC
 from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 
 PREFIX = "tenants/t/jobs/j/checkpoints/a1/step-00000010"
-SHORT = Patience(first_s=0.05, most_s=0.1, give_up_s=1.0)
+SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ def test_a_line_that_is_cut_is_gone_on_with_where_it_was(line: tuple[FaultyProxy
     proxy.refuse = True
     told: list[Exception] = []
     with pytest.raises(Unavailable):
-        patiently(sending.go_on, Patience(first_s=0.01, most_s=0.01, give_up_s=0.1), on_failure=told.append)
+        with_retries(sending.go_on, RetryPolicy(first_s=0.01, most_s=0.01, give_up_s=0.1), on_failure=told.append)
     assert told
     threading.Timer(0.5, lambda: setattr(proxy, "refuse", False)).start()
-    patiently(sending.go_on, Patience(first_s=0.1, most_s=0.1, give_up_s=20.0))
+    with_retries(sending.go_on, RetryPolicy(first_s=0.1, most_s=0.1, give_up_s=20.0))
     assert sending.sent == set(ADAPTER)
 
 
@@ -82,7 +82,7 @@ def test_bytes_that_change_on_the_way_are_found_by_reading_back(line: tuple[Faul
     proxy.replace.append((b"the weights as they were", b"The weights as they were"))
     sending = Sending(objects=store, directory=checkpoint, prefix=PREFIX, read_back=True)
     failures: list[Exception] = []
-    patiently(sending.go_on, SHORT, on_failure=failures.append)
+    with_retries(sending.go_on, SHORT, on_failure=failures.append)
     assert proxy.faults == faults + 1 and failures
     assert store.get_bytes(f"{PREFIX}/adapter_model.safetensors").startswith(b"the weights")
 
@@ -94,7 +94,7 @@ def test_bytes_that_change_on_the_way_back_are_fetched_again(
     Sending(objects=store, directory=checkpoint, prefix=PREFIX).go_on()
     for spoilt in ((b"the weights as", b"The weights as"), (b'"created_at"', b'"Created_at"')):
         proxy.replace.append(spoilt)
-        patiently(lambda: fetch_committed(store, PREFIX, tmp_path / "there", manifest_sha256=manifest_digest(checkpoint)), SHORT)
+        with_retries(lambda: fetch_committed(store, PREFIX, tmp_path / "there", manifest_sha256=manifest_digest(checkpoint)), SHORT)
         assert not proxy.replace
         verify(tmp_path / "there")
 

@@ -56,7 +56,7 @@ def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_
     queued = account.row(waiting)
     assert (queued["state"], queued["reason"]) == ("queued", "WaitingForQuota")
     assert "10 of the 10 GPU-hours" in queued["reason_detail"]
-    assert enforcement.enforce(account.platform) == enforcement.Round(told=0, paused=[], resumed=[])
+    assert enforcement.enforce(account.platform) == enforcement.Round(notices=0, paused=[], resumed=[])
 
     account.limit(hard_gpu_hours=100)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]

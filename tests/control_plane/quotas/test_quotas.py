@@ -214,12 +214,12 @@ def test_each_share_of_each_limit_is_told_once_a_month_and_a_new_limit_anew(acco
     account.limit(soft_gpu_hours=10, hard_gpu_hours=100)
     held = account.running(hours=20)
     account.wait(hours=7)
-    assert enforcement.enforce(account.platform).told == 0
+    assert enforcement.enforce(account.platform).notices == 0
     account.wait(hours=1)
-    assert enforcement.enforce(account.platform).told == 1
-    assert enforcement.enforce(account.platform).told == 0
+    assert enforcement.enforce(account.platform).notices == 1
+    assert enforcement.enforce(account.platform).notices == 0
     account.wait(hours=2)
-    assert enforcement.enforce(account.platform).told == 1
+    assert enforcement.enforce(account.platform).notices == 1
     assert account.told() == [("quota.threshold_reached", "soft", 80), ("quota.threshold_reached", "soft", 100)]
     at_80, at_100 = account.events(held.job_id, "quota_threshold_reached")
     assert (at_80.data["percent"], at_100.data["percent"]) == (80, 100)
@@ -229,4 +229,4 @@ def test_each_share_of_each_limit_is_told_once_a_month_and_a_new_limit_anew(acco
         f"10 GPU-hours are used this month: 100 {billed}",
     )
     account.limit(soft_gpu_hours=12)
-    assert enforcement.enforce(account.platform).told == 1, "80 % of another limit"
+    assert enforcement.enforce(account.platform).notices == 1, "80 % of another limit"

@@ -25,7 +25,7 @@ from control_plane.datasets import validation, validation_state
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
-from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, carry_out_apart, used_bytes, validate_apart, wall_s
+from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, run_sandboxed, used_bytes, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
 from ft_assets.datasets.pass_progress import Progress
@@ -73,14 +73,14 @@ def validator_of(process: psutil.Process, *, within_s: float = 60) -> psutil.Pro
 
 def ended(directory: Path, code: str, limits: Limits = LIMITS) -> None:
     """A child of Python `code`, which ends as the test says."""
-    carry_out_apart("", {}, directory, limits=limits, what="x.jsonl", command=(sys.executable, "-c", code))
+    run_sandboxed("", {}, directory, limits=limits, what="x.jsonl", command=(sys.executable, "-c", code))
 
 
 def test_a_validator_imports_nothing_that_it_does_not_use(tmp_path: Path, write_chat_rows: Callable[..., Path]) -> None:
     """Half a second of each file went into pandas and scipy, which pyarrow and numba import where they find them."""
     command = (sys.executable, "-X", "importtime", "-m", VALIDATOR)
     rows = write_chat_rows(20)
-    assert carry_out_apart(VALIDATOR, order(rows, tmp_path).to_dict(), tmp_path, limits=LIMITS, what="x", command=command)["num_rows"] == 20
+    assert run_sandboxed(VALIDATOR, order(rows, tmp_path).to_dict(), tmp_path, limits=LIMITS, what="x", command=command)["num_rows"] == 20
     imported = {line.rpartition("|")[2].strip() for line in (tmp_path / "log").read_text().splitlines()}
     assert "pyarrow" in imported and "numba" in imported
     assert not {name for name in imported if name.startswith(("pandas.", "scipy._"))}
@@ -110,7 +110,7 @@ def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> N
     seen: list[Progress] = []
     apart, here = tmp_path / "apart", tmp_path / "here"
     apart.mkdir()
-    found = validate_apart(order(large, apart), apart, limits=LIMITS, progress=seen.append)
+    found = validate_sandboxed(order(large, apart), apart, limits=LIMITS, progress=seen.append)
     own = carry_out(order(large, here))
     assert (found.report["valid"], found.num_rows, found.content_sha256) == (True, 3000, own.content_sha256)
     assert (apart / "rows.parquet").read_bytes() == (here / "rows.parquet").read_bytes()
@@ -171,7 +171,7 @@ def test_a_child_that_is_never_done_is_ended_however_much_it_tells(tmp_path: Pat
         '\'{"stage": "reading", "rows": %d, "bytes": 0, "total_bytes": 0}\' % i)'
     )
     with pytest.raises(FtError, match="not read within the 1 s that a file of its size may take") as refused:
-        carry_out_apart("", {}, tmp_path, limits=Limits(wall_s=1.0), what="x.jsonl", command=(sys.executable, "-c", code))
+        run_sandboxed("", {}, tmp_path, limits=Limits(wall_s=1.0), what="x.jsonl", command=(sys.executable, "-c", code))
     assert refused.value.code == CRASHED
     assert wall_s(0) == 120 < wall_s(10 << 30) < 7 * 3600
 
@@ -182,7 +182,7 @@ def test_an_error_of_ours_comes_back_as_itself_and_a_secret_is_in_no_file(tmp_pa
         "def work(order, secret, progress): raise Unavailable(f'{order[\"who\"]} {secret[::-1]}', code='away')\nmain(work)"
     )
     with pytest.raises(Unavailable, match="the hub terces") as raised:
-        carry_out_apart("", {"who": "the hub"}, tmp_path, limits=LIMITS, what="x", secret="secret", command=(sys.executable, "-c", code))
+        run_sandboxed("", {"who": "the hub"}, tmp_path, limits=LIMITS, what="x", secret="secret", command=(sys.executable, "-c", code))
     assert raised.value.code == "away"
     written = [p.read_text() for p in tmp_path.iterdir()]
     assert any("terces" in text for text in written), "it was used"

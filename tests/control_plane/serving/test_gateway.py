@@ -14,7 +14,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Elsewhere, Gateway, Target, _Server
+from control_plane.serving.gateway import MAX_LACKS, MAX_RESENDS, SKIP_S, Gateway, ServerFailed, Target, _Server
 from ft_assets.errors import Unavailable
 
 URLS = ("http://one", "http://two", "http://three")
@@ -261,11 +261,11 @@ def test_what_a_server_lacks_is_remembered_of_so_many_models_and_no_more() -> No
     missing = httpx.Response(404)
     for n in range(2 * MAX_LACKS):
         s.now += SKIP_S / MAX_LACKS / 2
-        with pytest.raises(Elsewhere):
+        with pytest.raises(ServerFailed):
             s.gateway._refused(server, missing, f"ft:{n}")
     assert len(server.lacks) == MAX_LACKS and f"ft:{2 * MAX_LACKS - 1}" in server.lacks
     s.now += SKIP_S
-    with pytest.raises(Elsewhere):
+    with pytest.raises(ServerFailed):
         s.gateway._refused(server, missing, "ft:late")
     assert set(server.lacks) == {"ft:late"}, "what is no news any more goes"
 

@@ -91,7 +91,7 @@ def candidate(**changes: object) -> promotion_rules.Candidate:
     return promotion_rules.Candidate(
         record=record,
         served_digests=[served],
-        told=True,
+        from_servers=True,
         accepted_digests={record.base_digest},
         catalogue_digest=catalogue,
         file_refusals=files,

@@ -306,5 +306,5 @@ def test_an_attempt_that_made_room_says_what_is_lost(phase: str, outcome: Outcom
 
 
 def test_making_room_a_hundred_times_brings_no_job_nearer_to_its_end() -> None:
-    asked = [PastAttempt(code="preempted", committed_step=5, last_step=5, asked=True)] * 100
+    asked = [PastAttempt(code="preempted", committed_step=5, last_step=5, preempted=True)] * 100
     assert _repeat("preempted", ended(Outcome.PREEMPTED), asked) == ("preempted", Retry.RESUME)

@@ -20,7 +20,7 @@ from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Workload, WorkloadStatus
-from control_plane.platform.transfer import Patience, upload
+from control_plane.platform.transfer import RetryPolicy, upload
 from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
@@ -28,7 +28,7 @@ from resources.launcher import LocalLauncher
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 
-SHORT = Patience(first_s=0.05, most_s=0.1, give_up_s=1.0)
+SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
 
 class Scripted:

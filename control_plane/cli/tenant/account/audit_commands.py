@@ -49,12 +49,12 @@ def audit(
     from control_plane.cli.paged_lists import every, unix_seconds
     from control_plane.cli.tenant.remote import connect
 
-    asked = {
+    requested = {
         "object_id": of, "object_type": kind, "action": action, "actor": actor,
         "created[gte]": unix_seconds(since, "since"), "created[lt]": unix_seconds(before, "before"),
     }  # fmt: skip
     with connect() as client:
-        show(every(client, "/v1/audit_log", at_most=at_most(limit, as_csv or as_jsonl), **asked), as_csv, as_jsonl, as_json)
+        show(every(client, "/v1/audit_log", at_most=at_most(limit, as_csv or as_jsonl), **requested), as_csv, as_jsonl, as_json)
 
 
 def at_most(limit: int | None, export: bool) -> int | None:
@@ -87,11 +87,11 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _changes(changes: dict[str, Any]) -> str:
-    told = "; ".join(f"{name}: {_told(old)} -> {_told(new)}" for name, (old, new) in changes.items())
-    return " ".join(told.split())
+    reported = "; ".join(f"{name}: {_show(old)} -> {_show(new)}" for name, (old, new) in changes.items())
+    return " ".join(reported.split())
 
 
-def _told(value: Any) -> str:
+def _show(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}..."
 

@@ -59,7 +59,7 @@ def create(
     }  # fmt: skip
     with connect() as client:
         made = client.request("POST", "/v1/api_keys", json={k: v for k, v in body.items() if v is not None})
-    told_new(made, f"key {made['id']} ({', '.join(made['scopes'])}); its secret is shown only now", as_json=as_json)
+    show_new_key(made, f"key {made['id']} ({', '.join(made['scopes'])}); its secret is shown only now", as_json=as_json)
 
 
 def show(key_id: KeyId, as_json: Json = False) -> None:
@@ -89,7 +89,7 @@ def rotate(
     body = {"overlap": span_s(overlap), **({"expires_in": span_s(expires_in)} if expires_in else {})}
     with connect() as client:
         made = client.request("POST", f"/v1/api_keys/{_plain(key_id)}/rotate", json=body)
-    told_new(made, f"key {made['id']} replaces {key_id}, which expires in {overlap}; the secret is shown only now", as_json=as_json)
+    show_new_key(made, f"key {made['id']} replaces {key_id}, which expires in {overlap}; the secret is shown only now", as_json=as_json)
 
 
 def revoke(key_id: KeyId, as_json: Json = False) -> None:
@@ -145,7 +145,7 @@ def state(key: dict[str, Any]) -> str:
     return "expired" if key["expires_at"] and key["expires_at"] <= time.time() else "active"
 
 
-def told_new(made: dict[str, Any], sentence: str, *, as_json: bool) -> None:
+def show_new_key(made: dict[str, Any], sentence: str, *, as_json: bool) -> None:
     """Write the secret to stdout and its description to stderr."""
     if as_json:
         print_json(made)

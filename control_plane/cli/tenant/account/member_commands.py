@@ -49,7 +49,7 @@ def add(
 
     with connect() as client:
         made = client.request("POST", "/v1/members", json={"email": email, "role": role, **({"name": name} if name else {})})
-    _told(made, as_json=as_json)
+    _show(made, as_json=as_json)
 
 
 def update(
@@ -62,9 +62,9 @@ def update(
     """Change a person's role, name, or e-mail notifications."""
     from control_plane.cli.tenant.remote import connect
 
-    asked = {k: v for k, v in (("role", role), ("name", name), ("notify", notify)) if v is not None}
+    requested = {k: v for k, v in (("role", role), ("name", name), ("notify", notify)) if v is not None}
     with connect() as client:
-        _told(client.request("POST", f"/v1/members/{quote(member_id, safe='')}", json=asked), as_json=as_json)
+        _show(client.request("POST", f"/v1/members/{quote(member_id, safe='')}", json=requested), as_json=as_json)
 
 
 def remove(member_id: MemberId, as_json: Json = False) -> None:
@@ -79,7 +79,7 @@ def remove(member_id: MemberId, as_json: Json = False) -> None:
         say(f"{member_id} is removed; keys revoked with it: {done['revoked_keys']}")
 
 
-def _told(member: dict[str, Any], *, as_json: bool) -> None:
+def _show(member: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(member)
         return

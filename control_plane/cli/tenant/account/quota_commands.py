@@ -44,6 +44,6 @@ def quota(as_json: Json = False) -> None:
 def quota_line(quota: Mapping[str, Any]) -> str:
     """Describe in one line what a job takes of the month."""
     left, over = quota["left_gpu_hours"], quota["overage_gpu_hours"]
-    room = "no hard cap" if left is None else f"{number(left)} GPU-hours are left up to the hard cap"
+    space = "no hard cap" if left is None else f"{number(left)} GPU-hours are left up to the hard cap"
     excess = f"; {number(over)} of the job's exceed the soft limit and are billed as overage" if quota["goes_into_overage"] else ""
-    return room + ("" if quota["fits"] else "; the job does not fit") + excess
+    return space + ("" if quota["fits"] else "; the job does not fit") + excess

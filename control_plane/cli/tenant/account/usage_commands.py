@@ -107,9 +107,9 @@ def invoice(
     """Show the invoice of a month, or its draft until it is issued."""
     from control_plane.cli.tenant.remote import connect
 
-    asked = month or f"{datetime.now(UTC):%Y-%m}"
+    requested = month or f"{datetime.now(UTC):%Y-%m}"
     with connect() as client:
-        found = client.request("GET", f"/v1/invoices/{asked}")
+        found = client.request("GET", f"/v1/invoices/{requested}")
     if as_json:
         print_json(found)
         return

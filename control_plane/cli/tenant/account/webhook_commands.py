@@ -57,7 +57,7 @@ def create(
 
     with connect() as client:
         made = client.request("POST", ROOT, json={"name": name, "url": url, "event_types": event or ["*"]})
-    _told_secret(made, f"endpoint {made['id']}; its signing secret is shown only now. Try it with `ft webhooks test`", as_json=as_json)
+    _show_secret(made, f"endpoint {made['id']}; its signing secret is shown only now. Try it with `ft webhooks test`", as_json=as_json)
 
 
 def show(endpoint: EndpointId, as_json: Json = False) -> None:
@@ -66,7 +66,7 @@ def show(endpoint: EndpointId, as_json: Json = False) -> None:
 
     with connect() as client:
         found = client.request("GET", _path(endpoint))
-    _told(found, as_json=as_json)
+    _show_endpoint(found, as_json=as_json)
 
 
 def update(
@@ -135,7 +135,7 @@ def rotate_secret(
     with connect() as client:
         made = client.request("POST", _path(endpoint, "rotate_secret"), json={"keep_old_secret_active_for_24_hours": not now})
     old = "the old one has ended" if now else "the old one signs too for 24 hours"
-    _told_secret(made, f"the new secret of {endpoint} is shown only now; {old}", as_json=as_json)
+    _show_secret(made, f"the new secret of {endpoint} is shown only now; {old}", as_json=as_json)
 
 
 def deliveries(
@@ -174,16 +174,16 @@ def replay(
     with connect() as client:
         if delivery is not None:
             done = client.request("POST", _path(endpoint, "deliveries", delivery, "replay"))
-            said = f"{delivery} is sent again"
+            message = f"{delivery} is sent again"
         else:
             start = unix_seconds(since, "since")
             start = int(time.time()) - DEFAULT_SINCE_S if start is None else start
             done = client.request("POST", _path(endpoint, "replay"), json={"since": start})
-            said = f"{done['replayed']} deliveries are sent again"
+            message = f"{done['replayed']} deliveries are sent again"
     if as_json:
         print_json(done)
     else:
-        say(said)
+        say(message)
 
 
 def types(as_json: Json = False) -> None:
@@ -200,14 +200,14 @@ def _changed(endpoint: str, changes: dict[str, Any], *, as_json: bool) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        _told(_update(client, endpoint, changes), as_json=as_json)
+        _show_endpoint(_update(client, endpoint, changes), as_json=as_json)
 
 
 def _update(client: FtClient, endpoint: str, changes: dict[str, Any]) -> dict[str, Any]:
     return client.request("POST", _path(endpoint), json=changes)
 
 
-def _told(found: dict[str, Any], *, as_json: bool) -> None:
+def _show_endpoint(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
@@ -215,12 +215,12 @@ def _told(found: dict[str, Any], *, as_json: bool) -> None:
     fields({**shown, "secret": found["signing_secret_hint"], "events": _types(found), "created": ago(found["created_at"])})
 
 
-def _told_secret(made: dict[str, Any], said: str, *, as_json: bool) -> None:
+def _show_secret(made: dict[str, Any], message: str, *, as_json: bool) -> None:
     if as_json:
         print_json(made)
         return
     print(made["signing_secret"])
-    say(said)
+    say(message)
 
 
 def _types(endpoint: dict[str, Any]) -> str:

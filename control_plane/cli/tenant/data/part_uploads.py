@@ -80,9 +80,9 @@ def _begun(client: FtClient, note: _Note) -> Upload | None:
 
 
 def _begin(client: FtClient, note: _Note, file: Path, options: Mapping[str, Any]) -> Upload:
-    asked: Any = {name: value for name, value in options.items() if value}
+    requested: Any = {name: value for name, value in options.items() if value}
     size = file.stat().st_size
-    made = client.uploads.create(bytes=size, filename=file.name, mime_type="application/octet-stream", purpose="fine-tune", **asked)
+    made = client.uploads.create(bytes=size, filename=file.name, mime_type="application/octet-stream", purpose="fine-tune", **requested)
     note.write(made["id"])
     return made
 

@@ -35,7 +35,7 @@ def add(name: Name, file: File, field: Field = "question", column_map: Map = Non
 
     with connect() as client:
         made = client.suites.create(file, name=name, field=field, column_map=parse_map(column_map))
-    told(made, as_json=as_json)
+    show_suite(made, as_json=as_json)
 
 
 def list_suites(as_json: Json = False) -> None:
@@ -79,7 +79,7 @@ def _or_unknown(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def told(suite: Mapping[str, Any], *, as_json: bool) -> None:
+def show_suite(suite: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(dict(suite))
         return

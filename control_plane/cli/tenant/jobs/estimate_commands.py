@@ -60,8 +60,8 @@ def estimate(
         }
         body |= {"hyperparameters": hyperparameters or None, "tier": tier, "adapter": adapter, "recipe": recipe}
         body |= {"hardware": {"num_gpus": num_gpus} if num_gpus else None}
-        asked = {k: v for k, v in body.items() if v is not None}
-        found = client.jobs.estimate(model=model, training_file=file_id_of(client, file, options), **asked)
+        requested = {k: v for k, v in body.items() if v is not None}
+        found = client.jobs.estimate(model=model, training_file=file_id_of(client, file, options), **requested)
     if as_json:
         print_json(found)
     else:

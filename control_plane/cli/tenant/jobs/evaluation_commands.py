@@ -79,9 +79,9 @@ def verdict_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
 
 def score_row(s: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = s["ci_low"], s["ci_high"]
-    said = "better" if low > 0 else "worse" if high < 0 else ""
+    message = "better" if low > 0 else "worse" if high < 0 else ""
     numbers = ("" if value is None else f"{value:.3f}" for value in (s["base"], s["previous"], s["adapter"]))
-    return (s["suite"], s["metric"], str(s["n"]), *numbers, f"{low:+.3f} to {high:+.3f}", said)
+    return (s["suite"], s["metric"], str(s["n"]), *numbers, f"{low:+.3f} to {high:+.3f}", message)
 
 
 def _after(found: Mapping[str, Any]) -> Iterator[str]:
@@ -109,14 +109,14 @@ def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
             continue
         judged = f", judge: {sample['judge']}" if sample.get("judge") else ""
         print(f"{printable(sample['id'])}  {sample['change']}{judged}")
-        said = {name: sample[name] for name in ("prompt", "expected", "base")}
-        for name, text in {**said, "previous": sample.get("previous"), "adapter": sample["adapter"]}.items():
+        message = {name: sample[name] for name in ("prompt", "expected", "base")}
+        for name, text in {**message, "previous": sample.get("previous"), "adapter": sample["adapter"]}.items():
             if text:
                 print(f"  {name + ':':<10}{printable(text)}")
         metric, scores = sample.get("metric"), sample.get("scores")
         if sample["suite"].startswith("capability/") and metric and scores:
-            told = (f"{who} {number(of[metric]) if metric in of else ''}" for who, of in scores.items())
-            print(f"  {metric}: {', '.join(told)}")
+            reported = (f"{who} {number(of[metric]) if metric in of else ''}" for who, of in scores.items())
+            print(f"  {metric}: {', '.join(reported)}")
 
 
 def printable(text: str) -> str:

@@ -86,15 +86,15 @@ def pool_line(pool: Mapping[str, Any]) -> str:
 
 
 def _waited(job: Mapping[str, Any], now: float) -> str:
-    said = [f"has waited {span_words(job['waited_s'])}"]
+    message = [f"has waited {span_words(job['waited_s'])}"]
     if job["due_at"] is not None:
         over = (
             f"since {wall_clock(job['due_at'], now)} nobody" if job["due_at"] <= now else f"from {wall_clock(job['due_at'], now)} on nobody"
         )
-        said.append(f"{over} later of its tier goes before it")
+        message.append(f"{over} later of its tier goes before it")
     if job["preemptions"]:
-        said.append(f"made room for others {counted(job['preemptions'], 'time')}")
-    return " · ".join(said)
+        message.append(f"made room for others {counted(job['preemptions'], 'time')}")
+    return " · ".join(message)
 
 
 def show_repeatedly(look: Callable[[], list[str]]) -> None:

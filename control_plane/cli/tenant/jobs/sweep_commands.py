@@ -79,9 +79,9 @@ def create(
         }  # fmt: skip
         if validation_file is not None:
             body["validation_file"] = file_id_of(client, validation_file, options)
-        asked = {k: v for k, v in body.items() if v is not None}
+        requested = {k: v for k, v in body.items() if v is not None}
         varied: Any = {k: v for k, v in settings.items() if v is not None}
-        made = client.sweeps.create(**asked, sweep=varied)
+        made = client.sweeps.create(**requested, sweep=varied)
         if not wait:
             if as_json:
                 print_json(made)

@@ -87,8 +87,8 @@ def _show(one: dict[str, Any]) -> None:
         }
     )
     if "links" in one:
-        said = {True: "holds", False: "BROKEN", None: "not there"}
-        table(("LINK", "", ""), [(link["link"], said[link["holds"]], link["detail"]) for link in one["links"]])
+        message = {True: "holds", False: "BROKEN", None: "not there"}
+        table(("LINK", "", ""), [(link["link"], message[link["holds"]], link["detail"]) for link in one["links"]])
 
 
 def pending(as_json: Json = False) -> None:

@@ -32,7 +32,7 @@ def set_route(name: Name, targets: Targets, as_json: Json = False) -> None:
     if len(parsed) < len(targets):
         raise InvalidRequest("a target is named twice; give it one weight", code="invalid_route", param="targets")
     with connect() as client:
-        _told(client.model_routes.set(name, parsed), as_json=as_json)
+        _show(client.model_routes.set(name, parsed), as_json=as_json)
 
 
 def list_routes(as_json: Json = False) -> None:
@@ -53,7 +53,7 @@ def show(name: Name, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        _told(client.model_routes.retrieve(name), as_json=as_json)
+        _show(client.model_routes.retrieve(name), as_json=as_json)
 
 
 def delete(name: Name, as_json: Json = False) -> None:
@@ -77,12 +77,12 @@ def _target(given: str) -> tuple[str, int]:
     return model, int(weight)
 
 
-def _told(route: ModelRoute, *, as_json: bool) -> None:
+def _show(route: ModelRoute, *, as_json: bool) -> None:
     if as_json:
         print_json(route)
         return
-    told = ((t, t["stage"] or ("withdrawn" if t["adapter_id"] else "base"), "yes" if t["served"] else "no") for t in route["targets"])
-    rows = [(t["model"], str(t["weight"]), percent(t["share"]), stage, served) for t, stage, served in told]
+    reported = ((t, t["stage"] or ("withdrawn" if t["adapter_id"] else "base"), "yes" if t["served"] else "no") for t in route["targets"])
+    rows = [(t["model"], str(t["weight"]), percent(t["share"]), stage, served) for t, stage, served in reported]
     table(("TARGET", "WEIGHT", "SHARE", "STAGE", "SERVED"), rows)
     if any(not t["served"] for t in route["targets"]):
         say("a target that is not served gets no requests: its share goes to the others")

@@ -114,9 +114,9 @@ class AsyncAuditLog(AsyncResource):
         after: str | None = None,
     ) -> AsyncPages[AuditLine]:
         """Changes, newest first: who made each, of what, from where, and what it changed. Times are Unix seconds."""
-        asked = given(object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
+        requested = given(object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
         return self._api.pages(
-            AuditLine, at("/v1/audit_log"), asked | given(**{"created[gte]": created_from, "created[lt]": created_before})
+            AuditLine, at("/v1/audit_log"), requested | given(**{"created[gte]": created_from, "created[lt]": created_before})
         )
 
 

@@ -29,8 +29,8 @@ class AsyncUsageReports(AsyncResource):
 
         `group_by`: of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
         """
-        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
-        return await self._api.call(Usage, "GET", at("/v1/usage"), params=asked)
+        requested = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return await self._api.call(Usage, "GET", at("/v1/usage"), params=requested)
 
     async def csv(
         self,
@@ -41,8 +41,8 @@ class AsyncUsageReports(AsyncResource):
         group_by: Sequence[str] | None = None,
     ) -> bytes:
         """The same as a table: a line for each bucket and group."""
-        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
-        return await self._api.content(at("/v1/usage.csv"), params=asked)
+        requested = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return await self._api.content(at("/v1/usage.csv"), params=requested)
 
 
 class AsyncLedger(AsyncResource):

@@ -33,8 +33,14 @@ class AsyncFiles(AsyncResource):
         `encoding` is that of the text where it is not UTF-8, `rows_at` the key of the rows in a file that is one JSON object,
         `model` is the base model whose tokens are counted. `expires_after_s` has the file deleted so long after its upload.
         """
-        asked: dict[str, Any] = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
-        data = form(purpose=purpose, **{name: value or None for name, value in asked.items()})
+        requested: dict[str, Any] = {
+            "column_map": column_map,
+            "policies": policies,
+            "encoding": encoding,
+            "rows_at": rows_at,
+            "model": model,
+        }
+        data = form(purpose=purpose, **{name: value or None for name, value in requested.items()})
         if expires_after_s is not None:
             data |= {"expires_after[anchor]": "created_at", "expires_after[seconds]": str(expires_after_s)}
         return await self._api.send_file(File, at("/v1/files"), file, data)

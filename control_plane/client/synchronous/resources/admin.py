@@ -79,8 +79,8 @@ class Tenants(Resource):
         self, tenant: str, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
     ) -> Pages[LedgerEntry]:
         """Entries of a tenant, newest first, with who decided on them."""
-        asked = given(kind=kind, job_id=job_id, limit=limit, after=after)
-        return self._api.pages(LedgerEntry, at("/v1/admin/tenants/{tenant}/ledger", tenant=tenant), asked)
+        requested = given(kind=kind, job_id=job_id, limit=limit, after=after)
+        return self._api.pages(LedgerEntry, at("/v1/admin/tenants/{tenant}/ledger", tenant=tenant), requested)
 
     def invoices(self, tenant: str, *, limit: int = 24, after: str | None = None) -> Pages[InvoiceSummary]:
         """Invoices of a tenant that were issued, newest month first."""
@@ -107,10 +107,10 @@ class PlatformUsage(Resource):
 
         `group_by`: of ``tenant``, ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
         """
-        asked = given(
+        requested = given(
             tenant=tenant, start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by)
         )
-        return self._api.call(Usage, "GET", at("/v1/admin/usage"), params=asked)
+        return self._api.call(Usage, "GET", at("/v1/admin/usage"), params=requested)
 
 
 class Refunds(Resource):
@@ -166,9 +166,9 @@ class PlatformAuditLog(Resource):
         after: str | None = None,
     ) -> Pages[AuditLine]:
         """Changes in all tenants, or in one, and of the platform itself, newest first."""
-        asked = given(tenant=tenant, object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
+        requested = given(tenant=tenant, object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
         times = given(**{"created[gte]": created_from, "created[lt]": created_before})
-        return self._api.pages(AuditLine, at("/v1/admin/audit_log"), asked | times)
+        return self._api.pages(AuditLine, at("/v1/admin/audit_log"), requested | times)
 
 
 class WholeQueue(Resource):

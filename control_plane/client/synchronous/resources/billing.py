@@ -30,8 +30,8 @@ class UsageReports(Resource):
 
         `group_by`: of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
         """
-        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
-        return self._api.call(Usage, "GET", at("/v1/usage"), params=asked)
+        requested = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return self._api.call(Usage, "GET", at("/v1/usage"), params=requested)
 
     def csv(
         self,
@@ -42,8 +42,8 @@ class UsageReports(Resource):
         group_by: Sequence[str] | None = None,
     ) -> bytes:
         """The same as a table: a line for each bucket and group."""
-        asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
-        return self._api.content(at("/v1/usage.csv"), params=asked)
+        requested = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
+        return self._api.content(at("/v1/usage.csv"), params=requested)
 
 
 class Ledger(Resource):

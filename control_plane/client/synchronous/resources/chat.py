@@ -45,5 +45,5 @@ class Completions(Resource):
 
 def _texts(chunk: Json) -> list[str]:
     if "error" in chunk:
-        raise wire.told_error(chunk, status=500)
+        raise wire.error_from_body(chunk, status=500)
     return [text for choice in chunk.get("choices") or () if (text := (choice.get("delta") or {}).get("content"))]

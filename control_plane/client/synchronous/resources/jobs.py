@@ -62,7 +62,7 @@ class Jobs(Resource):
         `status` is OpenAI's word, `state` the platform's; `metadata` keeps jobs that carry all of its pairs, `without_metadata`
         those that carry none. Times are Unix seconds.
         """
-        asked = given(
+        requested = given(
             status=status,
             state=state,
             model=model,
@@ -74,7 +74,7 @@ class Jobs(Resource):
             after=after,
         )
         pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
-        return self._api.pages(Job, at("/v1/fine_tuning/jobs"), asked | pairs)
+        return self._api.pages(Job, at("/v1/fine_tuning/jobs"), requested | pairs)
 
     def retrieve(self, job_id: str) -> Job:
         """One job."""

@@ -38,7 +38,7 @@ def owed(interval: Interval) -> int:
 
 
 def test_what_was_kept_is_billed_to_the_notice_and_the_stop_is_given_back() -> None:
-    work = Work(after_stop=False, began_ms=T0 + HOUR, kept_until_ms=T0 + 4 * HOUR, asked_ms=T0 + 3 * HOUR)
+    work = Work(after_stop=False, began_ms=T0 + HOUR, kept_until_ms=T0 + 4 * HOUR, stop_requested_ms=T0 + 3 * HOUR)
     usage, refund = bill(attempt(5 * HOUR, work=work, num_gpus=2), BOOK)
     assert (usage.amount_micros, refund.amount_micros) == (40_000_000, -16_000_000), "the first loading is paid, as ever"
     assert (refund.id, refund.kind, refund.gpu_seconds) == ("j/a1/refund/part", "refund", 4 * 3600)
@@ -46,9 +46,9 @@ def test_what_was_kept_is_billed_to_the_notice_and_the_stop_is_given_back() -> N
 
 
 def test_what_came_after_the_checkpoint_is_done_again_and_given_back() -> None:
-    work = Work(after_stop=False, began_ms=T0, kept_until_ms=T0 + HOUR, asked_ms=T0 + 3 * HOUR)
+    work = Work(after_stop=False, began_ms=T0, kept_until_ms=T0 + HOUR, stop_requested_ms=T0 + 3 * HOUR)
     assert owed(attempt(4 * HOUR, work=work)) == 4_000_000
-    assert owed(attempt(4 * HOUR, work=replace(work, asked_ms=None))) == 4_000_000, "also where nobody is known to have asked"
+    assert owed(attempt(4 * HOUR, work=replace(work, stop_requested_ms=None))) == 4_000_000, "also where nobody is known to have asked"
 
 
 def test_a_part_of_an_attempt_is_given_back_at_the_price_at_which_it_was_billed() -> None:
@@ -56,13 +56,13 @@ def test_a_part_of_an_attempt_is_given_back_at_the_price_at_which_it_was_billed(
     (first,) = BOOK.lists
     dear = {name: replace(gpu, on_demand=2 * gpu.on_demand) for name, gpu in first.gpus.items()}
     book = prices.PriceBook(lists=(first, replace(first, valid_from=AT.date() + timedelta(days=1), gpus=dear)))
-    work = Work(after_stop=False, began_ms=T0, kept_until_ms=T0 + 3 * HOUR, asked_ms=None)
+    work = Work(after_stop=False, began_ms=T0, kept_until_ms=T0 + 3 * HOUR, stop_requested_ms=None)
     usage, refund = bill(attempt(24 * HOUR, work=work), book)
     assert (usage.amount_micros, refund.amount_micros) == (96_000_000, -84_000_000), "3 of 24 hours are paid"
 
 
 def test_loading_after_a_stop_is_given_back_however_the_attempt_ends() -> None:
-    work = Work(after_stop=True, began_ms=T0 + HOUR, kept_until_ms=T0 + 3 * HOUR, asked_ms=None)
+    work = Work(after_stop=True, began_ms=T0 + HOUR, kept_until_ms=T0 + 3 * HOUR, stop_requested_ms=None)
     assert owed(attempt(4 * HOUR, work=work)) == 8_000_000, "between two stops"
     ends: list[tuple[str, Fault | None]] = [("succeeded", None), ("cancelled", Fault.USER), ("oom", Fault.AMBIGUOUS)]
     for outcome, fault in ends:
@@ -130,7 +130,9 @@ def run(stop: Stop, steps: Sequence[int], done: int, *, every: int, after_stop: 
         clock += step
         paid += step if clock <= stop.after_ms else 0
     began = T0 + stop.loading_ms if at > done else None
-    work = Work(after_stop=after_stop, began_ms=began, kept_until_ms=None if kept_at is None else T0 + kept_at, asked_ms=T0 + stop.after_ms)
+    work = Work(
+        after_stop=after_stop, began_ms=began, kept_until_ms=None if kept_at is None else T0 + kept_at, stop_requested_ms=T0 + stop.after_ms
+    )
     return ended, kept, work, paid
 
 

@@ -119,11 +119,11 @@ def test_as_wide_as_a_pool_says_a_gang_of_each_tier_is_placed_where_nothing_runs
     total = sum(n for n, _ in of)
     whole = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=total, reserved_gpus=min(kept, total), packing="whole_node")
     for tier in ("premium", "standard"):
-        rooms = PoolTimeline(whole, NOW)
-        rooms.ready()
-        placed = [n for n in range(1, total + 1) if rooms.fits_now(n, tier, HOUR)]
-        assert placed == [n for n in range(1, total + 1) if rooms.could_hold(n, tier)]
-        assert placed == [n for n in range(1, total + 1) if rooms.earliest(n, tier, HOUR, NOW)[0] == NOW]
+        timeline = PoolTimeline(whole, NOW)
+        timeline.ready()
+        placed = [n for n in range(1, total + 1) if timeline.fits_now(n, tier, HOUR)]
+        assert placed == [n for n in range(1, total + 1) if timeline.could_hold(n, tier)]
+        assert placed == [n for n in range(1, total + 1) if timeline.earliest(n, tier, HOUR, NOW)[0] == NOW]
         assert tier == "premium" or (placed or [0])[-1] == whole.widest(tier) or not whole.reserved_gpus
 
 
@@ -188,13 +188,13 @@ def test_who_says_nothing_of_spot_runs_on_demand() -> None:
 
 
 def test_the_gpus_of_a_job_that_is_being_stopped_are_expected_when_it_has_handed_them_over() -> None:
-    rooms = PoolTimeline(pool(8), NOW)
-    (node,) = rooms.by_name
-    rooms.run("long", "standard", 8, ((node, 8),), NOW + HOUR)
-    rooms.ready()
-    assert rooms.earliest(8, "standard", 60.0, NOW)[0] == NOW + HOUR
-    rooms.end_sooner(frozenset({"long"}), NOW + 90)
-    assert rooms.earliest(8, "standard", 60.0, NOW)[0] == NOW + 90
+    timeline = PoolTimeline(pool(8), NOW)
+    (node,) = timeline.by_name
+    timeline.run("long", "standard", 8, ((node, 8),), NOW + HOUR)
+    timeline.ready()
+    assert timeline.earliest(8, "standard", 60.0, NOW)[0] == NOW + HOUR
+    timeline.end_sooner(frozenset({"long"}), NOW + 90)
+    assert timeline.earliest(8, "standard", 60.0, NOW)[0] == NOW + 90
 
 
 def test_a_pool_takes_the_classes_that_it_is_for_and_spot_falls_back_to_demand() -> None:

@@ -23,7 +23,7 @@ Held = tuple[str, str, int, float, float]
 
 
 class Cluster:
-    """A pool with what runs and what is promised, as the scheduler has it (`rooms`) and as a plain list (`held`)."""
+    """A pool with what runs and what is promised, as the scheduler has it (`timeline`) and as a plain list (`held`)."""
 
     def __init__(self, rng: random.Random, *, whole: bool = False, sizes: Sequence[int] = (2, 4, 8), jobs: int = 12) -> None:
         self.rng = rng
@@ -38,10 +38,10 @@ class Cluster:
         self.held: list[Held] = []
         self.tier: dict[str, str] = {}
         self.running: list[Running] = []
-        self.rooms = PoolTimeline(self.pool, NOW)
+        self.timeline = PoolTimeline(self.pool, NOW)
         for i in range(rng.randint(0, jobs)):
             self._run(f"r{i}")
-        self.rooms.ready()
+        self.timeline.ready()
         for i in range(rng.randint(0, 6)):
             rng.choice([self._promise, self._promise, self._void, self._start])(f"{i}")
 
@@ -50,7 +50,7 @@ class Cluster:
         n, end = self.rng.randint(1, self.nodes[name].num_gpus), NOW + self.rng.randint(1, 40) * 100
         if self.fits(((name, n),), tier, NOW, NEVER):
             self.hold(job_id, tier, ((name, n),), NOW, end)
-            self.rooms.run(job_id, tier, n, ((name, n),), end)
+            self.timeline.run(job_id, tier, n, ((name, n),), end)
             started = NOW - self.rng.randint(1, 50) * 100
             self.running.append(
                 Running(
@@ -61,23 +61,23 @@ class Cluster:
 
     def _start(self, number: str) -> None:
         tier, length = self.rng.choice(TIERS), self.rng.randint(1, 20) * 100.0
-        placement = self.rooms.fits_now(self.rng.randint(1, self.largest), tier, length)
+        placement = self.timeline.fits_now(self.rng.randint(1, self.largest), tier, length)
         if placement is not None:
-            self.rooms.start(f"s{number}", tier, placement, length)
+            self.timeline.start(f"s{number}", tier, placement, length)
             self.hold(f"s{number}", tier, placement, NOW, NOW + length)
 
     def _void(self, _: str) -> None:
         promised = sorted({job for job, *_ in self.held if job.startswith("c")})
         if promised:
             job_id = self.rng.choice(promised)
-            self.rooms.unclaim(job_id, tuple((name, n) for job, name, n, *_ in self.held if job == job_id))
+            self.timeline.unclaim(job_id, tuple((name, n) for job, name, n, *_ in self.held if job == job_id))
             self.held = [h for h in self.held if h[0] != job_id]
 
     def _promise(self, number: str) -> None:
         job_id, tier, length = f"c{number}", self.rng.choice(TIERS), self.rng.randint(1, 20) * 100.0
-        start, placement = self.rooms.earliest(self.rng.randint(1, self.largest + 2), tier, length, NOW + self.rng.choice([0, 0, 700]))
+        start, placement = self.timeline.earliest(self.rng.randint(1, self.largest + 2), tier, length, NOW + self.rng.choice([0, 0, 700]))
         if start < NEVER:
-            self.rooms.claim(job_id, tier, Reservation(start=start, pool="p", placement=placement, made_at=NOW), length)
+            self.timeline.claim(job_id, tier, Reservation(start=start, pool="p", placement=placement, made_at=NOW), length)
             self.hold(job_id, tier, placement, start, start + length)
 
     def takes(self, name: str, n: int) -> int:
@@ -140,7 +140,7 @@ def test_a_gang_that_fits_on_a_node_starts_on_the_fullest_one_that_is_free_for_a
         for tier in TIERS:
             n, length = rng.randint(1, cluster.largest), rng.randint(1, 45) * 100.0
             fits = cluster.on_a_node(n, tier, NOW, length)
-            found = cluster.rooms.fits_now(n, tier, length)
+            found = cluster.timeline.fits_now(n, tier, length)
             seen.add(bool(fits))
             if fits and (not whole or tier == "premium" or not cluster.pool.reserved_gpus):
                 assert found == ((fits[0], n),)
@@ -156,11 +156,11 @@ def test_the_earliest_start_on_a_node_is_the_first_moment_at_which_one_is_free_f
         for tier in TIERS:
             n, length, after = rng.randint(1, cluster.largest), rng.randint(1, 45) * 100.0, NOW + rng.choice([0, 150, 1000])
             first = next((t for t in cluster.moments(after) if cluster.on_a_node(n, tier, t, length)), NEVER)
-            start, placement = cluster.rooms.earliest(n, tier, length, after)
+            start, placement = cluster.timeline.earliest(n, tier, length, after)
             assert start == first
             if start < NEVER:
                 assert cluster.fits(placement, tier, start, start + length)
-                assert cluster.rooms.when_free(placement, tier, length, after) == start
+                assert cluster.timeline.when_free(placement, tier, length, after) == start
                 seen.add(start > after)
     assert seen == {True, False}
 
@@ -173,8 +173,8 @@ def test_a_wide_gang_gets_whole_nodes_of_one_fabric_that_are_free_for_its_whole_
         if total <= cluster.largest + 1:
             continue
         n, length, tier = rng.randint(cluster.largest + 1, total), rng.randint(1, 20) * 100.0, rng.choice(TIERS)
-        now = cluster.rooms.fits_now(n, tier, length)
-        start, later = cluster.rooms.earliest(n, tier, length, NOW)
+        now = cluster.timeline.fits_now(n, tier, length)
+        start, later = cluster.timeline.earliest(n, tier, length, NOW)
         for moment, placement in [(NOW, now)] * (now is not None) + [(start, later)] * (start < NEVER):
             assert placement is not None
             assert sum(k for _, k in placement) == n
@@ -249,7 +249,7 @@ def test_on_one_node_the_cheapest_stops_are_those_of_all_nodes_and_all_sets_of_v
             ),
             default=None,
         )
-        assert cheapest(job, cluster.rooms, victims, now=NOW, rules=RULES) == best
+        assert cheapest(job, cluster.timeline, victims, now=NOW, rules=RULES) == best
         seen.append((best is None, len(allowed) > 1, len(allowed) < len(found), whole or (best is not None and len(best.victims) > 1)))
     assert all(map(any, zip(*seen, strict=True)))
 
@@ -263,7 +263,7 @@ def test_for_a_wide_gang_stops_empty_nodes_of_one_fabric_and_nobody_is_stopped_n
         if total <= cluster.largest or not victims:
             continue
         job = waiting("j", gpus=rng.randint(cluster.largest + 1, total), tier="premium", expected=rng.randint(1, 20) * 100.0)
-        found = cheapest(job, cluster.rooms, victims, now=NOW, rules=RULES)
+        found = cheapest(job, cluster.timeline, victims, now=NOW, rules=RULES)
 
         def suffice(stopped: Iterable[Running], placement: Placement, of: Cluster = cluster, end: float = MOMENT + job.expected_s) -> bool:
             return of.once_stopped((v.job_id for v in stopped), MOMENT).fits(placement, "premium", MOMENT, end)
@@ -322,6 +322,6 @@ def test_the_forecast_gives_each_job_the_gpus_of_its_pools_that_are_free_first(i
                 for heap in heaps[name]:
                     heap[:] = sorted(heap[n:] + [start + job.expected_s] * n)
             seen.append((bool(can), len(can) == 2, kept is not None))
-        rooms = {name: c.rooms for name, c in pools.items()}
-        assert forecast(jobs, rooms, promised, NOW, in_turn=in_turn) == wanted
+        timeline = {name: c.timeline for name, c in pools.items()}
+        assert forecast(jobs, timeline, promised, NOW, in_turn=in_turn) == wanted
     assert {True, False} == {s[0] for s in seen} and any(s[1] for s in seen) and (in_turn or any(s[2] for s in seen))

@@ -13,7 +13,7 @@ from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, pool, run
 CALM = Rules(slicing=False)
 
 
-def patience(queue: Snapshot) -> dict[str, float]:
+def remaining_wait(queue: Snapshot) -> dict[str, float]:
     """Hours from the submission until each waiting job is due."""
     queued = {w.job_id: w.queued_at for w in queue.waiting}
     waits = [d for d in schedule(queue, now=NOW, rules=CALM) if isinstance(d, Wait) and d.due_at is not None]
@@ -35,17 +35,17 @@ def test_patience_is_that_of_the_pools_that_a_job_waits_for() -> None:
     pools, held = two_pools()
     adapters = [waiting(f"a{i}", gpus=4, waited=60.0 - i, expected=HOUR) for i in range(10)]
     newest = dataclasses.replace(waiting("newest", gpus=4, expected=HOUR), job_class="full")
-    found = patience(Snapshot(pools=pools, waiting=[*adapters, newest], running=held))
+    found = remaining_wait(Snapshot(pools=pools, waiting=[*adapters, newest], running=held))
     assert found == {**{f"a{i}": 189.0 for i in range(10)}, "newest": 2.0}
     other = dataclasses.replace(newest, queued_at=NOW - 99, waiting_since=NOW - 99)
-    assert patience(Snapshot(pools=pools, waiting=[*adapters, other], running=held))["newest"] == 2.0, "whoever comes last"
+    assert remaining_wait(Snapshot(pools=pools, waiting=[*adapters, other], running=held))["newest"] == 2.0, "whoever comes last"
 
 
 def test_of_several_that_join_at_once_the_one_that_would_wait_longest_tells() -> None:
     narrow = dataclasses.replace(pool(4), name="narrow")
     held = [dataclasses.replace(running("a", 4, ends_in=50 * HOUR), pool="narrow")]
     jobs = [waiting("first", gpus=4, waited=2.0), waiting("never", gpus=4, tier="premium", waited=1.0)]
-    found = patience(Snapshot(pools=[narrow], waiting=jobs, running=held))
+    found = remaining_wait(Snapshot(pools=[narrow], waiting=jobs, running=held))
     assert found == {"never": 50.0, "first": 50.0 + round(600 / HOUR, 6)}
 
 
@@ -74,16 +74,16 @@ def test_who_comes_back_has_the_patience_of_those_that_wait_and_who_is_new_that_
         dataclasses.replace(old, job_id="stopped", preemptions=1),
         dataclasses.replace(old, job_id="waited", waited_s=60.0),
     ]
-    found = patience(Snapshot(pools=[pool(4)], waiting=jobs, running=held))
+    found = remaining_wait(Snapshot(pools=[pool(4)], waiting=jobs, running=held))
     assert found == {"stormy": 90.0, "first stay": 5.0, "stopped": 90.0, "waited": 90.0}
-    new = patience(Snapshot(pools=[pool(4)], waiting=[stormy, waiting("new", gpus=4)], running=held))
+    new = remaining_wait(Snapshot(pools=[pool(4)], waiting=[stormy, waiting("new", gpus=4)], running=held))
     assert new["new"] == round((3 * HOUR + 600) / HOUR, 6), "after the running one and the one before it"
 
 
 def test_a_job_for_a_pool_that_is_down_is_due_no_sooner_than_its_tier_promises() -> None:
     down = pool(4)
     down = dataclasses.replace(down, nodes=tuple(dataclasses.replace(n, ready=False) for n in down.nodes))
-    assert patience(Snapshot(pools=[down], waiting=[waiting("j")], running=[])) == {"j": 1.0}
+    assert remaining_wait(Snapshot(pools=[down], waiting=[waiting("j")], running=[])) == {"j": 1.0}
 
 
 def test_the_time_in_which_a_tenant_was_not_let_in_is_no_waiting() -> None:
