@@ -1,13 +1,12 @@
-"""From what a request asks for to a frozen training spec, with a source for every number that it left out.
+"""Turns a request into a frozen training spec, with a source for every value that it left out.
 
-Two steps, because the pack is cut to the sequence length and the batch depends on how many rows came out::
+Two steps, because the pack is cut to the sequence length and the batch depends on the number of rows::
 
     plan(request, model)          ->  Plan (recipe, max_seq_len, precision)    before packing
     resolve(plan, pack, fit ...)  ->  TrainingSpec                             after it
 
-Every value may be ``"auto"`` or absent: the recipe decides. What cannot be trained is refused here, before any GPU. How many
-GPUs, how they share the model and how many rows each takes at a time come from the memory estimate, through the arguments of
-:func:`resolve`.
+Every value may be ``"auto"`` or absent: the recipe decides. Requests that cannot be trained are refused here, before any GPU is used. The
+number of GPUs, the strategy and the micro-batch come from the memory estimate, through the arguments of :func:`resolve`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What the catalogue says of a base model."""
+    """Properties of a base model from the catalogue."""
 
     id: str
     num_parameters: int
@@ -60,7 +59,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackFacts:
-    """What packing found; ``manifest.json`` of the pack has all of it."""
+    """Result of packing; the pack's ``manifest.json`` has all of it."""
 
     fingerprint: str
     dataset_id: str
@@ -88,20 +87,20 @@ class Plan:
     max_seq_len: int
     precision: Precision
     num_gpus: int | None = None
-    """Asked for, by the request or its recipe; None: what the memory estimate says."""
+    """As requested, or by its recipe; None: the memory estimate decides."""
     strategy: Strategy | None = None
-    """Asked for; None: what the memory estimate says."""
+    """As requested; None: the memory estimate decides."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
     has_flex: bool = False
-    """Whether the GPUs that it will run on have kernels of flex attention."""
+    """Whether the GPUs of the job have kernels of flex attention."""
 
     def value(self, name: str) -> Any:
-        """Asked for, else the recipe's for this method."""
+        """As requested, else the recipe's value for this method."""
         return self.requested.get(name, self.recipe.value(name, method=self.method))
 
     @property
     def attention(self) -> Attention:
-        """Asked for, else the recipe's; a recipe that says ``auto`` takes flex attention for packed windows on GPUs that have it."""
+        """As requested, else the recipe's; ``auto`` selects flex attention for packed windows on GPUs that have it."""
         named = self.value("attention")
         if named != "auto":
             return cast(Attention, named)
@@ -124,7 +123,7 @@ class Plan:
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Asked for, else by the recipe's threshold; the memory estimate may still switch it on where nothing was asked."""
+        """As requested, else by the recipe's threshold; the memory estimate may still enable it if the request left it open."""
         return bool(self.requested.get("gradient_checkpointing", self.max_seq_len > self.value("gradient_checkpointing_above")))
 
 
@@ -139,10 +138,10 @@ def plan(
     has_bf16: bool = True,
     has_flex: bool = False,
 ) -> Plan:
-    """Validate `requested` and fix what packing needs. ``InvalidRequest`` (``invalid_hyperparameter``) names the value.
+    """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
-    `has_bf16`: whether the GPUs that it will run on compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have
-    kernels of flex attention (CPUs and GPUs before Ampere do not).
+    `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have kernels of flex
+    attention (CPUs and GPUs before Ampere do not).
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
@@ -168,9 +167,9 @@ def plan(
 
 
 def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: float = 1.0, world_size: int = 1) -> int:
-    """Rows per optimizer step over all ranks: exactly what was asked for, or the recipe's.
+    """Returns the rows per optimizer step over all ranks: exactly as requested, or the recipe's.
 
-    The recipe's is lowered where it makes too few steps of a pack of `num_rows`, and always divides over ranks and micro-batches.
+    The recipe's value is lowered if it makes too few steps of `num_rows`, and always divides over ranks and micro-batches.
     """
     asked = plan.requested.get("batch_size")
     if asked is not None:
@@ -185,7 +184,7 @@ def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: fl
 
 
 def num_epochs(plan: Plan, pack: PackFacts) -> float:
-    """Asked for, else the recipe's; one where the dataset is large."""
+    """As requested, else the recipe's; 1 for a large dataset."""
     large = pack.num_examples > int(plan.value("large_dataset_rows"))
     default = float(plan.value("n_epochs"))
     return float(plan.requested.get("n_epochs", min(default, float(plan.value("large_dataset_epochs"))) if large else default))
@@ -206,9 +205,9 @@ def resolve(
     reference: str | None = None,
     warm_start: WarmStart | None = None,
 ) -> TrainingSpec:
-    """The frozen spec. Pure: the same arguments give the same digest.
+    """Returns the frozen spec. Pure: the same arguments give the same digest.
 
-    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's word); the global batch stays exact whatever fits.
+    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's value); the global batch stays exact whatever fits.
     """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
@@ -246,12 +245,12 @@ def resolve(
 
 
 def default_cadence(steps: int) -> int:
-    """Steps between checkpoints: about ten in a short run, never more than 500 apart (C7), never closer than 10."""
+    """Returns the steps between checkpoints: about ten in a short run, at most 500, at least 10."""
     return min(max(steps // 10, 10), 500)
 
 
 def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKind, method: str, has_bf16: bool) -> Precision:
-    """Asked for, else the recipe's; fp16 with loss scaling where a GPU has no bfloat16, and fp32 for full parameters there."""
+    """As requested, else the recipe's; without bfloat16, fp16 with loss scaling, and fp32 for full parameters."""
     asked = values.get("precision")
     if asked == "bf16" and not has_bf16:
         raise refusal("precision", "bf16 is not a type of these GPUs (older than Ampere); use fp16, or leave precision out")
@@ -273,7 +272,7 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
 
 
 def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> dict[str, float | int | str]:
-    """All settings of the method, in one order and one form."""
+    """Returns all settings of the method in canonical order and form."""
     own = methods.get(method).settings
     found = {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
     for name, setting in own.items():
@@ -314,7 +313,8 @@ def _early_stopping(patience: int | None, requested: Mapping[str, Any]) -> Early
 
 
 def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
-    """Rows of a micro-batch: the largest divisor of a rank's `batch` that fits, so that every micro-batch of a step is alike."""
+    """Returns the rows of a micro-batch: the largest divisor of a rank's `batch` that fits, so that all micro-batches of a step are
+    equal."""
     asked = plan.requested.get("per_device_batch_size")
     limit = int(asked or fits or plan.value("per_device_batch_size"))
     if fits is not None and limit > fits:
@@ -330,7 +330,8 @@ def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
 
 
 def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
-    """Asked for, else as fitted; 4-bit weights cannot be split, so what would split them shares only gradients and states."""
+    """As requested, else as fitted; 4-bit weights cannot be sharded, so strategies that would shard them shard only gradients and
+    states."""
     chosen = plan.strategy or fitted or ("single" if world_size == 1 else "ddp")
     if (chosen == "single") != (world_size == 1):
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""Frozen specs as they were stored, perhaps by an older platform: read for people, who are told what is there.
+"""Reads frozen specs as stored, possibly by an older version of the platform, for display.
 
-Training needs a spec of today's format (:meth:`TrainingSpec.from_dict`); what has been trained is shown whatever its format.
+Training needs a spec in today's format (:meth:`TrainingSpec.from_dict`); finished trainings are shown whatever their format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORMER_NAMES = {"windows_per_device": "per_device_batch_size"}
 
 
 def global_batch_size(spec: Mapping[str, Any]) -> int | None:
-    """Rows of an optimizer step; None where the spec does not tell."""
+    """Rows per optimizer step; None if the spec does not say."""
     opt = _optimization(spec)
     factors = (opt.get("per_device_batch_size"), opt.get("accumulation_steps"), spec.get("world_size"))
     known = [f for f in factors if isinstance(f, int)]
@@ -23,7 +23,7 @@ def global_batch_size(spec: Mapping[str, Any]) -> int | None:
 
 
 def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings.
+    """Returns the fields of OpenAI's job object, as resolved: three numbers, and the method's own settings.
 
     There, `n_epochs` is a whole number or ``auto``: a recipe's fraction of an epoch is shown as ``auto``, and exactly in the spec.
     """
@@ -48,7 +48,7 @@ def _epochs(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float | st
 
 
 def _multiplier(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float:
-    """Asked for, else the rate over that of the recipe (1 if the recipe is no more)."""
+    """As requested, else the learning rate divided by the recipe's (1 if the recipe no longer exists)."""
     asked = requested.get("learning_rate_multiplier")
     if isinstance(asked, (int, float)):
         return float(asked)

@@ -1,6 +1,6 @@
-"""What a training process holds in memory, part by part, and from it the number of GPUs, how they share the model, and the batch.
+"""Memory of a training process, part by part, and from it the number of GPUs, the sharding strategy and the batch.
 
-Every part is a formula over the model's shape and says what allocates it in ``ft_assets.training.runtime``; nothing is measured here and
+Every part is a formula over the model's shape and names what allocates it in ``ft_assets.training.runtime``; nothing is measured here and
 nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formulas with the peaks of real steps.
 """
 

@@ -31,7 +31,7 @@ class Limit:
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
-    """The lower limit itself is refused."""
+    """The lower limit itself is excluded."""
     words: tuple[str, ...] = ()
     allowed: tuple[int, ...] = ()
     because: str = ""
@@ -59,7 +59,7 @@ class Limit:
             return isinstance(value, bool)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if isinstance(value, float) and not math.isfinite(value):  # asked of a huge int, isfinite overflows
+        if isinstance(value, float) and not math.isfinite(value):  # isfinite overflows on a huge int
             return False
         if self.kind == "int" and value != int(value):
             return False
@@ -67,7 +67,7 @@ class Limit:
         return above and value <= self.high and (not self.allowed or int(value) in self.allowed)
 
     def plain(self, value: Any) -> Any:
-        """An accepted `value` in the one form in which it is hashed: 1 and 1.0 are the same number, a list has no order."""
+        """Returns an accepted `value` in its canonical form for hashing: 1 and 1.0 are the same number, a list has no order."""
         if self.kind == "int":
             return int(value)
         if self.kind == "float":
@@ -75,7 +75,7 @@ class Limit:
         return tuple(sorted(value)) if isinstance(value, list) else value
 
     def _names(self, value: object) -> bool:
-        """A list of words, each once; empty would train nothing."""
+        """A list of words without repetition; an empty one would train nothing."""
         if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, str) for v in value):
             return False
         return set(value) <= set(self.words) and len(set(value)) == len(value)
@@ -83,15 +83,15 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A hyperparameter that only this method has."""
+    """A hyperparameter of this method only."""
 
     default: float | int | str
     source: str
-    """Where the default comes from."""
+    """Source of the default."""
     limit: Limit
     help: str = ""
     only_with: tuple[str, tuple[str, ...]] | None = None
-    """Another setting of the method and its values with which this one has an effect; with others it keeps its default or is refused."""
+    """Another setting of the method and its values for which this one has an effect; otherwise it must keep its default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,32 +101,32 @@ class Method:
     rows: frozenset[str]
     """Kinds of stored rows that it trains on: ``chat``, ``preference``, ``kto``, ``text``."""
     row_help: str
-    """The same in words, for the error that refuses others."""
+    """The same in words, for the error that refuses other kinds."""
     pack: PackKind
     trainer: str
-    """The library's trainer whose preparation and loss it uses, as ``package.Class``."""
+    """The library's trainer whose data preparation and loss it uses, as ``package.Class``."""
     objective: str
     """``module:function`` that builds its objective (``ft_assets.training.runtime.objectives.Objective``)."""
     every_token: bool = False
-    """Every token of every row is learned, and rows that are too long are split into pieces instead of cut."""
+    """Learns every token of every row; rows that are too long are split into pieces instead of cut."""
     reward_per_token: bool = False
-    """What it prefers by is the mean log-probability of an answer's tokens; else their sum."""
+    """Compares answers by the mean log-probability of their tokens instead of the sum."""
     needs_reference: bool = False
-    """Trains against the log-probabilities of the frozen base, computed once and kept with the pack."""
+    """Trains against the log-probabilities of the frozen base, which are computed once and stored with the pack."""
     learning_rate_factor: float = 1.0
-    """Of the recipe's rate, which is SFT's: one factor for both kinds of adapter, because a recipe's rate for LoRA is ten times its rate
-    for full parameters, and published preference rates keep that ratio (`learning_rate_source`)."""
+    """Factor on the recipe's rate, which is SFT's: one factor for both kinds of adapter, because a recipe's rate for LoRA is ten times
+    its rate for full parameters, and published preference rates keep that ratio (`learning_rate_source`)."""
     learning_rate_source: str = ""
     settings: Mapping[str, Setting] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    """What a step reports besides loss, learning rate, gradient norm and speed."""
+    """Metrics of a step besides loss, learning rate, gradient norm and speed."""
     failure_modes: tuple[str, ...] = ()
-    """What goes wrong with it in practice, each with its sign and its cure."""
+    """Common problems in practice, each with its symptom and remedy."""
 
 
 @functools.cache
 def registered() -> Mapping[str, Method]:
-    """Every method by name: the modules of this package, then those of installed distributions."""
+    """Returns every method by name: the modules of this package, then those of installed distributions."""
     found: dict[str, Method] = {}
     for info in pkgutil.iter_modules(__path__):
         method: Method = importlib.import_module(f"{__name__}.{info.name}").METHOD
@@ -140,7 +140,7 @@ def registered() -> Mapping[str, Method]:
 
 
 def get(name: str) -> Method:
-    """The method called `name`; ``InvalidRequest`` names the known ones."""
+    """Returns the method called `name`; ``InvalidRequest`` lists the known ones."""
     try:
         return registered()[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""How a run can end other than well: each has an outcome, and so an exit code, of its own."""
+"""Ways in which a run can end other than normally: each has its own outcome and exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ft_assets.training.failures import Outcome
 
 
 class RunEnded(Exception):
-    """Base: carries what the exit evidence will say."""
+    """Base class: carries the content of the exit evidence."""
 
     outcome = Outcome.INTERNAL
 
@@ -20,7 +20,7 @@ class RunEnded(Exception):
 
 
 class BadSpec(RunEnded):
-    """The spec cannot be carried out by this process."""
+    """This process cannot carry out the spec."""
 
     outcome = Outcome.BAD_SPEC
 
@@ -32,7 +32,7 @@ class BadExample(RunEnded):
 
 
 class BadInput(RunEnded):
-    """The base model or the pack is absent or damaged: nothing the tenant did."""
+    """The base model or the pack is missing or damaged: not the tenant's fault."""
 
     outcome = Outcome.INTERNAL
 
@@ -44,12 +44,12 @@ class PackingRefused(RunEnded):
 
 
 class Diverged(RunEnded):
-    """Loss or gradient is not finite, or the loss has left every sensible range."""
+    """Loss or gradient is not finite, or the loss is far outside any sensible range."""
 
     outcome = Outcome.DIVERGED
 
 
 class Preempted(RunEnded):
-    """Asked to stop, and stopped; what was trained is in the latest checkpoint."""
+    """Stopped on request; the latest checkpoint has the progress."""
 
     outcome = Outcome.PREEMPTED

@@ -1,4 +1,4 @@
-"""SIGTERM: noted at any moment, answered at the next point where nothing is lost, and at the latest after 25 s."""
+"""SIGTERM: noted at any moment, handled at the next point where nothing is lost, and at the latest after 25 s."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import NoReturn
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 25.0
-"""A spot node is gone 30 s after its notice; evidence must be on disk before that."""
+"""A spot node is removed 30 s after its notice; evidence must be on disk before that."""
 PATIENCE_S = 8.0
-"""How long a step may take to answer before the last finished one is committed from another thread: leaves 17 s to write it."""
+"""Seconds that a step may take to respond before the last finished one is committed from another thread: leaves 17 s to write it."""
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop.
+    """A request to stop this process.
 
-    Until :meth:`defer` nothing has been trained in this process and the handler leaves at once through `leave`; after it,
-    the training loop polls :attr:`requested`. A second signal changes nothing.
+    Until :meth:`defer` nothing has been trained in this process and the handler leaves at once through `leave`; after it, the training loop
+    polls :attr:`requested`. A second signal changes nothing.
     """
 
     def __init__(self, leave: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,8 +35,8 @@ class StopRequest:
         self._arrived: int | None = None
 
     def install(self) -> None:
-        """Handle SIGTERM and SIGINT. A handler in Python waits for the call into torch that the main thread is in, a backward pass
-        or a collective; the numbers of signals arrive in a pipe at once, and :meth:`enforce_deadline` reads it."""
+        """Handles SIGTERM and SIGINT. A Python handler waits for the main thread's current call into torch, a backward pass or a
+        collective; signal numbers arrive in a pipe at once, and :meth:`enforce_deadline` reads it."""
         self._arrived, arriving = os.pipe()
         for end in (self._arrived, arriving):
             os.set_blocking(end, False)
@@ -49,11 +49,11 @@ class StopRequest:
         return self._requested_at is not None
 
     def defer(self, commit: Callable[[], int] | None = None) -> None:
-        """From now on the training loop answers. `commit` saves the last finished step from the thread that calls it, and says which."""
+        """From now on the training loop responds. `commit` saves the last finished step from the calling thread and returns it."""
         self._deferred, self._commit = True, commit
 
     def enforce_deadline(self, *, patience_s: float = PATIENCE_S) -> None:
-        """Called by the heartbeat's thread: answer for a training loop that is in the middle of something long."""
+        """Called by the heartbeat's thread: responds for a training loop that is in a long operation."""
         self._note_arrived()
         if self._requested_at is None:
             return
@@ -75,7 +75,7 @@ class StopRequest:
                 self._requested_at = self._clock()
 
     def settle(self) -> NoReturn:
-        """The training loop cannot go on: give the thread that commits until the deadline, then leave."""
+        """The training loop cannot continue: waits for the committing thread until the deadline, then leaves."""
         while self._requested_at is not None and self._clock() - self._requested_at <= DEADLINE_S:
             self.enforce_deadline(patience_s=0.0)
             time.sleep(0.1)

@@ -1,7 +1,7 @@
-"""Attention over packed windows: which implementation the spec's word means, and what each wants of a batch.
+"""Attention over packed windows: the implementation for each value of the spec, and its requirements on a batch.
 
-sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, with which PyTorch has no flash kernel
-flex_attention     GPUs: skips the blocks of the mask that are empty. Compiled for one shape, so windows are filled up to one length
+sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, for which PyTorch has no flash kernel
+flex_attention     GPUs: skips the empty blocks of the mask. Compiled for one shape, so windows are padded to one length
 flash_attention_2  GPUs with the flash-attn package: windows of a micro-batch are joined to one row
 """
 
@@ -21,11 +21,11 @@ from ft_assets.training.runtime.run_errors import BadSpec
 
 FLEX = "flex_attention"
 BLOCK = 128
-"""Tokens of a block of its mask."""
+"""Tokens per block of its mask."""
 
 
 def prepare(attention: str, device: torch.device) -> None:
-    """Make `attention` available to models; ``BadSpec`` where this machine has not what it needs."""
+    """Makes `attention` available to models; raises ``BadSpec`` if this machine lacks what it needs."""
     if attention != FLEX:
         return
     if device.type == "cpu":
@@ -37,13 +37,13 @@ def prepare(attention: str, device: torch.device) -> None:
 
 
 def window_length(attention: str, max_seq_len: int) -> int | None:
-    """To which every window is filled up; None: to the longest of its micro-batch."""
+    """Returns the length to which every window is padded; None: the longest of its micro-batch."""
     return -(-max_seq_len // BLOCK) * BLOCK if attention == FLEX else None
 
 
 @contextlib.contextmanager
 def without_compiling(model: Any) -> Iterator[None]:
-    """For sequences of many lengths, each of which would be compiled for: they are computed by sdpa meanwhile."""
+    """Uses sdpa for sequences of many lengths, each of which would have to be compiled."""
     config = model.config
     if config._attn_implementation != FLEX:
         yield
@@ -56,7 +56,7 @@ def without_compiling(model: Any) -> Iterator[None]:
 
 
 def _flex(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any) -> Any:
-    """Autocast knows sdpa and not this: rotary positions give float32 queries and keys beside half-precision values."""
+    """Autocast handles sdpa but not this: rotary positions give float32 queries and keys beside half-precision values."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

@@ -1,7 +1,7 @@
-"""KTO by TRL's ``KTOTrainer``, against reference log-probabilities that were computed once and are read from files.
+"""KTO with TRL's ``KTOTrainer``, against precomputed reference log-probabilities.
 
-The distance to the reference (the KL term) is estimated once a step, from the mismatched answers that the pack holds: their mean over all
-micro-batches and ranks, so that a step does not depend on how it is cut.
+The distance to the reference (the KL term) is estimated once per step, from the mismatched answers in the pack: their mean over all
+micro-batches and ranks, so that a step does not depend on how it is divided.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ft_assets.training.runtime.run_errors import BadInput
 
 class _Trainer(LossOnly, library.KTOTrainer):
     kl = torch.zeros(())
-    """Mean distance over the rows of the step, not yet clamped at 0."""
+    """Mean distance over the rows of the step, before clamping at 0."""
 
     def _compute_kl_logps(self, *_: Any) -> torch.Tensor:
         return self.kl
 
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool) -> torch.Tensor:
-        """As in the base class, which subtracts the reference of the mismatched answers: it is subtracted in `kl` already."""
+        """Like the base class, which subtracts the reference of the mismatched answers: `kl` already contains that subtraction."""
         undistanced = inputs | {"ref_KL_logps": torch.zeros_like(self.kl)}
         loss: torch.Tensor = super()._compute_loss(model, undistanced, return_outputs)  # type: ignore[no-untyped-call]
         return loss
 
 
 class Kto(Preference):
-    """Means of good and of bad answers are over as many as there are of each."""
+    """Means of good and of bad answers are taken over the number of each."""
 
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
-        """Estimate the distance over all rows of the step, without dropout, as the reference was computed."""
+        """Estimates the distance over all rows of the step, without dropout, like the reference."""
         total, rows = torch.zeros((), dtype=torch.float64, device=self._device), 0
         with self._quiet(model):
             for batch in batches:
@@ -65,7 +65,7 @@ def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
     train, validation = reference_reader.load(given.run, given.pack)
     shared = arguments(given)
-    # The trainer insists on two rows because it would make the mismatched answers from the micro-batch itself.
+    # The trainer requires two rows because it would make the mismatched answers from the micro-batch itself.
     shared["per_device_train_batch_size"] = max(2, shared["per_device_train_batch_size"])
     config = KTOConfig(
         **shared,
