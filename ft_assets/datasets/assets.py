@@ -1,4 +1,4 @@
-"""The ``dataset`` and ``tokenized_pack`` assets: pin what a job trains on, and make the windows it is trained in."""
+"""The ``dataset`` and ``tokenized_pack`` assets: pin a job's dataset version, and tokenize and pack it for training."""
 
 from typing import Any
 
@@ -39,9 +39,9 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
 
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[dataset])
 def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """The dataset tokenized once and packed as its method trains; reused by every job with the same fingerprint.
+    """The dataset, tokenized once and packed as its method requires; reused by every job with the same fingerprint.
 
-    With it come the log-probabilities that a method compares with, where it needs them.
+    Includes the reference log-probabilities, if the method needs them.
     """
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
@@ -71,7 +71,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
 
 
 def _reference_metadata(compared: Reference) -> dict[str, Any]:
-    """What the answers are compared with, and where it lies."""
+    """Returns the reference for the answers, and its location."""
     return {
         "reference": compared.manifest.key,
         "reference_reused": compared.reused,

@@ -1,4 +1,4 @@
-"""Reads the fields of one row into messages, tool calls and tools, and collects every problem on the way."""
+"""Parses the fields of one row into messages, tool calls and tools, and collects every problem on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, To
 ROLE_OF: Mapping[str, Role] = {
     **{role: role for role in ROLES},
     "developer": "system",  # OpenAI's newer name
-    "function": "tool",  # of OpenAI's legacy function calls
+    "function": "tool",  # OpenAI's legacy function calls
 }
 SHAREGPT_ROLE_OF: Mapping[str, Role] = {
     **ROLE_OF,
@@ -25,24 +25,24 @@ SHAREGPT_ROLE_OF: Mapping[str, Role] = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""What `from` says in rows that were written for FastChat, Axolotl and LLaMA-Factory."""
+"""Values of `from` in rows written for FastChat, Axolotl and LLaMA-Factory."""
 MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", *REASONING_FIELDS))
 SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
 CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
 
 MAX_MESSAGES = 10_000
-"""Of one conversation: even at a dozen tokens a message, a context of 128k tokens is full before."""
+"""Messages per conversation: at a dozen tokens per message, a context of 128k tokens is full before that."""
 MAX_PROBLEMS = 100
-"""Of one row that are named: 16 MiB have room for millions, and whoever mends the row sees the rest in the next report."""
+"""Problems reported per row: a 16 MiB row could have millions, and the next report shows the rest."""
 
 
 class TooManyProblemsError(Exception):
-    """Ends the reading of a row that has more problems than are named."""
+    """Ends the parsing of a row with more problems than are reported."""
 
 
 class Reading:
-    """The problems of one row so far; a row of more than ``MAX_PROBLEMS`` ends with ``more_problems``."""
+    """The problems of one row so far; a row with more than ``MAX_PROBLEMS`` ends with ``more_problems``."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -64,7 +64,7 @@ class Reading:
         return ""
 
     def content(self, value: Any, path: str) -> str | None:
-        """Text, or a list of text parts joined; None stays None (an assistant that only calls tools)."""
+        """Returns text, or a list of text parts joined; None stays None (an assistant that only calls tools)."""
         if value is None or isinstance(value, str):
             return value
         if not isinstance(value, list):
@@ -119,7 +119,7 @@ class Reading:
         return Message(role=role, content=content, weight=weight, tool_calls=calls, reasoning=reasoning, **optional)
 
     def reasoning(self, value: Mapping[str, Any], role: Role | None, path: str) -> str | None:
-        """The reasoning of an assistant's message, under either of its names; an empty text is none."""
+        """Returns the reasoning of an assistant's message, under either of its names; None if empty."""
         given = {
             name: text for name in REASONING_FIELDS if value.get(name) is not None and (text := self.text(value[name], f"{path}.{name}"))
         }
@@ -178,7 +178,7 @@ class Reading:
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
     def tools(self, row: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], ...]:
-        """`tools`, as a list or the JSON of one; or the `functions` of OpenAI's older form, each wrapped as a tool."""
+        """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool."""
         if not isinstance(row.get("parallel_tool_calls"), bool | None):
             self.add(f"{path}parallel_tool_calls", "wrong_type", "parallel_tool_calls is not true or false", "leave it out, or write true")
         name = "tools" if row.get("tools") is not None else "functions"
@@ -194,14 +194,14 @@ class Reading:
         return tuple(value) if name == "tools" else tuple([{"type": "function", "function": f} for f in value])
 
     def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
-        """A text as one message of `role`, or messages as they are (one alone may stand without its list)."""
+        """Returns a text as one message of `role`, or messages unchanged (a single one may come without its list)."""
         if isinstance(value, str):
             return (Message(role=role, content=value),)
         return self.messages([value] if isinstance(value, dict) else value, path)
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a JSON value in words."""
+    """Returns the kind of a JSON value in words."""
     if value is None:
         return "missing"
     names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}

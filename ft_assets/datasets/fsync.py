@@ -1,4 +1,4 @@
-"""Puts written bytes on disk, so that what a rename makes visible survives a power cut."""
+"""Writes bytes durably to disk, so that what a rename makes visible survives a power failure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import IO, Any
 
 
 def write_durable(stream: IO[Any]) -> None:
-    """Flush and fsync an open file."""
+    """Flushes and fsyncs an open file."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def sync_directory(directory: Path) -> None:
-    """fsync a directory: makes the renames in it durable."""
+    """Fsyncs a directory: makes the renames in it durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Who an example and a dataset are: hashes of content, never of files or names.
+"""Identity of examples and datasets: hashes of content, never of files or names.
 
-Two examples are duplicates when their normalised text is equal: Unicode in NFC, runs of white space as one space. Case and
-compatibility characters are kept: they can be the very thing that a row teaches.
+Two examples are duplicates if their normalized text is equal: Unicode in NFC, runs of white space as one space. Case and compatibility
+characters are kept: they can be what a row teaches.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import numpy as np
 from ft_assets.datasets.schema import Example
 
 FORM_VERSION = 2
-"""Of the internal form; a change makes new dataset ids."""
+"""Version of the internal form; a change makes new dataset ids."""
 WIDE_SPACES = "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-"""The code points beyond ASCII that ``str.split`` splits at."""
+"""Code points beyond ASCII at which ``str.split`` splits."""
 
 
 def normalise(text: str) -> str:
-    """`text` in NFC, with runs of white space as one space and none at its ends."""
+    """Returns `text` in NFC, with runs of white space as one space and none at its ends."""
     return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
 
 
 def content_hash(example: Example) -> str:
-    """sha256 of the normalised text: equal for duplicates, so also the key that the split goes by."""
+    """Returns the sha256 of the normalized text: equal for duplicates, so also the key of the split."""
     return content_hashes([example])[0].hex()
 
 
 def content_hashes(examples: Sequence[Example]) -> list[bytes]:
-    """The 32 bytes of :func:`content_hash` for each of `examples`; thousands at a time cost least.
+    """Returns the 32 bytes of :func:`content_hash` for each of `examples`; cheapest with thousands at a time.
 
-    An example is spelled as ``kind label 0 0 (role 0 content 0 ("reasoning" 0 reasoning 0)? (name 0 arguments 0)*)*`` for each of its
-    three groups of messages, then its text and its tools; white space is collapsed in all of it, so no run of it tells two rows apart.
+    An example is serialized as ``kind label 0 0 (role 0 content 0 ("reasoning" 0 reasoning 0)? (name 0 arguments 0)*)*`` for each of its
+    three groups of messages, then its text and its tools; white space is collapsed throughout, so it never distinguishes two rows.
     """
     from ft_assets.datasets.dedup import kernels
 
@@ -53,7 +53,7 @@ def content_hashes(examples: Sequence[Example]) -> list[bytes]:
 
 
 def _spelled(example: Example) -> bytes:
-    """The text that is hashed, before its white space is collapsed; no part of it holds NUL, which stands between them."""
+    """Returns the text to hash, before its white space is collapsed; no part contains NUL, which separates them."""
     parts = [f"{example.kind}{'' if example.label is None else example.label}"]
     for group in (example.messages, example.chosen, example.rejected):
         parts.append("\0")
@@ -77,6 +77,6 @@ def _spelled(example: Example) -> bytes:
 
 
 def dataset_id(content_sha256: str, settings: Mapping[str, Any]) -> str:
-    """``ds_`` + 24 hex digits over the content and the settings that shaped it."""
+    """Returns ``ds_`` + 24 hex digits over the content and the settings that shaped it."""
     spelled = json.dumps({"form": FORM_VERSION, "content": content_sha256, "settings": settings}, sort_keys=True)
     return "ds_" + hashlib.sha256(spelled.encode()).hexdigest()[:24]

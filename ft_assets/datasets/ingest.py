@@ -1,8 +1,8 @@
 """Validates an uploaded file and stores its good rows; bad data ends in the report, never in an exception.
 
-Two passes. The first reads blocks of rows, in worker processes when the file is large, and leaves the examples on disk beside columns
-of facts about them. The second finds duplicates over the whole file, applies the policies, and writes what is kept. Memory is
-bounded by columns of a few bytes a row, not by the rows: 10 million rows fit in 2 GiB.
+Two passes. The first reads blocks of rows, in worker processes for a large file, and leaves the examples on disk beside columns of facts
+about them. The second finds duplicates over the whole file, applies the policies, and writes the kept rows. Memory is bounded by columns of
+a few bytes per row, not by the rows: 10 million rows fit in 2 GiB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ft_assets.datasets.stored_rows import RowsBlock, RowsWriter, StoredRow, loa
 from ft_assets.errors import InvalidDataset
 
 PROGRESS_EVERY_S = 0.5
-"""Least time between two sightings: a person sees them come, a database does not mind."""
+"""Least seconds between two progress reports: visible to a person, harmless to a database."""
 
 ProgressCallback = Callable[[Progress], None]
 
@@ -45,9 +45,9 @@ ProgressCallback = Callable[[Progress], None]
 class IngestResult:
     report: DatasetReport
     content_sha256: str
-    """Over the kept rows in canonical form and order."""
+    """sha256 over the kept rows in canonical form and order."""
     num_rows: int
-    """Rows kept."""
+    """Number of kept rows."""
 
 
 def validate_file(
@@ -68,13 +68,14 @@ def validate_file(
     progress_every_s: float = PROGRESS_EVERY_S,
     block_bytes: int = BLOCK_BYTES,
 ) -> IngestResult:
-    """The report on `path`, whatever it holds; with `output`, its good rows as Parquet there if (and only if) it is valid.
+    """Validates `path` and returns the report, whatever the file holds; with `output`, writes the good rows there as Parquet if (and only
+    if) the file is valid.
 
-    With `model_dir`, control tokens of that base model are looked for in content, and with `max_seq_len` too, tokens are counted.
-    `called`: how commands that the report proposes name the file; None: by `filename`.
-    `suites`: directory of a saved ``SuiteIndex``. `workers`: processes; None decides by the size of the file. `scratch`: where the
-    passes leave up to the file's decompressed size; None: beside `output`, or the system's. `block_bytes`: of the rows that a worker
-    takes at once; the result does not depend on it. The output is written beside and renamed: a reader sees a whole file or none.
+    With `model_dir`, looks for control tokens of that base model in content, and with `max_seq_len` also counts tokens. `called`: name of
+    the file in commands that the report proposes; None: `filename`. `suites`: directory of a saved ``SuiteIndex``. `workers`: processes;
+    None: by the size of the file. `scratch`: directory for up to the file's decompressed size; None: beside `output`, or the system's.
+    `block_bytes`: size of the rows that a worker takes at once; the result does not depend on it. The output appears atomically by a
+    rename.
     """
     policies = policies or Policies()
     beside = scratch or (output.parent if output is not None else None)
@@ -96,7 +97,7 @@ def validate_file(
 
 
 class _Throttled:
-    """Passes progress on at most every so often."""
+    """Forwards progress at limited frequency."""
 
     def __init__(self, tell: ProgressCallback | None, *, every_s: float) -> None:
         self._tell, self._every_s, self._told_at = tell, every_s, -math.inf
@@ -181,7 +182,7 @@ class _Validation:
             writer.close(keep=done)
 
     def _shaping(self) -> dict[str, object]:
-        """What the dataset's id covers beside its content."""
+        """Returns what the dataset's id covers besides its content."""
         shaping: dict[str, object] = dict(self._options.policies.shaping())
         if self._suites is not None:
             shaping["suites"] = self._suites.digest
@@ -197,7 +198,7 @@ class _Validation:
 
 
 def _split_sha256(columns: Columns, decision: Decision) -> str:
-    """sha256 over the own part and the split key of each kept row: rows that are split otherwise are another dataset."""
+    """Returns the sha256 over the own part and the split key of each kept row: rows that are split differently are another dataset."""
     digest = hashlib.sha256()
     digest.update(columns.read("part")[decision.keep].tobytes())
     cluster = decision.cluster[decision.keep]
@@ -207,7 +208,7 @@ def _split_sha256(columns: Columns, decision: Decision) -> str:
 
 
 def _content_sha256(columns: Columns, decision: Decision) -> str:
-    """sha256 over the sha256 of each kept row's canonical form, in order."""
+    """Returns the sha256 over the sha256 of each kept row's canonical form, in order."""
     digest = hashlib.sha256()
     starts = columns.starts()
     blocks = (i for i, (count, _) in enumerate(columns.blocks) if count)

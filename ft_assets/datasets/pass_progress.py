@@ -1,4 +1,4 @@
-"""Tells how far a validation or a packing is: large files take minutes, and whoever waits is told where they are."""
+"""Progress of a validation or a packing: large files take minutes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One sighting of a pass over a file; a later one of the same stage is never smaller."""
+    """One progress report of a pass over a file; a later one of the same stage is never smaller."""
 
     stage: str
-    """What is done now, as a word: ``reading``, ``duplicates``, ``writing``, ``tokenizing`` and the like."""
+    """Current step: ``reading``, ``duplicates``, ``writing``, ``tokenizing`` and the like."""
     rows: int
-    """Rows this stage has behind it."""
+    """Rows done in this stage."""
     bytes: int
-    """Bytes this stage has behind it, of `total_bytes`."""
+    """Bytes done in this stage, of `total_bytes`."""
     total_bytes: int
-    """Bytes of the whole stage; 0 where that is not known."""
+    """Bytes of the whole stage; 0 if unknown."""

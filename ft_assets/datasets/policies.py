@@ -1,4 +1,4 @@
-"""What a validation demands and allows: one setting for each check, given with the upload."""
+"""Policies of a validation: one setting per check, given with the upload."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ft_assets.datasets.readers.encodings import UTF8, Encoding, encoding_named
 from ft_assets.errors import InvalidRequest
 
 Verdict = Literal["fail", "drop", "warn", "review"]
-"""fail: refuse the file. drop: leave the rows out and count them. warn: keep them and say so. review: keep them, but no job
-trains on the dataset until its tenant has approved it."""
+"""fail: refuse the file. drop: omit the rows and count them. warn: keep them with a warning. review: keep them, but no job trains on the
+dataset until its tenant has approved it."""
 
 MIN_TRAINING_EXAMPLES = 10
-"""Good examples that a training file has at least: OpenAI's minimum. A validation file may have fewer."""
+"""Least good examples in a training file: OpenAI's minimum. A validation file may have fewer."""
 FEW_EXAMPLES = 100
 """Good examples below which a report warns: from here on OpenAI expects clear improvements."""
 OPERATORS = frozenset(("min_examples", "max_examples", "max_bytes"))
-"""Settings that a tenant does not choose: they come from the tier and from what the file is for."""
+"""Settings that a tenant does not choose: they come from the tier and from the file's purpose."""
 READING = frozenset(("encoding", "rows_at"))
-"""Settings that say how a file is read; what they change shows in the rows."""
+"""Settings for parsing a file; their effect is visible in the rows."""
 MAX_KEY = 200
 """Characters of `rows_at`."""
 
@@ -29,17 +29,17 @@ MAX_KEY = 200
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policies:
     min_examples: int = 1
-    """Good examples that a file has at least. What it is for is known only when a job names it: see `MIN_TRAINING_EXAMPLES`."""
+    """Least good examples in a file. Its use is known only when a job names it: see `MIN_TRAINING_EXAMPLES`."""
     max_examples: int | None = None
-    """Of the tenant's tier; None: no limit."""
+    """Limit of the tenant's tier; None: no limit."""
     max_bytes: int = MAX_BYTES
-    """Of the decompressed file."""
+    """Limit of the decompressed file."""
     bad_rows: Literal["fail", "drop"] = "fail"
-    """fail: one bad row refuses the file. drop: bad rows are reported and left out."""
+    """fail: one bad row refuses the file. drop: bad rows are reported and omitted."""
     exact_duplicates: Literal["drop", "warn"] = "drop"
-    """Rows whose normalised text is equal; the first is kept."""
+    """Rows whose normalized text is equal; the first is kept."""
     near_duplicates: Literal["off", "fail", "drop", "warn", "review"] = "drop"
-    """Rows whose text (all but system messages) shares 90 % of its character 5-grams with an earlier row's."""
+    """Rows whose text (all except system messages) shares 90 % of its character 5-grams with an earlier row's."""
     contamination: Literal["off", "fail", "drop", "warn", "review"] = "drop"
     """Rows that repeat a registered evaluation suite."""
     contamination_threshold: float = 0.5
@@ -52,9 +52,9 @@ class Policies:
     control_tokens: Literal["reject", "drop", "escape"] = "reject"
     """Control tokens of the base model inside content. escape: split, so that they are tokenized as plain text."""
     over_long: Literal["reject", "truncate", "drop"] = "truncate"
-    """Of examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
+    """Policy for examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
     encoding: Encoding = "utf-8"
-    """Of the file's text."""
+    """Encoding of the file's text."""
     rows_at: str | None = None
     """Key of the rows, in a file that is one JSON object."""
 
@@ -66,12 +66,12 @@ class Policies:
                 )
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that decide which rows a dataset holds and how they read: part of its id."""
+        """Returns the settings that determine the rows and their parsing: part of the dataset's id."""
         return {name: value for name, value in asdict(self).items() if name not in OPERATORS | READING}
 
     @classmethod
     def from_request(cls, given: Mapping[str, Any], **limits: Any) -> Self:
-        """What a tenant asks for, over the operator's `limits`; ``InvalidRequest`` names the first setting or value that is not known."""
+        """Returns the tenant's settings over the operator's `limits`; ``InvalidRequest`` names the first unknown setting or value."""
         types = get_type_hints(cls)
         known = [f.name for f in fields(cls) if f.name not in OPERATORS]
         given = {**given, "encoding": encoding_named(given.get("encoding", UTF8))}
@@ -101,7 +101,7 @@ def _check_key(value: Any) -> None:
 
 
 def too_few_to_train(num_examples: int) -> str | None:
-    """Why a file with so many good examples is refused as a training file; None if it has enough."""
+    """Returns why a training file with this many good examples is refused; None if it has enough."""
     if num_examples >= MIN_TRAINING_EXAMPLES:
         return None
     return (

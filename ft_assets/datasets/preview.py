@@ -1,7 +1,6 @@
-"""The first examples exactly as they will be trained: text, ids, which tokens carry loss, what is cut.
+"""The first examples exactly as trained: text, ids, tokens with loss, truncated parts.
 
-Everything shown comes from the encoding that packs are built with; a preference is shown as its two sides, and a judged answer with what it
-was called.
+Uses the same encoding as packs; a preference is shown as its two sides, and a judged answer with its label.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ft_assets.storable_text import num_characters
 
 Side = Literal["chosen", "rejected", "good", "bad"]
 MAX_CHARS = 1_000_000
-"""Of an example, in whichever fields: rendering and tokenizing may take seconds for each million characters."""
+"""Most characters of an example, over all fields: rendering and tokenizing may take seconds per million characters."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters with which content could steer a terminal or turn its lines around; line feed and tab stay."""
+"""Characters with which content could control a terminal or reorder its lines; line feed and tab stay."""
 TRAINED, CUT, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 """Green, faint and reset."""
 WITHOUT_LOSS = {
@@ -39,9 +38,9 @@ class LossSpan:
     start: int
     """First token with loss."""
     end: int
-    """First token after it without."""
+    """First following token without loss."""
     start_char: int
-    """Of the preview's text."""
+    """Range of characters in the preview's text."""
     end_char: int
     text: str
 
@@ -51,19 +50,19 @@ class Preview:
     row: int
     kind: str
     side: Side | None
-    """Of a preference; of a judged answer, what it was called."""
+    """Side of a preference; for a judged answer, its label."""
     text: str
-    """As rendered by the template, before any cut."""
+    """As rendered by the template, before truncation."""
     input_ids: list[int]
     loss_spans: list[LossSpan]
     num_tokens: int
-    """Before any cut."""
+    """Number of tokens before truncation."""
     num_trained_tokens: int
     truncated: bool
     turns: list[str]
-    """Of each assistant turn: ``loss``, or why it carries none, ``weight_0`` or ``rewritten_in_history``."""
+    """For each assistant turn: ``loss``, or why it carries none, ``weight_0`` or ``rewritten_in_history``."""
     kept_chars: int
-    """Characters of the text that the ids stand for; fewer than it has where it was cut."""
+    """Characters of the text that the ids cover; fewer than its length if truncated."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,7 +77,7 @@ def preview(
     train_on_inputs: TrainOnInputs = False,
     escape_control_tokens: bool = False,
 ) -> list[Preview]:
-    """The first `num_examples` of `examples` as trained, a preference as two."""
+    """Returns the first `num_examples` of `examples` as trained, a preference as two."""
     out: list[Preview] = []
     for example in itertools.islice(examples, num_examples):
         _refuse_huge(example)
@@ -130,14 +129,15 @@ def _preview(example: Example, encoded: TokenizedExample, tokenizer: ChatTokeniz
 
 
 def _place(text: str, before: str, said: str, after: int) -> int:
-    """Where `said` stands in `text`: behind `before`, or the next place for it where decoding does not give the text back."""
+    """Returns where `said` stands in `text`: after `before`, or at its next occurrence if decoding does not reproduce the text."""
     if text.startswith(before):
         return len(before)
     return max(after, text.find(said, after))
 
 
 def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
-    """The preview for a terminal: what carries loss is green, or between ``{+`` and ``+}``; what is cut is faint, or after ``{-``."""
+    """Returns the preview for a terminal: text with loss is green, or between ``{+`` and ``+}``; truncated text is faint, or after
+    ``{-``."""
     side = f", {shown.side}" if shown.side else ""
     cut = f", cut to {len(shown.input_ids)}" if shown.truncated else ""
     yield f"row {shown.row} ({shown.kind}{side}): {shown.num_tokens} tokens{cut}, {shown.num_trained_tokens} with loss"

@@ -1,7 +1,7 @@
-"""Reference log-probabilities of a pack of answers: computed once for what training starts from, stored beside the packs, reused.
+"""Reference log-probabilities of a pack of answers: computed once for a starting model, stored beside the packs, reused.
 
-They are computed while a job is prepared, before it waits for GPUs, by a process of this machine. For a base model that needs a GPU for
-a forward pass, preparation has to run on a machine that has one.
+They are computed while a job is prepared, before it waits for GPUs, by a process of this machine. For a base model that needs a GPU for a
+forward pass, preparation must run on a machine that has one.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 log = logging.getLogger(__name__)
 
 ATTENTION = "sdpa"
-"""Of every reference: any machine has it, and it differs from what training uses by rounding only."""
+"""Device of every reference: any machine has it, and it differs from training only by rounding."""
 RUNTIME = "ft_assets.training.runtime.reference"
 SHOWN_CHARACTERS = 2000
-"""Of the output of a computation that failed."""
+"""Characters of the output of a failed computation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
     manifest: ReferenceManifest
     directory: Path
-    """On this machine, verified."""
+    """Directory on this machine, verified."""
     reused: bool
-    """They were there already; no forward pass was made."""
+    """They already existed; no forward pass was made."""
     uri: str
 
 
 def key_for(spec: TrainingSpec) -> str:
-    """The key of the reference that a training of `spec` needs."""
+    """Returns the key of the reference that a training of `spec` needs."""
     adapter = None if spec.warm_start is None else spec.warm_start.manifest_sha256
     quantization = spec.quantization
     return reference_key(spec.pack_fingerprint, spec.base_digest, spec.precision, ATTENTION, quantization=quantization, adapter=adapter)
 
 
 def for_spec(platform: Platform, tenant: str, spec: TrainingSpec, *, who: str, say: Say = log.info) -> Reference:
-    """:func:`reference` as a training of `spec` needs it."""
+    """Returns :func:`reference` as a training of `spec` needs it."""
     return reference(
         platform,
         tenant,
@@ -84,11 +84,11 @@ def reference(
     python: Sequence[str] = (sys.executable,),
     say: Say = log.info,
 ) -> Reference:
-    """The log-probabilities of the stored pack under the model that training starts from.
+    """Returns the log-probabilities of the stored pack under the model that training starts from.
 
-    That is the base (`base_digest`: the bytes that were promised, default the present ones), quantized as it is trained, with the adapter
-    of a warm start. One process computes at a time, wherever the others are. `who` is what others are told to wait for, a job's id;
-    `python` starts an interpreter that has torch.
+    That is the base (`base_digest`: the promised bytes, by default the current ones), quantized as for training, with the adapter of a warm
+    start. One process computes at a time across all machines. `who` is shown to others that wait, a job's id; `python` starts an
+    interpreter that has torch.
     """
     base = platform.models.get(model) if base_digest is None else platform.models.get_pinned(model, base_digest)
     if base.directory is None:
@@ -125,16 +125,16 @@ def reference(
 
 
 def _stored(platform: Platform, tenant: str, key: str, directory: Path) -> ReferenceManifest | None:
-    """Those of the object store, in this machine's cache and verified; None where they are absent, or damaged there too.
+    """Returns those of the object store, in this machine's cache and verified; None if they are missing, or damaged there too.
 
-    What a computation left here unfinished stays, to be gone on with.
+    Keeps what a computation left unfinished here, to be continued.
     """
     prefix = layout.reference_prefix(tenant, key)
     if not platform.objects.exists(f"{prefix}/{MANIFEST}"):
         return None
     try:
         return verify(directory)
-    except IntegrityError:  # absent, or damaged on this machine
+    except IntegrityError:  # missing, or damaged on this machine
         shutil.rmtree(directory, ignore_errors=True)
     download(platform.objects, prefix, directory, last=MANIFEST)
     try:

@@ -1,7 +1,7 @@
-"""The internal form of a training example: what every accepted row becomes and every later stage reads.
+"""The internal form of a training example: every accepted row is converted to it, and every later stage reads it.
 
-Prompt/completion rows become a user and an assistant message, so that training sees exactly what chat completions will
-send; prompts that hold assistant turns give them weight 0. There are four kinds: ``chat``, ``preference``, ``kto``, ``text``.
+Prompt/completion rows become a user and an assistant message, so that training sees exactly what chat completions will send; prompts with
+assistant turns give them weight 0. There are four kinds: ``chat``, ``preference``, ``kto``, ``text``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Format = Literal["chat", "prompt_completion", "preference", "kto", "text"]
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A call that the assistant makes; `arguments` is the parsed object, which is what chat templates expect."""
+    """A tool call of the assistant; `arguments` is the parsed object, which chat templates expect."""
 
     name: str
     arguments: dict[str, Any]
@@ -31,7 +31,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One turn. `weight` 0 takes an assistant message out of the loss; on other roles it has no effect."""
+    """One turn. `weight` 0 excludes an assistant message from the loss; on other roles it has no effect."""
 
     role: Role
     content: str | None = None
@@ -40,10 +40,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str | None = None
-    """What an assistant thinks before it answers; in rows, one of :data:`REASONING_FIELDS`."""
+    """The assistant's reasoning before its answer; in rows, one of :data:`REASONING_FIELDS`."""
 
     def as_template(self) -> dict[str, Any]:
-        """The message as a chat template sees it: absent fields are absent, not null; reasoning has both of its names."""
+        """Returns the message as passed to a chat template: absent fields are absent, not null; reasoning has both of its names."""
         out: dict[str, Any] = {"role": self.role}
         if self.reasoning is not None:
             out |= dict.fromkeys(REASONING_FIELDS, self.reasoning)
@@ -58,9 +58,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One training example.
 
-    chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it.
-    kto: a chat whose answer `label` calls good or bad. text: `text`. `row` is the row of the uploaded
-    file, for messages about it; it is no part of the content.
+    chat: `messages`, ending with the assistant. preference: `messages` is the prompt, `chosen` and `rejected` continue it. kto: a chat
+    whose answer has a `label`, good or bad. text: `text`. `row` is the row of the uploaded file, for messages about it; it is not part of
+    the content.
     """
 
     kind: Kind
@@ -74,12 +74,12 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """The messages before the last answer of a chat, or the whole prompt of a preference: what a model is asked."""
+        """The messages before the last answer of a chat, or the whole prompt of a preference."""
         return self.messages if self.kind == "preference" else self.messages[:-1]
 
     @property
     def answer(self) -> str:
-        """What the example teaches to answer: the last assistant message, or the chosen one; empty for text."""
+        """The answer that the example teaches: the last assistant message, or the chosen one; empty for text."""
         turns = self.chosen if self.kind == "preference" else self.messages
         return (turns[-1].content or "") if turns else ""
 
@@ -98,11 +98,11 @@ _decoder = msgspec.json.Decoder(Example)
 
 
 def canonical(example: Example) -> bytes:
-    """The one spelling of an example's content (without its row number): what is stored and hashed."""
+    """Returns the canonical form of an example's content (without its row number), which is stored and hashed."""
     return _encoder.encode(msgspec.structs.replace(example, row=0) if example.row else example)
 
 
 def parse_canonical(data: bytes | str, *, row: int = 0) -> Example:
-    """Inverse of :func:`canonical`, with the row number put back."""
+    """Inverse of :func:`canonical`, with the row number restored."""
     example = _decoder.decode(data)
     return msgspec.structs.replace(example, row=row) if row else example

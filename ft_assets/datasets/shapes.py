@@ -54,7 +54,7 @@ USED: Mapping[Format, frozenset[str]] = {
     "text": frozenset(("text",)),
 }
 BESIDE_NO_PROMPT = frozenset(("instruction", "input", "output", "history"))
-"""Fields of Alpaca's rows: not read where there is a prompt."""
+"""Fields of Alpaca's rows: ignored if there is a prompt."""
 TEXTS: Mapping[Format, tuple[str, ...]] = {
     "chat": (),
     "prompt_completion": ("prompt", "completion"),
@@ -71,16 +71,16 @@ ANSWERING = (
     "answer", "response", "output", "completion", "reply", "target", "ground_truth", "solution", "assistant", "antwort", "ausgabe",
     "reponse", "respuesta", "risposta", "label", "category", "intent",
 )  # fmt: skip
-"""Names of columns, in order of preference, that the advice to map takes for prompt and completion."""
+"""Column names, in order of preference, that the suggested map uses for prompt and completion."""
 NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "date", "created_at", "updated_at"))
-"""Names of columns that are neither."""
+"""Column names that are neither."""
 LABELS = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
-"""Of KTO rows; as text, for CSV."""
+"""Labels of KTO rows; as text, for CSV."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
 
 
 def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:
-    """The format of a row and the reason in words; None for a shape that is not known."""
+    """Returns the format of a row and the reason in words; None for an unknown shape."""
 
     def has(*names: str) -> bool:
         return all(value.get(name) is not None for name in names)
@@ -107,7 +107,7 @@ def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:
 
 
 def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(code, message) of a warning for a row that reads as text, but whose one other text column looks like its answer."""
+    """Returns (code, message) of a warning for a row that is parsed as text, but whose only other text column looks like its answer."""
     if isinstance(value, Mapped) or "text" not in value:
         return None
     found = detect(value)
@@ -128,11 +128,11 @@ def unknown_shape(value: Mapping[str, Any]) -> Problem:
 
 
 def _mapping(value: Mapping[str, Any]) -> str:
-    """The ``--map`` that makes a row of another shape readable, by the names and lengths of its columns; empty where none is likely.
+    """Returns the ``--map`` that makes a row of another shape readable, by the names and lengths of its columns; empty if none is likely.
 
     1. A column that holds messages.
     2. Two columns of text: the one named like a question and the one named like an answer.
-    3. Where a name says nothing, the longest of the other texts, in the order of the file.
+    3. If a name is not conclusive, the longest of the other texts, in the order of the file.
     """
     names = [k for k in value if not set(k) & set(",\n\r") and k == k.strip() and k]
     if (messages := next((k for k in names if _holds_messages(value[k])), None)) is not None:
@@ -153,7 +153,7 @@ def _holds_messages(value: Any) -> bool:
 
 
 def _first_named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column with the first of `names`, in any case and with or without accents."""
+    """Returns the column with the first of `names`, ignoring case and accents."""
     plain = {_plain_name(column): column for column in reversed(columns)}
     return next((plain[name] for name in names if name in plain), None)
 
@@ -164,7 +164,7 @@ def _plain_name(name: str) -> str:
 
 
 def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
-    """The example that `value` spells in format `fmt`, or None with the problems that stand in the way."""
+    """Returns the example that `value` gives in format `fmt`, or None with its problems."""
     if (problem := _transcript_problem(value, fmt)) is not None:
         return None, [problem]
     reading = Reading()
@@ -202,7 +202,7 @@ def _alpaca_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message,
 
 
 def _history(reading: Reading, value: Any) -> list[Message]:
-    """Earlier pairs of question and answer, as LLaMA-Factory writes them; the answers carry no loss, as in any prompt."""
+    """Parses earlier pairs of question and answer in LLaMA-Factory's form; the answers carry no loss, as in any prompt."""
     out: list[Message] = []
     pairs = value if isinstance(value, list) else [value] if value is not None else []
     if 2 * len(pairs) > MAX_MESSAGES:
@@ -250,13 +250,13 @@ def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example
 
 
 def _preference_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
-    """What both answers continue: `prompt`; or, as LLaMA-Factory writes it, the conversation or the instruction beside them."""
+    """Returns what both answers continue: `prompt`; or, in LLaMA-Factory's form, the conversation or the instruction beside them."""
     if value.get("prompt") is not None:
         return (*_system(reading, value), *reading.turns(value["prompt"], "prompt", "user"))
     name = next((n for n in ("conversations", "messages") if value.get(n) is not None), None)
     if name is not None:
         turns = reading.messages(value[name], name)
-        return (*_system(reading, value), *turns) if turns and turns[-1].role != "assistant" else ()  # else it has an answer already
+        return (*_system(reading, value), *turns) if turns and turns[-1].role != "assistant" else ()  # otherwise it already has an answer
     return _alpaca_prompt(reading, value) if value.get("instruction") is not None else ()
 
 
@@ -285,7 +285,7 @@ CONVERT: Mapping[Format, Callable[[Reading, Mapping[str, Any], int], Example]] =
 
 
 def _system(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The first message, where `system` stands beside the conversation."""
+    """Returns the first message, if `system` is beside the conversation."""
     system = value.get("system")
     return () if system is None or system == "" else (Message(role="system", content=reading.text(system, "system")),)
 
@@ -296,7 +296,7 @@ def _label(value: Mapping[str, Any]) -> bool | None:
 
 
 def _unweighted(message: Message) -> Message:
-    """An assistant turn inside a prompt carries no loss."""
+    """Sets weight 0: an assistant turn inside a prompt carries no loss."""
     if message.role != "assistant":
         return message
     return msgspec.structs.replace(message, weight=0)
@@ -307,7 +307,7 @@ def _other_texts(value: Mapping[str, Any]) -> list[str]:
 
 
 def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None:
-    """The refusal of a row one of whose texts is a whole conversation, with the map that splits them all."""
+    """Returns the refusal of a row one of whose texts is a whole conversation, with the map that splits them all."""
     marks: dict[str, str] = {}
     for name in TEXTS[fmt]:
         text = value.get(name)
@@ -330,12 +330,12 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
 
 
 def _source(value: Mapping[str, Any], field: str) -> str:
-    """The column of the file that `field` came from."""
+    """Returns the column of the file that `field` came from."""
     return value.sources.get(field, field) if isinstance(value, Mapped) else field
 
 
 def unknown_fields(value: Mapping[str, Any], fmt: Format) -> list[str]:
-    """Fields of the row, and of its messages, that hold something and are read by nothing."""
+    """Returns the nonempty fields of the row and of its messages that are not used."""
     used = USED[fmt]
     if fmt in ("prompt_completion", "preference") and value.get("prompt") is not None:
         used = used - (BESIDE_NO_PROMPT - {"input"} if value.get("preferred_output") is not None else BESIDE_NO_PROMPT)

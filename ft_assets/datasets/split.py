@@ -1,4 +1,4 @@
-"""Train or validation by the hash of an example's split key: reproducible, and duplicates, near ones too, never straddle.
+"""Assigns examples to train or validation by the hash of their split key: reproducible, and duplicates, near ones too, stay together.
 
 The split key is equal for all members of a near-duplicate cluster; without clusters it is the hash of the content.
 """
@@ -18,18 +18,18 @@ Part = Literal["train", "validation"]
 
 MASK, GOLDEN = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
 MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Of SplitMix64 (Vigna 2015): keys are hashes already, but another seed needs other bits of them."""
+"""Constants of SplitMix64 (Vigna 2015): keys are already hashes, but another seed must select other bits."""
 EVAL_ITEMS = 200
-"""Items that an evaluation asks at most by default: what an automatic split tries to hold out."""
+"""Default maximum of items per evaluation: what an automatic split tries to hold out."""
 LEAST_SHARE, MOST_SHARE = 0.02, 0.10
-"""Bounds of an automatic split: a small dataset gives up a tenth, a huge one a fiftieth."""
+"""Bounds of an automatic split: a tenth of a small dataset, a fiftieth of a huge one."""
 
 
 def part_of(split_key: str, *, validation_fraction: float, seed: int = 0) -> Part:
-    """The part of every example with that key (hex digits, 16 at least).
+    """Returns the part of every example with that key (at least 16 hex digits).
 
-    Depends on nothing but its arguments: rows added or removed elsewhere move no other row, and a larger fraction only adds
-    rows to the validation part.
+    Depends only on its arguments: rows added or removed elsewhere move no other row, and a larger fraction only adds rows to the validation
+    part.
     """
     _check(validation_fraction)
     mixed = (int(split_key[:16], 16) + GOLDEN * (seed + 1)) & MASK
@@ -39,18 +39,18 @@ def part_of(split_key: str, *, validation_fraction: float, seed: int = 0) -> Par
 
 
 def part_counts(keys: NDArray[np.uint64], *, validation_fraction: float, seed: int = 0) -> tuple[int, int]:
-    """(train, validation) rows among those whose split keys start with these 64 bits: :func:`part_of` of each, counted."""
+    """Returns (train, validation) counts of rows whose split keys start with these 64 bits: :func:`part_of` of each."""
     held_out = int(_held_out(keys, validation_fraction, seed).sum())
     return len(keys) - held_out, held_out
 
 
 def automatic_fraction(num_rows: int) -> float:
-    """Share that an automatic split holds out: enough for an evaluation, within bounds."""
+    """Returns the share that an automatic split holds out: enough for an evaluation, within bounds."""
     return min(MOST_SHARE, max(LEAST_SHARE, EVAL_ITEMS / max(num_rows, 1)))
 
 
 def _held_out(keys: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """:func:`part_of` for many: true where it is validation."""
+    """Vectorized :func:`part_of`: true for validation."""
     _check(fraction)
     mixed = keys + np.uint64((GOLDEN * (seed + 1)) & MASK)
     for shift, factor in MIXING:
@@ -65,7 +65,7 @@ def _check(fraction: float) -> None:
 
 
 def split(examples: Iterable[Example], *, validation_fraction: float, seed: int = 0) -> tuple[list[Example], list[Example]]:
-    """Both parts of `examples` as lists, in their order: (train, validation). Each goes by its own content."""
+    """Returns both parts of `examples` as lists, in their order: (train, validation), each by its own content."""
     parts: dict[Part, list[Example]] = {"train": [], "validation": []}
     for example in examples:
         parts[part_of(content_hash(example), validation_fraction=validation_fraction, seed=seed)].append(example)

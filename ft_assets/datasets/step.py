@@ -1,4 +1,5 @@
-"""What the ``dataset`` and ``tokenized_pack`` assets do: pin the dataset versions of a job, build or reuse its pack, freeze its spec.
+"""The work of the ``dataset`` and ``tokenized_pack`` assets: pins the dataset versions of a job, builds or reuses its pack, freezes its
+spec.
 
 A pack is built once per fingerprint and reused by all jobs of the tenant.
 """
@@ -70,7 +71,7 @@ JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 
 
 ANNOUNCE_EVERY_S = 5.0
-"""Seconds between two events about one stage of a dataset: what a person waits for a sign of life, and a row each."""
+"""Least seconds between two events about one stage of a dataset: each is a row in the database."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,7 @@ class PinnedDataset:
 
 
 def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
-    """Resolve the job's files to dataset versions, validating a file that nobody validated yet; a second call changes nothing."""
+    """Resolves the job's files to dataset versions, validating a file if that has not been done; a second call changes nothing."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     training = _version(platform, tenant, job.training_file, param="training_file", progress=progress)
@@ -107,7 +108,8 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
 
 
 def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
-    """A sink for progress that tells the job's tenant (an event) and `say` at most every five seconds, and at each new stage."""
+    """Returns a progress callback that reports to the job's tenant (an event) and to `say` at most every five seconds, and at each new
+    stage."""
     told: dict[str, Any] = {"at": -math.inf, "stage": None}
 
     def tell(progress: Progress) -> None:
@@ -117,7 +119,7 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
         event = job_events.progress_event(asdict(progress))
         if say is not None:
             say(event.message)
-        with contextlib.suppress(SQLAlchemyError), platform.engine.begin() as conn:  # news are not worth a failed step
+        with contextlib.suppress(SQLAlchemyError), platform.engine.begin() as conn:  # a progress report must not fail the step
             record(conn, job_id, event, now=platform.clock())
 
     return tell
@@ -150,22 +152,22 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
 class Packed:
     manifest: PackManifest
     reused: bool
-    """The pack was there already; nothing was tokenized."""
+    """The pack already existed; nothing was tokenized."""
     lengths: Mapping[str, list[int]]
     """Histogram of tokens per training example."""
     total_steps: int
     spec_sha256: str
     uri: str
     reference: Reference | None
-    """What the method compares with; None where it needs none."""
+    """The method's reference; None if it needs none."""
 
 
 def pack(
     platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None, say: Say = log.info
 ) -> Packed:
-    """Build or reuse the job's pack and what it is compared with, freeze its spec, and queue it. Run again, it finds everything done.
+    """Builds or reuses the job's pack and reference, freezes its spec, and queues it. A second run finds everything done.
 
-    `progress` is told of each shard; `say` of waiting for another builder, and for whom.
+    `progress` receives each shard; `say` reports waiting for another builder.
     """
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
@@ -208,7 +210,7 @@ def pack(
 
 
 def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``PackSettings`` as `method` trains: where it learns every token, nothing of a long row is cut away."""
+    """Returns arguments of ``PackSettings`` for `method`: if it learns every token, long rows are split without loss."""
     if not method.every_token:
         return dict(asked)
     split = {"over_long": "split"} if asked.get("over_long", "truncate") == "truncate" else {}
@@ -216,9 +218,10 @@ def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], manifest: PackManifest, *, num_epochs: float) -> None:
-    """Record what only the job shows: too many epochs over many rows, validation rows that are trained on, turns and rows without loss."""
+    """Records warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
+    without loss."""
     if job.state != JobState.VALIDATING:
-        return  # told when it was
+        return  # already reported
     overlapping = num_validation = 0
     if job.validation_file:
         held_out = _split_keys(platform, tenant, _dataset_of(platform, tenant, job.validation_file).id)
@@ -232,7 +235,7 @@ def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], manifest: PackMani
 
 
 def _pack_doubts(manifest: PackManifest) -> list[dict[str, str]]:
-    """What the base model's chat template left without loss."""
+    """Returns a warning about turns that the base model's chat template left without loss."""
     found = []
     if manifest.untrained_turns:
         message = (
@@ -246,14 +249,14 @@ def _pack_doubts(manifest: PackManifest) -> list[dict[str, str]]:
 
 
 def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.uint64]:
-    """The first 64 bits of each row's split key: its content hash, or that of the first of its near-duplicate cluster."""
+    """Returns the first 64 bits of each row's split key: its content hash, or that of the first of its near-duplicate cluster."""
     with pq.ParquetFile(rows_file(platform, tenant, dataset_id)) as file:
         batches = [bytes.fromhex("".join(batch.column(0).to_pylist())) for batch in file.iter_batches(columns=["split_key"])]
     return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
 
 
 def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
-    """What the upload asked for rows that do not fit the base model."""
+    """Returns the upload's policies for rows that do not fit the base model."""
     query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         policies = Policies.from_request(conn.execute(query).scalar_one() or {})
@@ -261,7 +264,8 @@ def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, An
 
 
 def _split(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
-    """What is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off automatically."""
+    """Determines what is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off
+    automatically."""
     if job.validation_file:
         return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
     if has_own_split(rows_file(platform, tenant, job.dataset_id)):
@@ -287,9 +291,9 @@ def _stored_pack(
     progress: Callable[[Progress], None] | None,
     say: Say,
 ) -> tuple[PackManifest, bool]:
-    """The pack, on this machine and in the object store, and whether it was there before.
+    """Returns the pack, on this machine and in the object store, and whether it already existed.
 
-    Built by one process at a time, wherever the others are; those wait and then take what is stored.
+    Built by one process at a time across all machines; others wait and then use what is stored.
     """
     if model.directory is None:
         raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
@@ -321,7 +325,7 @@ def _stored_pack(
 
 
 def _stored(platform: Platform, tenant: str, fingerprint: str) -> PackManifest | None:
-    """The pack from the object store, in this machine's cache and verified; None where it is absent, or damaged there too."""
+    """Returns the pack from the object store, in this machine's cache and verified; None if it is missing, or damaged there too."""
     if not platform.objects.exists(f"{layout.pack_prefix(tenant, fingerprint)}/manifest.json"):
         return None
     try:
@@ -332,7 +336,7 @@ def _stored(platform: Platform, tenant: str, fingerprint: str) -> PackManifest |
 
 
 def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], None]:
-    """Tell `progress` the examples of both parts together."""
+    """Reports the examples of both parts together to `progress`."""
     done: dict[tuple[str, str], int] = {}
 
     def report(seen: PackProgress) -> None:
@@ -344,9 +348,9 @@ def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], Non
 
 
 def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterator[dict[str, Any]]:
-    """The rows that the job did not train on, as conversations that end with the wanted answer: what its evaluation asks.
+    """Returns the rows that the job did not train on, as conversations that end with the wanted answer, for its evaluation.
 
-    Of a preference the chosen answer is wanted; answers judged bad and texts give no row.
+    For a preference the chosen answer is wanted; answers labeled bad and texts are left out.
     """
     held_out = _split(platform, tenant, job)
     if own := held_out.get("validation_dataset_id"):

@@ -26,16 +26,16 @@ PART_NAMES: tuple[Part | None, ...] = (None, "train", "validation")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredRow:
     row: int
-    """Of the uploaded file."""
+    """Row number in the uploaded file."""
     split_key: str
-    """Hex digits, equal for duplicates and near duplicates: what an automatic split goes by."""
+    """Hex digits, equal for duplicates and near duplicates: key of an automatic split."""
     part: Part | None
-    """By the dataset's own split; None: it has none."""
+    """Part by the dataset's own split; None: it has none."""
     example: Example
 
 
 def load_stored(path: Path) -> Iterator[StoredRow]:
-    """The rows of a ``rows.parquet`` in order, in bounded memory."""
+    """Yields the rows of a ``rows.parquet`` in order, in bounded memory."""
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH):
             columns = batch.to_pydict()
@@ -44,12 +44,12 @@ def load_stored(path: Path) -> Iterator[StoredRow]:
 
 
 def load_rows(path: Path) -> Iterator[Example]:
-    """The examples of a ``rows.parquet`` in order."""
+    """Yields the examples of a ``rows.parquet`` in order."""
     return (stored.example for stored in load_stored(path))
 
 
 def content_digest(path: Path) -> str:
-    """The dataset's content sha256, computed anew from its stored rows: over the sha256 of each row's canonical form, in order."""
+    """Recomputes the dataset's content sha256 from its stored rows: over the sha256 of each row's canonical form, in order."""
     digest = hashlib.sha256()
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=BATCH, columns=["example"]):
@@ -69,11 +69,11 @@ class RowsBlock:
     offsets: NDArray[np.int64]
     data: NDArray[np.uint8]
     keep: NDArray[np.bool_]
-    """False for rows that are left out."""
+    """False for omitted rows."""
 
 
 class RowsWriter:
-    """Writes rows beside `output`, a block at a time; :meth:`close` makes them appear whole or not at all."""
+    """Writes rows beside `output`, a block at a time; :meth:`close` renames the complete file or removes it."""
 
     def __init__(self, output: Path) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class RowsWriter:
         self._writer = pq.ParquetWriter(self._partial, SCHEMA, compression="zstd", compression_level=1, use_dictionary=["part"])
 
     def add(self, block: RowsBlock) -> None:
-        """The rows of one block that are to be kept."""
+        """Writes the kept rows of one block."""
         buffers = [None, pa.py_buffer(block.offsets), pa.py_buffer(block.data)]
         examples = pa.Array.from_buffers(pa.large_string(), len(block.rows), buffers)
         parts = pa.array([PART_NAMES[p] for p in block.parts.tolist()], pa.string())
@@ -93,7 +93,7 @@ class RowsWriter:
             self._writer.write_table(table.cast(SCHEMA))
 
     def close(self, *, keep: bool) -> None:
-        """Rename to `output` if `keep`, else leave no trace."""
+        """Renames to `output` if `keep`, otherwise removes the file."""
         self._writer.close()
         if not keep:
             self._partial.unlink()

@@ -1,9 +1,9 @@
-"""Compiles the stage's kernels once, so that nobody waits for it later: part of set-up, and of building an image.
+"""Compiles the stage's kernels once, so that no request waits for it later: part of set-up, and of building an image.
 
     python -m ft_assets.datasets.warmup
 
-What numba compiles is kept beside the modules (or under ``NUMBA_CACHE_DIR``); where neither can be written, as in a container
-with a read-only file system, every process would compile for itself.
+numba's compiled code is kept beside the modules (or under ``NUMBA_CACHE_DIR``); if neither can be written, as in a container with a
+read-only file system, every process would compile for itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 
 def warm() -> None:
-    """Send a few rows through everything that is compiled: reading, duplicates, suites, packing."""
+    """Sends a few rows through everything that is compiled: reading, duplicates, suites, packing."""
     text = " ".join(f"word{i}" for i in range(40))
     rows = [
         {"messages": [{"role": "user", "content": f"{i} {text}"}, {"role": "assistant", "content": f"{text} é {i}"}]} for i in range(40)
@@ -35,7 +35,7 @@ def warm() -> None:
         validate_file(path, filename=path.name, policies=policies, output=stored, suites=Path(scratch) / "suites")
         catalogue = Catalogue.load()
         directories = (catalogue.get(name).directory for name in catalogue.ids())
-        if (directory := next((d for d in directories if d is not None), None)) is not None:  # a base model whose files are here
+        if (directory := next((d for d in directories if d is not None), None)) is not None:  # a base model whose files are on this machine
             build_pack(stored, ChatTokenizer.load(directory), PackSettings(max_seq_len=256), Path(scratch) / "pack", dataset_id="warm")
 
 

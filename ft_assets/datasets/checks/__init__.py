@@ -1,1 +1,1 @@
-"""What can be wrong with an example, or doubtful about a dataset: one small module for each question."""
+"""Checks for errors in an example and problems of a dataset: one module per question."""

@@ -1,6 +1,6 @@
-"""What can be wrong with an example that has the right shape: order of roles, empty answers, control tokens, length.
+"""Errors in an example of the right shape: order of roles, empty answers, control tokens, length.
 
-Each check takes an example and yields problems; none raises, none looks at another row.
+Each check takes an example and yields problems; none raises or looks at other rows.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 
 SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
-"""Looks like a control token: what to warn of while the base model is not known."""
+"""Text that looks like a control token: a warning while the base model is unknown."""
 
 
 def control_token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of `tokens`, the longest first; with no tokens, nothing."""
+    """Returns a pattern for any of `tokens`, longest first; without tokens it matches nothing."""
     longest_first = sorted(set(tokens), key=lambda t: (-len(t), t))
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def order_problems(example: Example) -> Iterator[Problem]:
-    """Roles and answers of a chat, of both continuations of a preference, or the text."""
+    """Checks roles and answers of a chat, of both continuations of a preference, or the text."""
     if example.kind == "text":
         if not (example.text or "").strip():
             yield Problem(path="text", code="empty_content", message="the text is empty", fix="remove the row")
@@ -45,7 +45,7 @@ def order_problems(example: Example) -> Iterator[Problem]:
 
 
 def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterator[Problem]:
-    """Problems of the messages from index `skip` on; those before give the context only."""
+    """Yields problems of the messages from index `skip` on; earlier ones are context only."""
     asked = called = False
     for index, message in enumerate(messages):
         where = f"{path}[{index - skip}]"
@@ -83,13 +83,13 @@ def _ending(messages: tuple[Message, ...], path: str) -> Iterator[Problem]:
 
 
 def has_consecutive_turns(example: Example) -> bool:
-    """Whether two user or two assistant messages follow each other, which the chat templates of Mistral and Gemma refuse."""
+    """Returns whether two user or two assistant messages are adjacent, which the chat templates of Mistral and Gemma refuse."""
     roles = [m.role for m in (*example.messages, *example.chosen)]
     return any(one == other and one in ("user", "assistant") for one, other in itertools.pairwise(roles))
 
 
 def first_match(example: Example, pattern: re.Pattern[str]) -> tuple[str, str] | None:
-    """The first text of the example that `pattern` finds, as (path, found): contents, names, tool calls, tools."""
+    """Returns the first match of `pattern` in the example's texts as (path, match): contents, names, tool calls, tools."""
     for path, text in _texts(example):
         if match := pattern.search(text):
             return path, match.group()
@@ -97,7 +97,7 @@ def first_match(example: Example, pattern: re.Pattern[str]) -> tuple[str, str] |
 
 
 def control_token_problems(example: Example, pattern: re.Pattern[str]) -> Iterator[Problem]:
-    """A control token inside content would be tokenized as the real one and could end or forge a turn."""
+    """Reports control tokens in content: they would be tokenized as real ones and could end or forge a turn."""
     if (found := first_match(example, pattern)) is not None:
         path, token = found
         message = f"contains {token!r}, a control token of the base model's tokenizer"

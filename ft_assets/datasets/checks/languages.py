@@ -1,7 +1,7 @@
-"""A small guess of a text's language: its script, and for Latin letters the commonest words.
+"""Guesses a text's language from its script and, for Latin letters, the most common words.
 
-Good enough to see that a dataset mixes languages, not to label one text: on sentences of ten words or more of the languages
-listed it is nearly always right, on single words it says ``unknown``.
+Good enough to see that a dataset mixes languages, not to label one text: nearly always right on sentences of ten words or more of the
+listed languages, ``unknown`` on single words.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 
 MAX_CHARACTERS = 300
-"""Of a text that are looked at."""
+"""Characters of a text that are examined."""
 MIN_STOP_WORDS = 2
-"""Common words of a language that a text must hold at least; one alone is shared by too many languages."""
+"""Least number of a language's common words in a text; a single one is shared by too many languages."""
 UNKNOWN = "unknown"
 
 SCRIPTS: Mapping[str, str] = {
@@ -29,7 +29,7 @@ SCRIPTS: Mapping[str, str] = {
     "te": "\u0c00-\u0c7f",
     "th": "\u0e00-\u0e7f",
 }
-"""Ranges of the Unicode blocks; ``ja`` comes first because Japanese also writes in the characters of ``zh``."""
+"""Ranges of Unicode blocks; ``ja`` comes first because Japanese also uses the characters of ``zh``."""
 STOP_WORDS: Mapping[str, str] = {
     "en": "the of and to in is you that it he was for on are with his they at this have from or had by but what all were when "
     "we there can an your which their if do will how about my her would been not i me has please",
@@ -51,9 +51,9 @@ STOP_WORDS: Mapping[str, str] = {
     "id": "yang dan di ini itu dengan untuk tidak dari dalam akan pada juga saya ke adalah karena ada bisa kami mereka sudah atau apa anda",
     "vi": "la va cua co khong trong mot cho duoc nguoi nhung voi toi cac nay de khi da ban thi nhu se lam rat",
 }
-"""The commonest words, accents removed."""
+"""The most common words, without accents."""
 LANGUAGES: tuple[str, ...] = (UNKNOWN, *STOP_WORDS, *(name for name in SCRIPTS if name != "cyrillic"), "ru", "uk")
-"""Everything that a guess can be."""
+"""All possible results."""
 _UKRAINIAN = re.compile("[\u0456\u0457\u0454\u0491]")
 _OTHER_THAN_ASCII = re.compile("[^\\x00-\\x7f]")
 _SCRIPTS = [(name, re.compile(f"[{span}]")) for name, span in SCRIPTS.items()]
@@ -69,7 +69,7 @@ _PLAIN = str.maketrans(
 
 
 def guess_language(text: str) -> str:
-    """An ISO 639-1 code, or ``unknown`` for a text too short, too mixed or of another language."""
+    """Returns an ISO 639-1 code, or ``unknown`` for a text that is too short, too mixed or of another language."""
     text = text[:MAX_CHARACTERS]
     if not text.isascii() and (script := _script(text)):
         return script
@@ -87,7 +87,7 @@ def guess_language(text: str) -> str:
 
 
 def _script(text: str) -> str | None:
-    """The language whose script most of the letters beyond ASCII have, if they are a fifth of the text at least."""
+    """Returns the language whose script has most of the non-ASCII letters, if they are at least a fifth of the text."""
     beyond = len(_OTHER_THAN_ASCII.findall(text))
     if beyond * 5 < len(text):
         return None

@@ -1,4 +1,4 @@
-"""A classifier behind HTTP: any service that answers OpenAI's ``POST /v1/moderations``."""
+"""A classifier behind HTTP: any service that implements OpenAI's ``POST /v1/moderations``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import httpx
 from ft_assets.errors import Unavailable
 
 BATCH = 32
-"""Texts a request; OpenAI's own endpoint takes this many and more, self-hosted ones are served well by it."""
+"""Texts per request; OpenAI's own endpoint accepts this many and more, and self-hosted ones handle it well."""
 TIMEOUT_S = 30.0
-"""A request: a guard model of 8B on one GPU reads 32 rows of 1 KB in a few seconds."""
+"""Seconds per request; a guard model of 8B on one GPU reads 32 rows of 1 KB in a few seconds."""
 ATTEMPTS = 4
-"""With pauses of 0.5, 1 and 2 s between them: bridges a rolling restart of one replica, not an outage."""
+"""Attempts, with pauses of 0.5, 1 and 2 s: bridges a rolling restart of one replica, not an outage."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
-"""A longer ``Retry-After`` is not waited for."""
+"""Longest ``Retry-After`` that is honored, in seconds."""
 KEY_VARIABLE = "FT_MODERATION_API_KEY"
-"""Environment variable with the bearer token, where the service asks for one."""
+"""Environment variable with the bearer token, if the service requires one."""
 
 
 class ModerationClassifier:
-    """Scores are the highest of a result's `category_scores`, or 1 for one that is flagged without scores.
+    """Scores are the highest of a result's `category_scores`, or 1 for a flagged result without scores.
 
-    Connection failures, 408, 429 and 5xx are tried again; after that, and for any other refusal, ``Unavailable``: rows are
-    never passed as harmless because nobody looked. Pickles, without its connections.
+    Connection failures, 408, 429 and 5xx are retried; after that, and for any other refusal, raises ``Unavailable``: rows are never passed
+    as harmless without a score. Pickles, without its connections.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ModerationClassifier:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back; a later call opens new ones."""
+        """Closes the connections; a later call opens new ones."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -118,6 +118,6 @@ def _score(result: dict[str, Any]) -> float:
 
 
 def _asked_pause_s(headers: httpx.Headers) -> float:
-    """Seconds of a ``Retry-After`` header; a date or nonsense counts as none."""
+    """Returns the seconds of a ``Retry-After`` header; None for a date or an invalid value."""
     given = headers.get("retry-after", "")
     return min(float(given), MAX_PAUSE_S) if given.replace(".", "", 1).isdigit() else 0.0

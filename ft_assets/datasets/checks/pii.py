@@ -1,8 +1,8 @@
-"""Finds personal data and secrets in texts, and takes them out.
+"""Finds personal data and secrets in texts, and redacts them.
 
-Two steps: Hyperscan runs the gates of all kinds over a text at once and says which kinds could be in it; only those are looked
-for exactly, with ``re`` and checksums. Where Hyperscan does not exist (it needs SSSE3 or an emulation of it) the gates run in ``re``:
-slower, the same matches. Almost every text has no hit and costs the gate alone.
+Two steps: Hyperscan runs the gates of all kinds over a text at once and returns the kinds that it may contain; only those are searched
+exactly, with ``re`` and checksums. Without Hyperscan (it needs SSSE3 or an emulation of it) the gates run in ``re``: slower, with the same
+matches. Almost every text has no hit and costs only the gate.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ft_assets.datasets.checks.pii_patterns import DETECTORS, KINDS, SEPARATOR, 
 
 ALL: tuple[Kind, ...] = KINDS
 MASK = "]"
-"""Stands for found text while the rest is searched again; no pattern contains it, as none contains a placeholder's brackets."""
+"""Replaces found text while the rest is searched again; no pattern contains it, and none contains a placeholder's brackets."""
 
 Gate = Callable[[Sequence[str]], dict[int, set[int]]]
-"""Texts to, for each text that could match, the detectors that could: by index, both."""
+"""Maps texts to the detectors that may match each: both by index."""
 
 
 class Match(NamedTuple):
@@ -31,7 +31,7 @@ class Match(NamedTuple):
 
 
 class PiiScanner:
-    """Scans texts for some kinds of personal data. Cheap to make after the first time; pickles; one thread at a time."""
+    """Scans texts for some kinds of personal data. Cheap to create after the first time; picklable; not thread-safe."""
 
     def __init__(self, kinds: Sequence[Kind] = ALL, *, use_hyperscan: bool = True) -> None:
         unknown = [kind for kind in kinds if kind not in ALL]
@@ -46,7 +46,7 @@ class PiiScanner:
         return functools.partial(PiiScanner, use_hyperscan=self.use_hyperscan), (self.kinds,)
 
     def scan(self, texts: Sequence[str]) -> list[list[Match]]:
-        """For each text its matches in order; they do not overlap. A text without any shares one empty list with the others."""
+        """Returns for each text its matches in order, without overlaps. Texts without matches share one empty list."""
         nothing: list[Match] = []
         found = [nothing] * len(texts)
         for index, passed in self._gate(texts).items():
@@ -54,11 +54,11 @@ class PiiScanner:
         return found
 
     def suspects(self, texts: Sequence[str]) -> list[int]:
-        """Indexes of the texts that may hold something: a cheap first look, which misses nothing that :meth:`scan` finds."""
+        """Returns the indexes of texts that may contain a match: a cheap first look that misses nothing that :meth:`scan` finds."""
         return sorted(self._gate(texts))
 
     def _exact(self, text: str, passed: Sequence[int]) -> list[Match]:
-        """Until nothing more is found: what a match hid becomes visible, so that a redacted text is clean."""
+        """Scans until nothing more is found: a match may hide another, and a redacted text must be clean."""
         matches: list[Match] = []
         while fresh := self._once(text, passed):
             matches += fresh
@@ -75,7 +75,7 @@ class PiiScanner:
 
 
 def redact(text: str, matches: Sequence[Match]) -> str:
-    """`text` with each match replaced by its kind, as ``[EMAIL]``; a scan of the result finds nothing, so a second time changes nothing."""
+    """Returns `text` with each match replaced by its kind, such as ``[EMAIL]``; scanning the result finds nothing."""
     return _replaced(text, sorted(matches, key=_start), lambda match: f"[{match.kind.upper()}]")
 
 
@@ -92,7 +92,7 @@ def _replaced(text: str, matches: Sequence[Match], by: Callable[[Match], str]) -
 
 
 def _joined(kept: list[Match], fresh: Sequence[Match]) -> list[Match]:
-    """`kept` and those of `fresh` that overlap none of them, nor each other: both in order of their starts, as is the result."""
+    """Returns `kept` and those of `fresh` that overlap neither them nor each other; all in order of their starts."""
     added: list[Match] = []
     index = past = 0
     for match in fresh:
@@ -105,7 +105,7 @@ def _joined(kept: list[Match], fresh: Sequence[Match]) -> list[Match]:
 
 
 def _gates(kinds: Sequence[Kind], separator: str) -> list[tuple[int, str, bool]]:
-    """(detector, expression, whether case matters not) for all gates of some kinds."""
+    """Returns (detector, expression, whether to ignore case) for all gates of some kinds."""
     detectors = [d for d in DETECTORS if d.kind in kinds]
     spelled = [(i, gate.replace("{sep}", separator)) for i, d in enumerate(detectors) for gate in d.gates]
     return [(i, gate.removeprefix("(?i)"), gate.startswith("(?i)")) for i, gate in spelled]
@@ -113,14 +113,14 @@ def _gates(kinds: Sequence[Kind], separator: str) -> list[tuple[int, str, bool]]
 
 @functools.lru_cache(maxsize=8)
 def _hyperscan_gate(kinds: tuple[Kind, ...]) -> Gate | None:
-    """A gate of one Hyperscan database (25 ms to compile), or None where there is no Hyperscan."""
+    """Compiles a gate of one Hyperscan database (25 ms); None without Hyperscan."""
     try:
         import hyperscan
     except ImportError:
         return None
     gates = _gates(kinds, SEPARATOR_BYTES)
     database = hyperscan.Database()
-    once = hyperscan.HS_FLAG_SINGLEMATCH  # one report a gate and text bounds the calls back into Python
+    once = hyperscan.HS_FLAG_SINGLEMATCH  # one report per gate and text limits the calls back into Python
     database.compile(
         expressions=[gate.encode() for _, gate, _ in gates],
         ids=[i for i, _, _ in gates],

@@ -1,4 +1,4 @@
-"""Numbers of accounts and persons: payment cards, IBANs, US social security numbers, each with the check that it carries."""
+"""Numbers of accounts and persons: payment cards, IBANs, US social security numbers, each with its check digits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 Span = tuple[int, int]
 
 JOINT = "[ \\-\u00a0\u2010-\u2015\u202f]"
-"""What stands between the groups of a card number or an IBAN."""
+"""Separators between the groups of a card number or an IBAN."""
 IBAN_LENGTHS = {
     country: int(length)
     for country, length in re.findall(
@@ -19,7 +19,7 @@ IBAN_LENGTHS = {
         "OM23PK24PL28PS29PT25QA29RO24RS22RU33SA24SC31SD18SE24SI19SK24SM27SO23ST25SV28TL23TN24TR26UA29VA22VG24XK20YE30",
     )
 }
-"""Characters of an IBAN by country: the SWIFT IBAN registry."""
+"""Length of an IBAN by country: the SWIFT IBAN registry."""
 
 
 def luhn(digits: str) -> bool:
@@ -29,7 +29,7 @@ def luhn(digits: str) -> bool:
 
 
 def known_issuer(digits: str) -> bool:
-    """Whether a card scheme issues numbers that begin so and are so long (ISO/IEC 7812 issuer ranges)."""
+    """Returns whether a card scheme issues numbers with this prefix and length (ISO/IEC 7812 issuer ranges)."""
     length, two, three, four = len(digits), int(digits[:2]), int(digits[:3]), int(digits[:4])
     if digits[0] == "4":
         return length in (13, 16, 19)
@@ -50,7 +50,7 @@ _CARD_GROUPS = re.compile("(?:4 4 4 (?:[1-4]|4 [1-3])|4 6 [45]|1[3-9])$")
 
 
 def find_cards(text: str) -> Iterator[Span]:
-    """Card numbers, in one piece or in the groups that cards print, also beside other numbers."""
+    """Finds card numbers, in one piece or in the groups printed on cards, also beside other numbers."""
     for run in _DIGIT_RUN.finditer(text):
         groups = [g.span() for g in _GROUP.finditer(text, *run.span())]
         first = 0
@@ -77,7 +77,7 @@ _ALNUM = re.compile("[0-9A-Za-z]")
 
 
 def find_ibans(text: str) -> Iterator[Span]:
-    """IBANs of the length of their country whose remainder by 97 is 1 (ISO 13616), in one piece or in groups of four."""
+    """Finds IBANs with the length of their country and remainder 1 modulo 97 (ISO 13616), in one piece or in groups of four."""
     for match in _IBAN.finditer(text):
         length = IBAN_LENGTHS.get(match[0][:2].upper(), 0)
         places = [m.start() for m in _ALNUM.finditer(match[0])]
@@ -98,6 +98,6 @@ _SSN = re.compile(
 
 
 def find_ssns(text: str) -> Iterator[Span]:
-    """US social security numbers of areas that are issued; without hyphens only after words that say so."""
+    """Finds US social security numbers of issued areas; without hyphens only after words that announce one."""
     for match in _SSN.finditer(text):
         yield match.span("told") if match["told"] else match.span()

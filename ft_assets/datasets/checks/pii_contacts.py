@@ -1,7 +1,7 @@
-"""How a person or a host is reached: e-mail, IP addresses, telephone numbers.
+"""Contact data of a person or a host: e-mail, IP addresses, telephone numbers.
 
-Telephone numbers are the doubtful ones: they must be international, grouped as telephone numbers are, or introduced by a word
-such as "phone"; a number that could be a date, a price or a version is none.
+Telephone numbers are ambiguous: they must be international, grouped like telephone numbers, or introduced by a word such as "phone"; a
+number that could be a date, a price or a version does not count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ft_assets.datasets.checks.pii_accounts import JOINT, Span
 
 SEPARATOR = "[ .()/\\-\u00a0\u2010-\u2015\u202f]"
-"""What stands between the groups of a telephone number."""
+"""Separators between the groups of a telephone number."""
 _GROUP = re.compile("[0-9]+")
 _CODES = (
     "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 63 64 65 66 81 82 84 86 90 "
@@ -35,7 +35,7 @@ _LOCAL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._%+-"
 
 
 def find_emails(text: str) -> Iterator[Span]:
-    """Addresses with a dotted domain; not ``git@host``, not file names, not packages with a version."""
+    """Finds addresses with a dotted domain; not ``git@host``, not file names, not packages with a version."""
     past = 0
     for match in _DOMAIN.finditer(text):
         head = text[max(past, match.start() - 65) : match.start()]
@@ -54,7 +54,7 @@ _IPV6 = re.compile(r"(?<![0-9A-Za-z_:.])(?:[23][0-9A-Fa-f]{3}|[fF][c-eC-E][0-9A-
 
 
 def find_ipv4(text: str) -> Iterator[Span]:
-    """Addresses that can name a host: not loopback, unspecified, multicast or masks, and not a version of four numbers."""
+    """Finds addresses that can name a host: not loopback, unspecified, multicast or masks, and not a version of four numbers."""
     for match in _IPV4.finditer(text):
         address = ipaddress.IPv4Address(match[0])
         names_no_host = address.is_loopback or address.is_multicast or address.packed[0] in (0, 255)
@@ -63,7 +63,8 @@ def find_ipv4(text: str) -> Iterator[Span]:
 
 
 def find_ipv6(text: str) -> Iterator[Span]:
-    """Unicast addresses of three written groups or more, global (2000::/3), unique local or link-local; ``std::vector`` is none."""
+    """Finds unicast addresses of three written groups or more, global (2000::/3), unique local or link-local; ``std::vector`` is not
+    one."""
     for match in _IPV6.finditer(text):
         spelled = match[0].rstrip(":")
         try:
@@ -103,12 +104,12 @@ def _digits(text: str) -> str:
 
 
 def _balanced(text: str, start: int, end: int) -> Span:
-    """Without a bracket that opens before the number and closes after it."""
+    """Strips a bracket that opens before the number and closes after it."""
     return start + (text[start] == "(" and text.count("(", start, end) > text.count(")", start, end)), end
 
 
 def find_international(text: str) -> Iterator[Span]:
-    """Telephone numbers that begin with a calling code in use: +49 30 ..., 0044 20 ..."""
+    """Finds telephone numbers that begin with a calling code in use: +49 30 ..., 0044 20 ..."""
     for match in _INTERNATIONAL.finditer(text):
         ends = [g.end() for g in _GROUP.finditer(text, *match.span())]
         for end in reversed(ends):  # what follows the number may be another number
@@ -132,20 +133,20 @@ def _is_international(spelled: str) -> bool:
 
 
 def find_north_american(text: str) -> Iterator[Span]:
-    """(415) 555-2671, 415-555-2671, 1-415-555-2671; with dots only where the digits obey the numbering plan."""
+    """Finds (415) 555-2671, 415-555-2671, 1-415-555-2671; with dots only if the digits follow the numbering plan."""
     for match in _NORTH_AMERICAN.finditer(text):
         yield match.span()
 
 
 def find_national(text: str) -> Iterator[Span]:
-    """Numbers that begin with the trunk prefix 0 and come in groups: 030/901820, 020 7946 0958, 06 12 34 56 78."""
+    """Finds numbers with the trunk prefix 0 in groups: 030/901820, 020 7946 0958, 06 12 34 56 78."""
     for match in _NATIONAL.finditer(text):
         if 9 <= len(_digits(match[0])) <= 12 and not _DATE.match(match[0]):
             yield match.span()
 
 
 def find_told(text: str) -> Iterator[Span]:
-    """Any 7 to 15 digits that the word before them calls a telephone number."""
+    """Finds any 7 to 15 digits that the preceding word calls a telephone number."""
     for match in _TOLD.finditer(text):
         spelled = match["told"]
         at_least = 9 if match["verb"] and spelled.isdigit() else 7  # "call 1200000 customers"

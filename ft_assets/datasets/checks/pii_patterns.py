@@ -1,6 +1,6 @@
-"""The kinds of personal data and secrets: for each a gate, which is cheap and misses nothing, and the functions that find it exactly.
+"""Kinds of personal data and secrets: each has a gate, which is cheap and misses nothing, and functions that find exact matches.
 
-A gate knows no context; whatever a finder finds contains a hit of a gate (a property test holds the two together).
+A gate ignores context; whatever a finder finds contains a hit of its gate (a property test checks this).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Finder = Callable[[str], Iterator[Span]]
 Kind = Literal["private_key", "api_key", "iban", "card", "ssn", "email", "ip_address", "phone"]
 
 SEPARATOR_BYTES = r"(?:[ .()/\-]|\xc2\xa0|\xe2\x80[\x90-\x95\xaf])"
-"""The characters of SEPARATOR in UTF-8; gates spell either ``{sep}``."""
+"""The characters of SEPARATOR in UTF-8; gates write either as ``{sep}``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detector:
     kind: Kind
     gates: tuple[str, ...]
-    """Expressions that Hyperscan and ``re`` read alike, of which one occurs wherever a finder finds anything."""
+    """Expressions with the same meaning in Hyperscan and ``re``; one of them occurs wherever a finder finds anything."""
     finds: tuple[Finder, ...]
-    """The exact places in a text; where two overlap, the earlier finder's, and of one finder the first."""
+    """Exact positions in a text; of two that overlap, the earlier finder's, and of one finder the first."""
     needs: str = ""
-    """Without Hyperscan: an expression that is quick to search, and without which no gate can hit; empty: none."""
+    """Without Hyperscan: an expression that is quick to search and required for any gate to hit; empty: none."""
 
 
 DETECTORS: tuple[Detector, ...] = (
@@ -81,7 +81,7 @@ DETECTORS: tuple[Detector, ...] = (
         needs="[:=]",
     ),
 )
-"""Where two find overlapping text, the earlier one here wins: those with a checksum or a vendor's mark before those without."""
+"""For overlapping text the earlier kind here takes precedence: those with a checksum or a vendor's prefix come first."""
 KINDS: tuple[Kind, ...] = tuple(dict.fromkeys(d.kind for d in DETECTORS))
 
 __all__ = ["DETECTORS", "KINDS", "SEPARATOR", "SEPARATOR_BYTES", "Detector", "Kind"]

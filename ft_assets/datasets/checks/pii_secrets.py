@@ -1,4 +1,4 @@
-"""Secrets: keys whose form tells the vendor, values assigned to a "key" or "password", private keys in PEM and PGP armour."""
+"""Secrets: keys with a vendor's format, values assigned to a "key" or "password", private keys in PEM and PGP armor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from math import log2
 from ft_assets.datasets.checks.pii_accounts import Span
 
 MIN_RANDOM_BITS = 3.0
-"""Entropy a character from which a value assigned to a "secret" counts as one: 32 random hex digits have about 3.5, English words
-and placeholders of that length 2 to 3 and no digits among the letters."""
+"""Entropy per character from which a value assigned to a "secret" counts as one: 32 random hex digits have about 3.5, English words and
+placeholders of that length 2 to 3 and no digits among the letters."""
 _KEY_FORMS = (
     r"sk-(?:proj|svcacct|admin|ant|or)-[A-Za-z0-9_\-]{20,250}",
     r"sk-[A-Za-z0-9]{20,64}(?![A-Za-z0-9\-])",
@@ -30,8 +30,8 @@ _KEY_FORMS = (
     r"SG\.[A-Za-z0-9_\-]{22}\.[A-Za-z0-9_\-]{43}",
     r"eyJ[A-Za-z0-9_\-]{8,600}\.eyJ[A-Za-z0-9_\-]{8,8000}\.[A-Za-z0-9_\-]{16,1000}",
 )
-"""As the vendors document them: OpenAI, Anthropic, AWS, GitHub, GitLab, Slack, Google, Stripe, Hugging Face, npm, SendGrid, and JSON web
-tokens."""
+"""Formats documented by the vendors: OpenAI, Anthropic, AWS, GitHub, GitLab, Slack, Google, Stripe, Hugging Face, npm, SendGrid, and
+JSON web tokens."""
 KEY_GATES = (
     r"sk-(?:(?:proj|svcacct|admin|ant|or)-[A-Za-z0-9_\-]{20}|[A-Za-z0-9]{20})",
     r"A[KS]IA[A-Z0-9]{16}",
@@ -50,13 +50,13 @@ _ASSIGNED = re.compile(
 
 
 def find_keys(text: str) -> Iterator[Span]:
-    """Keys whose form tells the vendor."""
+    """Finds keys with a vendor's format."""
     for match in _KEY.finditer(text):
         yield match.span()
 
 
 def find_assigned(text: str) -> Iterator[Span]:
-    """Values assigned to a key, token, secret or password that look drawn at random; the value alone."""
+    """Finds values assigned to a key, token, secret or password that look random; only the value is matched."""
     for match in _ASSIGNED.finditer(text):
         value = match["value"].rstrip(".")
         if len(value) >= 16 and looks_random(value):
@@ -64,7 +64,7 @@ def find_assigned(text: str) -> Iterator[Span]:
 
 
 def looks_random(value: str) -> bool:
-    """Digits scattered among letters, and few repeats: not a name, a path, a number or a placeholder."""
+    """Digits spread among letters, and few repeats: not a name, a path, a number or a placeholder."""
     changes = sum(1 for a, b in itertools.pairwise(value) if a.isalnum() and b.isalnum() and a.isdigit() != b.isdigit())
     entropy = -sum(n / len(value) * log2(n / len(value)) for n in Counter(value).values())
     return changes >= 3 and entropy >= MIN_RANDOM_BITS
@@ -79,7 +79,7 @@ _PEM_BODY = re.compile(r"[A-Za-z0-9+/=\s\\]*")
 
 
 def find_private_keys(text: str) -> Iterator[Span]:
-    """PEM and PGP blocks from BEGIN to END; where the END is cut off, as far as the body reaches. A header alone is no key."""
+    """Finds PEM and PGP blocks from BEGIN to END, or to the end of the body if END is cut off. A header alone is not a key."""
     past = 0
     for begin in _PEM_BEGIN.finditer(text):
         following = _PEM_BEGIN.search(text, begin.end())

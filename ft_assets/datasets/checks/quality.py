@@ -1,7 +1,7 @@
-"""What is doubtful about a dataset that is valid: near-empty answers, odd lengths, classes out of balance, one answer too often,
-contradictions, languages mixed, too many epochs, validation rows that are also trained on.
+"""Warnings about a valid dataset: near-empty answers, extreme lengths, class imbalance, repeated answers, contradictions, mixed languages,
+too many epochs, validation rows that are also trained on.
 
-A warning never refuses anything; it says what was seen, with numbers, and what to do.
+A warning never refuses anything; it states what was found, with numbers, and what to do.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.schema import Example
 
 MAX_LABEL = 64
-"""Characters of an answer that can be a label: the longest of banking77's 77 intents has 49."""
+"""Longest answer in characters that can be a label: the longest of banking77's 77 intents has 49."""
 NEAR_EMPTY = 3
-"""Characters, stripped, up to which an answer says next to nothing; in a classification set it may be a label."""
+"""Characters, stripped, up to which an answer is near-empty; in a classification set it may be a label."""
 NUM_DISTINCT = 1024
-"""Distinct answers counted exactly; their number is known to 3 % beyond."""
+"""Distinct answers counted exactly; beyond, their number is known to 3 %."""
 NUM_PROMPTS = 4096
-"""Distinct prompts with short answers that are held to find contradictions; beyond, they are a sample of the prompts."""
+"""Distinct prompts with short answers kept to find contradictions; beyond, they are a sample of the prompts."""
 NUM_LANGUAGES = 1000
 """Rows whose language is guessed: a share is known to 3 points (two standard errors)."""
 NUM_ANSWERS = 16_384
 """Rows whose answer is counted when there are more distinct ones than NUM_DISTINCT: a share of 20 % is known to 0.6 points."""
 MAX_STORED = 80
-"""Characters of an answer that a report repeats."""
+"""Characters of an answer that a report quotes."""
 NUM_TOP = 10
-"""Answers that a report lists."""
+"""Answers listed in a report."""
 
 
 class QualityTally:
-    """Counts what the warnings need, in under 2 MB; parts merged in any order equal one tally over all rows.
+    """Collects the statistics for the warnings in under 2 MB; parts merged in any order equal one tally over all rows.
 
     Rows are sampled by their number, so every example must carry its own `row`; one without (0) is sampled by its content.
     """
@@ -59,12 +59,12 @@ class QualityTally:
         self.prompts = DistinctPairs(limit=NUM_PROMPTS)
         self.last_row = 0
         self._sample: NDArray[np.uint64] = np.empty((0, 3), np.uint64)
-        """One line for each sampled row: hash of its number, hash of its answer, language (1 + its place in LANGUAGES; 0: not seen)."""
+        """One line for each sampled row: hash of its number, hash of its answer, language (1 + its place in LANGUAGES; 0: not examined)."""
         self._spelled: dict[int, str] = {}
-        """Answers as they were written, by hash: of the sampled rows and of the distinct ones that are short."""
+        """Answers as written, by hash: of the sampled rows and of the distinct ones that are short."""
 
     def add(self, examples: Sequence[Example]) -> None:
-        """Count some rows. Several thousand at a time cost least."""
+        """Counts some rows. Cheapest with several thousand at a time."""
         if not examples:
             return
         answers = [_answer(example) for example in examples]
@@ -111,7 +111,7 @@ class QualityTally:
         self._sample = np.concatenate([self._sample, np.stack([keys[taken], hashes[taken], languages], axis=1)])
 
     def merge(self, other: QualityTally) -> None:
-        """Take in the counts of other rows; `other` stays as it is."""
+        """Merges the counts of other rows; `other` is unchanged."""
         for name in ("num_rows", "num_answers", "num_near_empty", "num_short"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.merge(other.lengths)
@@ -126,7 +126,7 @@ class QualityTally:
         return max(self.num_rows, self.last_row)
 
     def _prune(self) -> None:
-        """Drop what the uniform samples no longer need, once there is twice as much as they do."""
+        """Drops what the uniform samples no longer need, once there is twice as much as necessary."""
         if len(self._sample) > 2 * NUM_ANSWERS:
             self._sample = self._uniform(NUM_ANSWERS)
         if len(self._spelled) > 2 * (NUM_DISTINCT + NUM_LANGUAGES):
@@ -135,14 +135,14 @@ class QualityTally:
             self._spelled = {key: text for key, text in self._spelled.items() if key in needed}
 
     def _uniform(self, size: int) -> NDArray[np.uint64]:
-        """The lines of about `size` rows, each row of the dataset being as likely to be among them; in the order of their hashes."""
+        """Returns the lines of about `size` rows, a uniform sample of the dataset, in the order of their hashes."""
         limit = sample_limits(np.array([self._rows_seen()]), size)[0]
         lines = self._sample[self._sample[:, 0] <= limit]
         ordered: NDArray[np.uint64] = lines[np.lexsort((lines[:, 2], lines[:, 1], lines[:, 0]))]
         return ordered
 
     def top_answers(self) -> list[tuple[str, float]]:
-        """The most frequent answers and their shares: exact up to NUM_DISTINCT distinct answers, else from the sample."""
+        """Returns the most frequent answers and their shares: exact up to NUM_DISTINCT distinct answers, else from the sample."""
         if self.answers.is_exact:
             keys, counts, total = self.answers.keys, self.answers.counts, max(self.num_answers, 1)
         else:
@@ -154,25 +154,25 @@ class QualityTally:
         return known[:NUM_TOP]
 
     def languages(self) -> dict[str, float]:
-        """Share of each language among the sampled rows, the largest first."""
+        """Returns the share of each language among the sampled rows, largest first."""
         codes = self._uniform(NUM_LANGUAGES)[:, 2]
         found, counts = np.unique(codes[codes > 0], return_counts=True)
         shares = {LANGUAGES[int(code) - 1]: int(count) / int(counts.sum()) for code, count in zip(found, counts, strict=True)}
         return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
     def is_classification(self) -> bool:
-        """Few distinct short answers, each given four times or more on average: labels."""
+        """Returns the labels: few distinct short answers, each given four times or more on average."""
         distinct = int(self.answers.keys.size)
         every_short = self.num_short >= 0.99 * self.num_answers
         return self.answers.is_exact and distinct >= 2 and every_short and self.num_answers >= max(20, 4 * distinct)
 
     def stats(self) -> dict[str, Any]:
-        """What was counted, as JSON.
+        """Returns the statistics as JSON.
 
         `num_rows`; `num_answers` (rows that end with words, not with a tool call); `answer_length` {p50, p99, p999, max, over_10x_median}
         in characters, to 4.4 %; `near_empty_answers`; `distinct_answers` (exact up to 1,023, then to 3 %); `top_answers` [{answer, share}];
-        `classification` {num_classes, largest_share, rare_classes} or null; `conflicting_prompts` {checked, conflicting};
-        `languages` {code: share of the rows sampled}.
+        `classification` {num_classes, largest_share, rare_classes} or null; `conflicting_prompts` {checked, conflicting}; `languages`
+        {code: share of the rows sampled}.
         """
         lengths = {name: self.lengths.quantile(q) for name, q in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999))}
         counts = self.answers.counts
@@ -199,20 +199,20 @@ class QualityTally:
         }
 
     def warnings(self, *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0) -> list[dict[str, str]]:
-        """``{"code", "message"}`` for each doubt, in a fixed order.
+        """Returns ``{"code", "message"}`` for each warning, in a fixed order.
 
-        `num_epochs`: of the job, where it is known. `num_overlapping`: what :func:`train_validation_overlap` found, of `num_validation`.
+        `num_epochs`: of the job, if known. `num_overlapping`: result of :func:`train_validation_overlap`, out of `num_validation`.
         """
         return quality_warnings(self.stats(), num_epochs=num_epochs, num_overlapping=num_overlapping, num_validation=num_validation)
 
 
 def train_validation_overlap(train_hashes: NDArray[Any], validation_hashes: NDArray[Any]) -> int:
-    """Validation rows whose content is also trained on: hashes as uint64 or as fixed-width bytes, alike on both sides."""
+    """Counts validation rows whose content is also trained on: hashes as uint64 or as fixed-width bytes, the same on both sides."""
     return int(np.isin(validation_hashes, train_hashes).sum())
 
 
 def _answer(example: Example) -> str | None:
-    """What the row teaches to say, or None where it ends with a tool call instead."""
+    """Returns the answer that the row teaches, or None if it ends with a tool call."""
     if example.kind == "text":
         return example.text or ""
     turns = example.chosen if example.kind == "preference" else example.messages
@@ -223,12 +223,12 @@ def _answer(example: Example) -> str | None:
 
 
 def _asked(example: Example) -> str:
-    """The prompt in one string: two rows with equal ones ask the same."""
+    """Returns the prompt as one string: rows with equal ones ask the same."""
     return "\0".join([f"{message.role}:{message.content}" for message in example.prompt])
 
 
 def _telling(example: Example, answer: str) -> str:
-    """The text whose language is the row's: its answer, or the question where the answer is short."""
+    """Returns the text that determines the row's language: its answer, or the question if the answer is short."""
     if len(answer) > MAX_LABEL or example.kind == "text":
         return answer
     return next((m.content for m in reversed(example.prompt) if m.role == "user" and m.content), answer)

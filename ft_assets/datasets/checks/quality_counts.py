@@ -1,8 +1,8 @@
-"""The counters of the quality tally: small arrays of hashes that merge in any order to the same result.
+"""Counters of the quality tally: small arrays of hashes that merge in any order to the same result.
 
-Three kinds of knowledge, each of bounded size whatever the dataset: lengths in logarithmic bins; the distinct keys with the
-smallest hashes and their exact counts (a k-minimum-values sketch: with at most k distinct keys it is exact, beyond that it
-estimates how many there are to 1/sqrt(k)); and a uniform sample of the rows, chosen by the hash of the row number.
+Three kinds, each of bounded size whatever the dataset: lengths in logarithmic bins; the distinct keys with the smallest hashes and their
+exact counts (a k-minimum-values sketch: with at most k distinct keys it is exact, beyond that it estimates their number to 1/sqrt(k)); and
+a uniform sample of the rows, chosen by the hash of the row number.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 BINS_PER_OCTAVE = 16
-"""A bin is 4.4 % wide: near enough for a ratio of lengths."""
+"""Relative width of a bin, 4.4 %: sufficient for a ratio of lengths."""
 NUM_BINS = 32 * BINS_PER_OCTAVE
-"""Up to 2^32 characters."""
+"""Bins up to 2^32 characters."""
 
 
 def mixed(values: Hashes) -> Hashes:
-    """The finaliser of SplitMix64: every bit of a result depends on every bit of its value, and no two values collide."""
+    """The finalizer of SplitMix64: every bit of a result depends on every bit of its value, and no two values collide."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -30,8 +30,8 @@ def mixed(values: Hashes) -> Hashes:
 
 
 def text_hashes(texts: Sequence[str]) -> Hashes:
-    """A hash of each text, the same in every process: CRC-32 and length, mixed. Of 10M texts of one length 0.1 % meet
-    another: too many to identify texts by, few enough to count them."""
+    """Returns a hash for each text, the same in every process: CRC-32 and length, mixed. Of 10M texts of one length 0.1 % collide: too
+    many to identify texts by, few enough to count them."""
     sums = [crc32(text.encode("utf-8", "surrogatepass")) for text in texts]
     lengths = np.fromiter(map(len, texts), np.uint64, len(texts))
     return mixed(np.array(sums, np.uint64) | (lengths << np.uint64(32)))
@@ -39,7 +39,7 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 
 @dataclass(kw_only=True, slots=True)
 class Lengths:
-    """How many texts have which length, to 4.4 %."""
+    """Histogram of text lengths, to 4.4 %."""
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_BINS, np.int64))
     longest: int = 0
@@ -55,7 +55,7 @@ class Lengths:
         self.longest = max(self.longest, other.longest)
 
     def quantile(self, share: float) -> int:
-        """A length that `share` of the texts do not pass: the middle of its bin."""
+        """Returns a length that `share` of the texts do not exceed: the middle of its bin."""
         total = int(self.counts.sum())
         if not total:
             return 0
@@ -63,7 +63,7 @@ class Lengths:
         return min(self.longest, round(2 ** ((index + 0.5) / BINS_PER_OCTAVE)))
 
     def num_over(self, length: float) -> int:
-        """Texts in the bins wholly above `length`."""
+        """Returns the number of texts in bins entirely above `length`."""
         return int(self.counts[int(np.log2(max(length, 1.0)) * BINS_PER_OCTAVE) + 1 :].sum())
 
 
@@ -95,7 +95,8 @@ class DistinctCounts:
         return self.keys.size < self.limit
 
     def num_distinct(self) -> int:
-        """Exact below the limit, else estimated from where the largest kept hash lies among all 2^64."""
+        """Returns the number of distinct keys: exact below the limit, else estimated from the position of the largest kept hash among
+        all 2^64."""
         if self.is_exact:
             return int(self.keys.size)
         return round((self.limit - 1) / (float(self.keys[-1]) / 2.0**64))
@@ -107,7 +108,7 @@ class DistinctPairs:
 
     limit: int
     per_key: int = 4
-    """The smallest ones; enough to know that there is more than one."""
+    """Values kept per key, the smallest ones; enough to detect more than one."""
     keys: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     values: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
 
@@ -129,16 +130,16 @@ class DistinctPairs:
         self.add(other.keys, other.values)
 
     def num_keys_and_conflicts(self) -> tuple[int, int]:
-        """Keys held, and those of them with more than one value."""
+        """Returns the number of keys held, and of those with more than one value."""
         counts = np.unique(self.keys, return_counts=True)[1]
         return int(counts.size), int((counts > 1).sum())
 
 
 def sample_limits(row_numbers: NDArray[np.int64], size: int) -> Hashes:
-    """The hash below which a row of each number is looked at: all of the first `size`, then ever fewer.
+    """Returns the hash below which a row of each number is sampled: all of the first `size`, then fewer and fewer.
 
-    Row r of a file has at least r rows, so a uniform sample of `size` needs no hash above size / r of the range: whoever reads a part
-    of the file knows from the row number alone which rows can be in it.
+    Row r of a file has at least r rows, so a uniform sample of `size` needs no hash above size / r of the range: a reader of part of the
+    file can tell from the row number alone which rows can be in it.
     """
     shares = size / np.maximum(row_numbers, size).astype(np.float64)
     return np.minimum(shares * 2.0**64, 2.0**64 - 2048).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""The rules of the quality warnings: statistics in, warnings out, each with its numbers and what to do."""
+"""Rules of the quality warnings: statistics in, warnings out, each with its numbers and the next step."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NEAR_EMPTY_SHARE = 0.01
-"""Of the answers, from which near-empty ones are no accident."""
+"""Share of near-empty answers above which they are not accidental."""
 EXTREME_RATIO = 10.0
-"""Of a length to the median: such an example fills as much of a batch as ten others and pulls the loss its way."""
+"""Ratio of a length to the median: such an example fills as much of a batch as ten others and dominates the loss."""
 REPEATED_SHARE = 0.2
-"""Of one answer in a set that is no classification: the model learns to say it whatever is asked."""
+"""Share of one answer in a set that is not a classification: the model learns to give it to any question."""
 RARE_CLASS = 5
-"""Examples below which a class is learned by heart or not at all."""
+"""Examples below which a class is memorized or not learned at all."""
 MINORITY_LANGUAGE = 0.02
-"""Share of a language from which it counts as mixed in: below, a sample of 1,000 rows cannot tell it from quotations and errors."""
+"""Share above which a language counts as mixed in: below, a sample of 1,000 rows cannot distinguish it from quotations and errors."""
 CONFLICT_SHARE = 0.005
-"""Of the prompts with short answers, from which contradictions are worth a look; fewer are the noise of honest labelling."""
+"""Share of contradictory prompts with short answers that is worth a look; fewer are normal labeling noise."""
 MAX_EPOCH_ROWS = 10_000
-"""Rows above which a second epoch costs more in overfitting than it brings; OpenAI's and LIMA's small sets take several."""
+"""Rows above which a second epoch costs more in overfitting than it gains; OpenAI's and LIMA's small sets take several."""
 SHOWN = 3
 """Answers or languages that a message names."""
 
@@ -28,7 +28,7 @@ Warnings = Iterator[tuple[str, str]]
 def quality_warnings(
     stats: Mapping[str, Any], *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0
 ) -> list[dict[str, str]]:
-    """What to doubt about a dataset with these ``QualityTally.stats()``; the order is fixed, an empty dataset has nothing to doubt.
+    """Returns the warnings for these ``QualityTally.stats()`` in a fixed order; none for an empty dataset.
 
     1. near_empty_answers  2. extreme_lengths  3. class_imbalance  4. rare_classes  5. repeated_answer  6. conflicting_answers
     7. mixed_languages  8. many_epochs  9. validation_overlap

@@ -1,6 +1,6 @@
-"""Scores texts for toxicity and unsafe content: by a small lexicon, a service with OpenAI's moderation wire, or a class of the operator's.
+"""Scores texts for toxicity and unsafe content with a small lexicon, a service with OpenAI's moderation API, or a class of the operator's.
 
-A classifier sees texts and gives each a number from 0 (harmless) to 1; the policy's threshold decides (0.9 by default).
+A classifier gives each text a number from 0 (harmless) to 1; the policy's threshold decides (0.9 by default).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ft_assets.errors import InvalidRequest
 
 LEXICON = Path(__file__).parent / "lexicon.yaml"
 GAPS = {"~": r"(?: \S+){0,5}", "~1": r"(?: \S+)?"}
-"""What stands for words between two parts of a phrase."""
+"""Placeholder for words between two parts of a phrase."""
 ENDINGS = ("", "s", "es", "ed", "ing", "er", "ers", "y", "in")
-"""What ``word+`` stands for."""
+"""Pattern for ``word+``."""
 _WORDS = re.compile("[a-z0-9']+")
 _SPELLINGS = str.maketrans({"\u2019": "'", "@": "a", "$": "s", "\u200b": None, "\u00ad": None})
 _KEPT = "abcdefghijklmnopqrstuvwxyz0123456789'"
 _ASCII = bytes(ord(c if c in _KEPT else {"@": "a", "$": "s"}.get(c, " ")) for c in (chr(code).lower() for code in range(128))) + b" " * 128
-"""The same for ASCII alone, as a table of bytes: five times as fast."""
+"""The same for ASCII only, as a byte table: five times as fast."""
 
 
 @runtime_checkable
@@ -32,30 +32,30 @@ class Classifier(Protocol):
     """Anything that scores texts. Called from one thread, with a few hundred texts at a time."""
 
     name: str
-    """Goes into the report and the dataset's id: another classifier, another dataset."""
+    """Part of the report and of the dataset's id: another classifier gives another dataset."""
 
     def scores(self, texts: Sequence[str]) -> Sequence[float]:
-        """One number from 0 to 1 for each text, in order. Raises ``Unavailable`` when it cannot answer."""
+        """Returns a score from 0 to 1 for each text, in order. Raises ``Unavailable`` if it cannot."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phrase:
-    """One entry of the lexicon, ready to be looked for."""
+    """One entry of the lexicon, prepared for searching."""
 
     category: str
     weight: float
     anchors: tuple[str, ...]
-    """Words of which the text must hold one; looking for the phrase begins there."""
+    """Words, one of which the text must contain; the search for the phrase begins there."""
     pattern: re.Pattern[str]
-    """Over the text's words joined by single spaces, a space before and after."""
+    """Pattern over the text's words joined by single spaces, with a space before and after."""
 
 
 class LexiconClassifier:
     """Weighted phrases of seven categories, combined by noisy-or: 1 - product(1 - weight) over the different phrases found.
 
-    It knows English only, no context and no intent: a first net for gross content and nothing to rely on alone. Measured
-    figures stand in ``docs/toxicity.md``.
+    English only, without context or intent: a first filter for gross content, not to be relied on alone. Measurements are in
+    ``docs/toxicity.md``.
     """
 
     name = "builtin-lexicon-1"
@@ -70,7 +70,7 @@ class LexiconClassifier:
         return [self._score(text) for text in texts]
 
     def categories(self, text: str) -> dict[str, float]:
-        """The score of each category that has any, the worst first: why a text was flagged."""
+        """Returns the score of each category that has any, worst first: why a text was flagged."""
         found: dict[str, float] = {}
         for phrase in self._found(text):
             found[phrase.category] = 1.0 - (1.0 - found.get(phrase.category, 0.0)) * (1.0 - phrase.weight)
@@ -93,7 +93,7 @@ class LexiconClassifier:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in small letters, without accents' or punctuation's help; ``a$$`` is spelled with letters."""
+    """Returns the words of a text in lower case, without accents or punctuation; ``a$$`` is spelled with letters."""
     if text.isascii():
         return text.encode().translate(_ASCII).decode().split()
     return _WORDS.findall(text.casefold().translate(_SPELLINGS))
@@ -101,7 +101,7 @@ def words_of(text: str) -> list[str]:
 
 @functools.cache
 def load_lexicon(path: Path = LEXICON) -> tuple[Phrase, ...]:
-    """The phrases of a lexicon file: category -> weight -> phrases."""
+    """Parses the phrases of a lexicon file: category -> weight -> phrases."""
     import yaml
 
     entries: Mapping[str, Mapping[float, Sequence[str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def load_lexicon(path: Path = LEXICON) -> tuple[Phrase, ...]:
 
 
 def phrase_of(spelled: str, *, category: str, weight: float) -> Phrase:
-    """One phrase from its spelling in the lexicon; its anchor is the last part, which is the rarest by custom."""
+    """Parses one phrase of the lexicon; its anchor is the last part, by convention the rarest."""
     if not 0.0 < weight < 1.0:
         raise ValueError(f"weight {weight} of {spelled!r} is outside of 0 < w < 1")
     parts: list[tuple[str, ...]] = []
@@ -137,10 +137,10 @@ def _forms(word: str) -> list[str]:
 
 
 def load_classifier(spec: str) -> Classifier:
-    """The classifier that a setting names: ``builtin``, ``http(s)://host/v1/moderations[#model]``, or ``package.module:factory``.
+    """Returns the classifier that a setting names: ``builtin``, ``http(s)://host/v1/moderations[#model]``, or ``package.module:factory``.
 
-    The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` for
-    what cannot be loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
+    The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` if it cannot be
+    loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
     """
     if spec == "builtin":
         return LexiconClassifier()

@@ -1,1 +1,1 @@
-"""Exact and near duplicates: normal forms, MinHash bands, candidate pairs, true Jaccard, clusters."""
+"""Exact and near duplicates: normalization, MinHash bands, candidate pairs, exact Jaccard, clusters."""

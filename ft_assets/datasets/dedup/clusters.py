@@ -1,4 +1,4 @@
-"""What verified pairs mean: which rows go, and which rows must stay on one side of a split."""
+"""Consequences of verified pairs: which rows to remove, and which rows must stay on one side of a split."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ft_assets.datasets.dedup.pairs import Pairs, Rows
 
 
 def kept(n: int, pairs: Pairs) -> NDArray[np.bool_]:
-    """True for rows that stay: a row goes only if a pair joins it to an earlier row that stays.
+    """Returns True for rows to keep: a row is removed only if a pair links it to an earlier row that is kept.
 
-    Not one row per component: likeness is no chain, and the ends of a chain of small edits can differ in every word.
+    Not one row per component: similarity is not transitive, and the ends of a chain of small edits can differ in every word.
     """
     from ft_assets.datasets.dedup import kernels
 
@@ -23,7 +23,7 @@ def kept(n: int, pairs: Pairs) -> NDArray[np.bool_]:
 
 
 def representative(n: int, pairs: Pairs) -> Rows:
-    """The lowest row of each row's connected component, itself for a row without pairs: what the split goes by."""
+    """Returns the lowest row of each row's connected component, itself for a row without pairs; the split uses it as key."""
     from ft_assets.datasets.dedup import kernels
 
     left, right = _ordered(pairs)
@@ -33,10 +33,10 @@ def representative(n: int, pairs: Pairs) -> Rows:
 
 
 def second_look(n: int, pairs: Pairs) -> Pairs:
-    """Pairs worth verifying next: a row that stays although it is like a removed one, with the row that removed that one.
+    """Returns pairs to verify next: a kept row that resembles a removed one, with the row that removed that one.
 
-    Huge runs compare a row with few others; where all of those were removed, this finds the row that stands for them. Add
-    what verifies to `pairs` and call again until nothing new verifies: each round removes a row or is the last.
+    Huge runs compare a row with few others; if all of those were removed, this finds the row that represents them. Add the verified ones to
+    `pairs` and call again until none verify: each round removes a row or is the last.
     """
     stays = kept(n, pairs)
     earlier, later = _ordered(pairs)

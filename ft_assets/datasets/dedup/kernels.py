@@ -1,7 +1,7 @@
-"""The loops of near-duplicate search, compiled: they touch every character of every row, which Python cannot afford.
+"""Compiled loops of near-duplicate search, which process every character of every row.
 
-Import this module inside functions only: it brings numba along. Kernels are few, cached on disk and single-threaded, since
-worker processes share the cores. All arithmetic on hashes is modulo 2**64; arrays of code points are read-only.
+Import this module inside functions only: it loads numba. Kernels are few, cached on disk and single-threaded, since worker processes share
+the cores. All arithmetic on hashes is modulo 2**64; arrays of code points are read-only.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Offsets = NDArray[np.int64]
 Keys = NDArray[np.uint64]
 
 GRAM = 5
-"""Characters of a shingle."""
+"""Characters per shingle."""
 NUM_BINS = 128
-"""Of one-permutation hashing: the top 7 bits of a shingle's hash say which."""
+"""Bins of one-permutation hashing: the top 7 bits of a shingle's hash select one."""
 BIN_SHIFT = uint64(57)
 BASE = uint64(0x9E3779B97F4A7C15)
-"""Of the polynomial over code points (the golden ratio in 64 bits, odd)."""
+"""Base of the polynomial over code points (the golden ratio in 64 bits, odd)."""
 BASE_POW_GRAM = uint64(pow(0x9E3779B97F4A7C15, GRAM, 1 << 64))
 MIX_1, MIX_2 = uint64(0xFF51AFD7ED558CCD), uint64(0xC4CEB9FE1A85EC53)
-"""Multipliers of MurmurHash3's 64-bit finaliser."""
+"""Multipliers of MurmurHash3's 64-bit finalizer."""
 EMPTY = uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -41,7 +41,7 @@ def mix(h: Any) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")
 def is_space(c: Any) -> Any:
-    """What ``str.isspace`` says of a code point."""
+    """Result of ``str.isspace`` for a code point."""
     if c < 0x80:
         return c == 0x20 or (0x09 <= c <= 0x0D) or (0x1C <= c <= 0x1F)
     if c < 0x1680:
@@ -51,7 +51,7 @@ def is_space(c: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def fold_codes(codes: Codes, offsets: Offsets, out: Codes, out_offsets: Offsets) -> int:
-    """Lower-case ASCII and collapse white space, text by text; returns the characters written."""
+    """Converts ASCII to lower case and collapses white space, text by text; returns the characters written."""
     m = 0
     for t in range(offsets.shape[0] - 1):
         first = m
@@ -74,7 +74,7 @@ def fold_codes(codes: Codes, offsets: Offsets, out: Codes, out_offsets: Offsets)
 
 @njit(cache=True, nogil=True)
 def collapse_bytes(data: Any, offsets: Offsets, out: Any, ends: Offsets) -> None:
-    """Collapse the white space of ASCII in each text of UTF-8; next to NUL, which stands between parts, and at the ends there is none."""
+    """Collapses ASCII white space in each UTF-8 text; none remains at the ends and next to NUL, which separates parts."""
     m = 0
     for t in range(offsets.shape[0] - 1):
         pending, inside = False, False
@@ -94,7 +94,7 @@ def collapse_bytes(data: Any, offsets: Offsets, out: Any, ends: Offsets) -> None
 
 @njit(cache=True, nogil=True)
 def shingle_hashes(codes: Codes, start: int, end: int, out: Keys) -> int:
-    """A 64-bit hash for each 5-gram of ``codes[start:end]``, repeats included; a shorter text is one shingle of its own."""
+    """Returns a 64-bit hash for each 5-gram of ``codes[start:end]``, including repeats; a shorter text is one shingle."""
     n = end - start
     h = uint64(0)
     if n < GRAM:
@@ -113,7 +113,7 @@ def shingle_hashes(codes: Codes, start: int, end: int, out: Keys) -> int:
 
 @njit(cache=True, nogil=True)
 def band_hashes(codes: Codes, offsets: Offsets, rows_per_band: int, keys: Keys) -> None:
-    """Fill ``keys[n, num_bands]`` from one-permutation MinHash signatures with optimal densification."""
+    """Fills ``keys[n, num_bands]`` from one-permutation MinHash signatures with optimal densification."""
     num_bands = keys.shape[1]
     longest = GRAM
     for t in range(offsets.shape[0] - 1):
@@ -132,7 +132,7 @@ def band_hashes(codes: Codes, offsets: Offsets, rows_per_band: int, keys: Keys) 
         for k in range(NUM_BINS):
             x = smallest[k]
             attempt = uint64(1)
-            while x == EMPTY:  # borrow from a bin that depends on this bin and the attempt alone: equal sets borrow alike
+            while x == EMPTY:  # borrow from a bin that depends only on this bin and the attempt: equal sets borrow alike
                 x = smallest[mix((uint64(k) << uint64(32)) | attempt) >> BIN_SHIFT]
                 attempt += uint64(1)
             dense[k] = x
@@ -151,11 +151,11 @@ def band_hashes(codes: Codes, offsets: Offsets, rows_per_band: int, keys: Keys) 
 
 @njit(cache=True, nogil=True)
 def walk_runs(keys: Keys, order: Offsets, depth: Any, state: Offsets, limits: Offsets, left: Offsets, right: Offsets) -> int:
-    """Write candidate pairs of the sorted `keys` until `left` is full or all are written; returns how many.
+    """Writes candidate pairs of the sorted `keys` until `left` is full or all are written; returns their number.
 
-    `state` (level, start, end, next position, lowest row to pair with or -1, done) makes the walk resumable. Level 0 knows runs by
-    their top 40 bits. Runs up to ``limits[0]`` rows pair all; larger ones pair each row with the run's lowest row and are
-    split by 8 more bits, and at the last level each row pairs with the ``limits[1]`` before it too.
+    `state` (level, start, end, next position, lowest row to pair with or -1, done) makes the walk resumable. Level 0 identifies runs by
+    their top 40 bits. In runs up to ``limits[0]`` rows all rows are paired; larger ones pair each row with the run's lowest row and are
+    split by 8 more bits; at the last level each row is also paired with the ``limits[1]`` rows before it.
     """
     n = keys.shape[0]
     small, window = limits[0], limits[1]
@@ -163,7 +163,7 @@ def walk_runs(keys: Keys, order: Offsets, depth: Any, state: Offsets, limits: Of
     while True:
         level, start, end, at, lowest = state[0], state[1], state[2], state[3], state[4]
         shift = uint64(24 - 8 * level)
-        if at >= end:  # the next run that is still too large to have been finished
+        if at >= end:  # the next run that was too large to finish
             start = end
             while start < n and depth[start] & uint8(7) != level:
                 start += 1
@@ -178,7 +178,7 @@ def walk_runs(keys: Keys, order: Offsets, depth: Any, state: Offsets, limits: Of
                 if order[end] < order[first]:
                     first = end
                 end += 1
-            lowest = order[first] if depth[first] < 8 else -1  # -1: the run around this one has paired all with it
+            lowest = order[first] if depth[first] < 8 else -1  # -1: the enclosing run has paired all rows with it
             if end - start > small and level < 3:
                 depth[start:end] = level + 1
                 depth[first] |= uint8(8)
@@ -206,7 +206,7 @@ def walk_runs(keys: Keys, order: Offsets, depth: Any, state: Offsets, limits: Of
 def jaccard_pairs(
     codes_a: Codes, offsets_a: Offsets, rows_a: Offsets, codes_b: Codes, offsets_b: Offsets, rows_b: Offsets, out: NDArray[np.float32]
 ) -> None:
-    """Share of common 5-grams of each pair, by one open-address table whose two low bits say where a gram was seen."""
+    """Returns the share of common 5-grams of each pair, with one open-address table whose two low bits record where a gram occurred."""
     shingles = np.empty(1 << 12, np.uint64)
     table = np.zeros(1 << 12, np.uint64)
     for q in range(rows_a.shape[0]):
@@ -246,7 +246,7 @@ def jaccard_pairs(
 
 @njit(cache=True, nogil=True)
 def greedy_kept(earlier: Offsets, later: Offsets, kept: Any) -> None:
-    """Clear ``kept[row]`` for rows paired with an earlier kept one; pairs come sorted by their later row."""
+    """Clears ``kept[row]`` for rows paired with an earlier kept one; pairs must be sorted by their later row."""
     for i in range(later.shape[0]):
         if kept[earlier[i]]:
             kept[later[i]] = False
@@ -254,7 +254,7 @@ def greedy_kept(earlier: Offsets, later: Offsets, kept: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def lowest_rows(left: Offsets, right: Offsets, root: Offsets) -> None:
-    """Turn ``root = arange(n)`` into the lowest row of each row's connected component."""
+    """Turns ``root = arange(n)`` into the lowest row of each row's connected component."""
     for i in range(left.shape[0]):
         a, b = left[i], right[i]
         while root[a] != a:
@@ -264,5 +264,5 @@ def lowest_rows(left: Offsets, right: Offsets, root: Offsets) -> None:
             root[b] = root[root[b]]
             b = root[b]
         root[max(a, b)] = min(a, b)
-    for i in range(root.shape[0]):  # a parent is always lower: one pass upwards finishes
+    for i in range(root.shape[0]):  # a parent is always lower: one upward pass suffices
         root[i] = root[root[i]]

@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from ft_assets.datasets.dedup.normalization import CodePoints
 
 NUM_BANDS = 14
-"""Keys of a text. 14 bands of 9: a pair at Jaccard 0.9 is missed by all of them with (1 - 0.9**9)**14 = 0.0011."""
+"""Keys per text. 14 bands of 9: all of them miss a pair at Jaccard 0.9 with probability (1 - 0.9**9)**14 = 0.0011."""
 ROWS_PER_BAND = 9
-"""MinHash values in a key: 14 * 9 = 126 of the 128."""
+"""MinHash values per key: 14 * 9 = 126 of the 128."""
 
 
 def band_keys(texts: CodePoints) -> NDArray[np.uint64]:
-    """``keys[n, NUM_BANDS]``, from one-permutation MinHash over character 5-grams with optimal densification (Shrivastava 2017).
+    """Returns ``keys[n, NUM_BANDS]``, from one-permutation MinHash over character 5-grams with optimal densification (Shrivastava 2017).
 
-    Texts shorter than five characters are one shingle each: equal keys, equal text. A key's top 40 bits are its band; its
-    other three bytes come from the next three bands, so that sorting a band also sorts its runs by further likeness.
+    Texts shorter than five characters are one shingle each: equal keys, equal text. A key's top 40 bits are its band; its other three bytes
+    come from the next three bands, so that sorting a band also sorts its runs by further similarity.
     """
     from ft_assets.datasets.dedup import kernels
 

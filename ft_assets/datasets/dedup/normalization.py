@@ -1,4 +1,4 @@
-"""The form in which rows are compared for near duplicates and contamination: case, compatibility forms and spacing do not count."""
+"""Normal form of rows for near-duplicate and contamination checks: ignores case, compatibility forms and spacing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ft_assets.datasets.schema import Example, Message
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view of `array` that cannot be written to, as a mapped one cannot: kernels are compiled once for both."""
+    """Returns a read-only view of `array`, like a mapped one: kernels are compiled once for both."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -27,7 +27,7 @@ class CodePoints:
 
     codes: NDArray[np.uint32]
     offsets: NDArray[np.int64]
-    """One more than there are texts; starts at 0."""
+    """One more entry than there are texts; starts at 0."""
 
     def __post_init__(self) -> None:
         for name, dtype in (("codes", np.uint32), ("offsets", np.int64)):
@@ -37,14 +37,14 @@ class CodePoints:
         return len(self.offsets) - 1
 
     def text(self, i: int) -> str:
-        """Text `i` as a string, for messages and tests."""
+        """Returns text `i` as a string, for messages and tests."""
         return self.codes[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def near_text(example: Example) -> str:
-    """What is compared of an example: everything but system messages, which whole files share word for word.
+    """Returns the compared text of an example: everything except system messages, which whole files share word for word.
 
-    Tool calls count as their name and arguments; without them, two questions answered by different calls would look alike.
+    Tool calls count as their name and arguments; without them, two questions answered by different calls would be equal.
     """
     if example.text is not None:
         return example.text
@@ -58,9 +58,9 @@ def _parts(message: Message) -> list[str]:
 
 
 def fold(texts: Sequence[str]) -> CodePoints:
-    """`texts` after NFKC, case folding, and white space collapsed to single spaces and stripped, as code points.
+    """Returns `texts` after NFKC, case folding, and white space collapsed to single spaces and stripped, as code points.
 
-    Equal to ``" ".join(unicodedata.normalize("NFKC", text).casefold().split())`` for every text, lone surrogates included.
+    Equal to ``" ".join(unicodedata.normalize("NFKC", text).casefold().split())`` for every text, including lone surrogates.
     """
     from ft_assets.datasets.dedup import kernels
 

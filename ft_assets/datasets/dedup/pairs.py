@@ -1,4 +1,4 @@
-"""Which rows to compare: those with equal keys in a band, found by sorting, with a bound on what huge groups may cost."""
+"""Candidate pairs: rows with equal keys in a band, found by sorting, with a bound on the cost of huge groups."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Pairs = tuple[Rows, Rows]
 """Row numbers side by side; the lower of each pair on the left."""
 
 ALL_PAIRS_UP_TO = 32
-"""Rows of a run that are all compared with each other: at most 15.5 pairs a row."""
+"""Largest run in which all rows are compared with each other: at most 15.5 pairs per row."""
 WINDOW = 8
-"""Rows before a row, in a huge run that no further bits divide, that it is compared with."""
+"""In a huge run that no further bits divide, the number of preceding rows that a row is compared with."""
 BLOCK = 1 << 20
-"""Pairs handed out at a time: 16 MiB."""
+"""Pairs per block: 16 MiB."""
 
 
 def candidate_blocks(band: NDArray[np.uint64], *, block: int = BLOCK) -> Iterator[Pairs]:
-    """The pairs of :func:`candidate_pairs` in blocks, so that a file of one template needs no more memory than any other.
+    """Yields the pairs of :func:`candidate_pairs` in blocks, so that a file of one template needs no more memory than any other.
 
-    Holds the sorted keys and their order: 17 bytes a row, and 4 more while sorting.
+    Holds the sorted keys and their order: 17 bytes per row, and 4 more while sorting.
     """
     from ft_assets.datasets.dedup import kernels
 
@@ -39,12 +39,12 @@ def candidate_blocks(band: NDArray[np.uint64], *, block: int = BLOCK) -> Iterato
 
 
 def candidate_pairs(band: NDArray[np.uint64]) -> Pairs:
-    """Pairs of rows whose keys agree in this band.
+    """Yields pairs of rows whose keys agree in this band.
 
-    Up to 32 rows with one key: every pair. More: each row with the lowest row of its run, which is the one that greedy
-    removal keeps, and the run is divided by the further bits of its keys, three times; within the smallest parts every pair,
-    or each row with the 8 before it. So a cluster of near copies falls to its first row, and close pairs inside a crowd of
-    rows that merely share a template meet in their own part. A pair may come more than once, here and in other bands.
+    Up to 32 rows with one key: every pair. More: each row with the lowest row of its run, which greedy removal keeps, and the run is
+    divided by the further bits of its keys, three times; within the smallest parts every pair, or each row with the 8 before it. So a
+    cluster of near copies is reduced to its first row, and close pairs among many rows that merely share a template meet in their own part.
+    A pair may occur more than once, here and in other bands.
     """
     blocks = list(candidate_blocks(band))
     if not blocks:

@@ -1,4 +1,4 @@
-"""True likeness of candidate pairs: MinHash only proposes, so that no row is dropped on an estimate."""
+"""Exact similarity of candidate pairs: MinHash only proposes, so that no row is dropped on an estimate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ THRESHOLD = 0.9
 
 
 def jaccard(a: CodePoints, ia: ArrayLike, b: CodePoints, ib: ArrayLike) -> NDArray[np.float32]:
-    """Jaccard index of the 5-gram sets of text ``ia[q]`` of `a` and text ``ib[q]`` of `b`, for every q.
+    """Returns the Jaccard index of the 5-gram sets of text ``ia[q]`` of `a` and text ``ib[q]`` of `b`, for every q.
 
-    Grams are known by 62 bits of hash: two texts of 1,000 characters are misjudged by one gram with odds of 4e-13. A text
-    without characters is like nothing, not even another one: there is no evidence to drop it on.
+    Grams are identified by 62 bits of hash: two texts of 1,000 characters are misjudged by one gram with probability 4e-13. An empty text
+    is similar to nothing, not even another empty one: there is no evidence to drop it on.
     """
     from ft_assets.datasets.dedup import kernels
 

@@ -1,4 +1,4 @@
-"""What packs of pairs and of judged answers share: token shards as Arrow tables of one row each, and files of equally many rows."""
+"""Common part of packs of pairs and of judged answers: token shards as Arrow tables of one row each, and files of equal row counts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ft_assets.errors import InvalidRequest
 IDS = pa.list_(pa.int32())
 FILE = "rows.arrow"
 MIN_LAST = 2
-"""Rows of the last file at least, where there are as many: a row alone has no other to be compared with."""
+"""Least rows of the last file, if there are as many: a single row has no other to be compared with."""
 
 
 def clean_batches(
     examples: Iterable[Example], tokenizer: ChatTokenizer, tally: Tally, *, kind: str, needs: str, escape_control_tokens: bool
 ) -> Iterator[list[Example]]:
-    """`examples` of `kind` to be tokenized together, without those that hold a control token, which `tally` counts."""
+    """Returns `examples` of `kind` to be tokenized together, without those that contain a control token, which `tally` counts."""
     batch: list[Example] = []
     for example in examples:
         if example.kind != kind:
@@ -48,7 +48,7 @@ def clean_batches(
 
 
 def keep(tally: Tally, row: int, *, cut: bool, trained: bool, drop_over_long: bool) -> bool:
-    """Whether a row stays; `tally` is told either way."""
+    """Returns whether a row is kept; `tally` counts it either way."""
     if cut and drop_over_long:
         tally.drop("example_too_long", row)
         return False
@@ -61,7 +61,7 @@ def keep(tally: Tally, row: int, *, cut: bool, trained: bool, drop_over_long: bo
 
 
 def write_shard_table(directory: Path, rows: Sequence[dict[str, Any]], schema: pa.Schema, tally: Tally) -> TokenShard:
-    """A token shard that appears when everything in it is on disk."""
+    """Creates a token shard atomically: it appears when all its files are on disk."""
     partial = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -83,7 +83,7 @@ def read_shard_table(shard: TokenShard) -> pa.Table:
 
 
 def rechunked(shards: Sequence[TokenShard], size: int) -> Iterator[pa.Table]:
-    """The rows of `shards` in their order, `size` at a time: the same whatever the shards were."""
+    """Yields the rows of `shards` in order, `size` at a time, independent of shard boundaries."""
     held: pa.Table | None = None
     for shard in shards:
         table = read_shard_table(shard)
@@ -101,12 +101,12 @@ def token_counts(table: pa.Table, column: str) -> NDArray[np.int64]:
 
 
 def list_arrays(table: pa.Table, column: str) -> list[NDArray[np.int32]]:
-    """The lists of `column`, each a view."""
+    """Returns the lists of `column`, each a view."""
     lists = table[column].combine_chunks()
     values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
     return [values[a:b] for a, b in pairwise(offsets.tolist())]
 
 
 def num_trained(table: pa.Table, column: str) -> int:
-    """Labels of `column` that carry loss."""
+    """Returns the number of labels of `column` that carry loss."""
     return int(pc.sum(pc.not_equal(pc.list_flatten(table[column]), IGNORE)).as_py() or 0)

@@ -1,7 +1,7 @@
 """Best-fit decreasing: puts examples into windows so that little of each window stays empty.
 
-Longest first; each goes into the fullest window that still has room, else into a new one. The whole dataset is packed at once:
-over 100,000 examples fill 99.98 % of their windows, where batches of 1,000 fill 98.9 %.
+Longest first; each goes into the fullest window with enough space, else into a new one. The whole dataset is packed at once: over 100,000
+examples fill 99.98 % of their windows, batches of 1,000 fill 98.9 %.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which examples are in which window, as two flat arrays: 10M examples are 100 MB and no Python objects."""
+    """Examples of each window, as two flat arrays: 10M examples are 100 MB and no Python objects."""
 
     order: NDArray[np.int64]
     """Indexes of examples, window after window, ascending inside each."""
@@ -28,7 +28,7 @@ class Windows:
         return self.order[self.offsets[window] : self.offsets[window + 1]]
 
     def rearranged(self, permutation: NDArray[np.int64]) -> Windows:
-        """The same windows in the order of `permutation`."""
+        """Returns the same windows in the order of `permutation`."""
         counts = np.diff(self.offsets)[permutation]
         offsets = np.zeros(len(self.offsets), np.int64)
         np.cumsum(counts, out=offsets[1:])
@@ -37,7 +37,7 @@ class Windows:
 
 
 def best_fit_decreasing(lengths: ArrayLike, capacity: int) -> Windows:
-    """Windows over indexes into `lengths`; each index is in exactly one, and no window holds more than `capacity`.
+    """Returns windows over indexes into `lengths`; each index is in exactly one, and no window holds more than `capacity`.
 
     Equal lengths keep their order, so the same lengths always give the same windows.
     """
@@ -54,10 +54,10 @@ def best_fit_decreasing(lengths: ArrayLike, capacity: int) -> Windows:
 
 
 def one_each(num_examples: int) -> Windows:
-    """A window for each example: no packing."""
+    """Returns one window per example: no packing."""
     return Windows(order=np.arange(num_examples), offsets=np.arange(num_examples + 1))
 
 
 def fill(num_tokens: int, num_windows: int, capacity: int) -> float:
-    """Share of the windows' room that holds tokens; 0 for no windows."""
+    """Returns the share of the windows' capacity that holds tokens; 0 for no windows."""
     return num_tokens / (num_windows * capacity) if num_windows else 0.0

@@ -1,13 +1,13 @@
-"""Builds a pack: a dataset tokenized for one model and packed into windows, once, under a fingerprint.
+"""Builds a pack: a dataset tokenized for one model and packed into windows, once per fingerprint.
 
-    manifest.json         written last: a directory with a manifest is a whole pack
+    manifest.json         written last: a directory with a manifest is a complete pack
     shard-00000.parquet   one row per window: input_ids, labels (-100: no loss), seq_lengths of the examples in it
     val-00000.parquet     the same for the validation part, if any
     rows.parquet          one row per training window: the rows of the uploaded file in it, in order
 
-A pack of preferences has one row per pair instead (``pairs.py``), one of judged answers one per answer (``judged.py``). Equal inputs give
-byte-identical ids, whatever the number of workers. Building again under the same fingerprint does no work; after a crash the
-finished token shards are used and at most one per worker is done again.
+A pack of preferences has one row per pair instead (``preference_pairs.py``), one of judged answers one per answer (``judged_answers.py``).
+Equal inputs give byte-identical ids, whatever the number of workers. Building again under the same fingerprint does no work; after a crash
+the finished token shards are used and at most one per worker is repeated.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def build_pack(
     model_dir: Path | None = None,
     progress: ProgressCallback | None = None,
 ) -> PackManifest:
-    """The pack of `source` in `out_dir`; one that is there already under the same fingerprint is returned as it is.
+    """Builds the pack of `source` in `out_dir`; an existing one with the same fingerprint is returned unchanged.
 
-    `kind`: ``windows`` of packed examples, ``pairs`` of a prompt with a chosen and a rejected answer, or single answers ``judged``
-    good or bad, refused where the training part holds one label only. `validation` is the tenant's own validation file; without
-    it `settings.validation_fraction` is held out. More than one of `workers` needs `model_dir`, the directory that `tokenizer` was
-    loaded from. Raises ``InvalidDataset`` when a policy refuses an example or nothing is left to train on.
+    `kind`: ``windows`` of packed examples, ``pairs`` of a prompt with a chosen and a rejected answer, or single answers ``judged`` good or
+    bad, refused if the training part holds one label only. `validation` is the tenant's own validation file; without it
+    `settings.validation_fraction` is held out. More than one of `workers` requires `model_dir`, the directory that `tokenizer` was loaded
+    from. Raises ``InvalidDataset`` if a policy refuses an example or nothing is left to train on.
     """
     if kind != "windows":
         _check_answers(settings)
@@ -87,7 +87,7 @@ build_judged_pack = functools.partial(build_pack, kind="judged")
 
 
 def _check_answers(settings: PackSettings) -> None:
-    """Refuse what has a meaning for conversations only."""
+    """Refuses settings that apply to conversations only."""
     if settings.safety_share:
         raise InvalidRequest("safety_share mixes conversations, and preferences are judged answers; set it to 0", param="safety_share")
     if settings.loss_on_inputs:
@@ -97,7 +97,7 @@ def _check_answers(settings: PackSettings) -> None:
 
 
 def _check_labels(part: PartManifest, tally: Tally) -> None:
-    """Refuse answers that are all good or all bad: there is nothing to tell apart."""
+    """Refuses answers that are all good or all bad: training would have nothing to distinguish."""
     if part.num_desirable is None or (part.num_desirable and part.num_undesirable):
         return
     label, other = ("good", "bad") if part.num_desirable else ("bad", "good")
@@ -110,7 +110,7 @@ def _check_labels(part: PartManifest, tally: Tally) -> None:
 
 
 def _finished(out_dir: Path, fingerprint: str) -> PackManifest | None:
-    """The whole pack in `out_dir`; a damaged one, or another's, is taken away."""
+    """Returns the complete pack in `out_dir`; removes a damaged one, or one with another fingerprint."""
     if not (out_dir / MANIFEST).is_file():
         return None
     try:
@@ -128,7 +128,7 @@ def _finished(out_dir: Path, fingerprint: str) -> PackManifest | None:
 def _write_parts(
     kind: PackKind, tokenized: Tokenized, settings: PackSettings, out_dir: Path, key: str, threads: int, report: ProgressCallback
 ) -> Mapping[Part, PartManifest]:
-    """The files of each part that has examples."""
+    """Builds the files of each part that has examples."""
     parts: dict[Part, PartManifest] = {}
     for part, shards in tokenized.shards.items():
         if not any(s.tally.num_examples for s in shards):
@@ -147,7 +147,7 @@ def _write_parts(
 
 
 def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
-    """Refuse what the policies of the training file do not let pass in a part, naming the first rows."""
+    """Refuses rows that the training file's policies do not allow, naming the first ones."""
     unfit = settings.bad_rows == "fail"
     misfit = (unfit, "do not fit the base model", "correct them, choose another base model, or upload with the policy bad_rows=drop")
     refused = {

@@ -1,4 +1,4 @@
-"""Packs of judged answers: one row per answer that somebody called good or bad, its prompt before it.
+"""Packs of judged answers: one row per answer labeled good or bad, after its prompt.
 
     prompt_length                  tokens before the answer; they carry no loss
     input_ids, labels              labels are -100 on the prompt
@@ -6,9 +6,9 @@
     kl_input_ids, kl_labels        the same prompt with another prompt's answer
     row                            of the uploaded file
 
-KTO holds the mean distance of policy and reference against each reward, and estimates it on answers that belong to other prompts. Those
-are part of the pack, so that reference and training read the same bytes: each row takes the answer of a next row that has another
-prompt, round in each file. A row is left out by the rules of every pack.
+KTO compares each reward with the mean distance of policy and reference, and estimates it on answers that belong to other prompts. Those are
+part of the pack, so that reference and training read the same bytes: each row takes the answer of a following row with another prompt,
+cyclically in each file. A row is left out by the rules of every pack.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_judged(
     drop_over_long: bool,
     escape_control_tokens: bool,
 ) -> TokenShard:
-    """Tokenize judged answers into `directory`; it appears when everything in it is on disk."""
+    """Tokenizes judged answers into `directory`, which appears when all its files are on disk."""
     tally = Tally()
     needs = "rows of an answer with a label that says whether it is good"
     rows: list[dict[str, Any]] = []
@@ -80,14 +80,14 @@ def write_judged(
 
 
 def judged_tokens(shard: TokenShard) -> int:
-    """Tokens of the answers of `shard` with their prompts."""
+    """Counts the tokens of the answers of `shard` with their prompts."""
     return int(token_counts(read_shard_table(shard), "input_ids").sum())
 
 
 def write_judged_files(
     shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, written: Written
 ) -> PartManifest:
-    """The answers of `shards` in their order, in files of equally many: the same whatever the shards were."""
+    """Writes the answers of `shards` in order, in files of equal row counts, independent of shard boundaries."""
     prefix = "shard" if part == "train" else "val"
     files: list[dict[str, Any]] = []
     lengths: list[NDArray[np.int64]] = []
@@ -118,7 +118,7 @@ def write_judged_files(
 
 
 def with_mismatched(table: pa.Table, *, max_seq_len: int) -> pa.Table:
-    """`table` with each prompt before another prompt's answer, cut to `max_seq_len`; a prompt always leaves room for one token."""
+    """Returns `table` with each prompt before another prompt's answer, cut to `max_seq_len`; a prompt always leaves space for one token."""
     ids, labels = (list_arrays(table, name) for name in ("input_ids", "labels"))
     quiet: list[int] = table["prompt_length"].to_pylist()
     others = mismatched([row[:n].tobytes() for row, n in zip(ids, quiet, strict=True)])
@@ -128,16 +128,16 @@ def with_mismatched(table: pa.Table, *, max_seq_len: int) -> pa.Table:
 
 
 def mismatched(prompts: Sequence[object]) -> list[int]:
-    """For each row another one with another prompt, mostly the next that has it.
+    """Returns for each row another one with another prompt, mostly the next that has one.
 
-    Rows of one prompt that follow each other, as a good and a bad answer often do, step over one another as far as they are many, so
-    that the answers they take are of both labels too. Where all prompts are one, a row takes the next; alone, itself.
+    Consecutive rows of one prompt, such as a good and a bad answer, step over one another by their number, so that the answers they take
+    have both labels too. If all prompts are equal, a row takes the next; a single row itself.
     """
     n = len(prompts)
     if len(set(prompts)) < 2:
         return [(i + 1) % n for i in range(n)]
     ends = [0] * (2 * n)
-    """Of the run of equal prompts at each place, going round twice."""
+    """Returns the run of equal prompts at each position, going round twice."""
     end = 2 * n
     for place in range(2 * n - 1, -1, -1):
         if place < 2 * n - 1 and prompts[place % n] != prompts[(place + 1) % n]:

@@ -1,4 +1,4 @@
-"""Compiled inner loops of packing. Imported inside functions only: compiling them must not slow down who merely imports the stage."""
+"""Compiled inner loops of packing. Import inside functions only: compiling must not slow down an import of the stage."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ONE, LOW = np.uint64(1), np.uint64(63)
 def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
     """Best-fit decreasing: writes the window of each example into `window`; returns the number of windows.
 
-    Examples are sorted by counting: the longest first, equal ones in their order. `head[room]` starts the linked list of windows
-    that have `room` left, and `rooms` is the set of those rooms as bits. Linear in examples and capacity.
+    Examples are sorted by counting: longest first, equal ones in their order. `head[room]` starts the linked list of windows with `room`
+    tokens left, and `rooms` is the set of those values as bits. Linear in examples and capacity.
     """
     n = len(lengths)
     at = np.zeros(capacity + 1, np.int64)
@@ -67,7 +67,7 @@ def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def group(window, offsets, order):  # type: ignore[no-untyped-def]
-    """Examples window after window, ascending inside each: fills `offsets` (one more than windows, zeros) and `order`."""
+    """Lists examples window after window, ascending inside each: fills `offsets` (one more than windows, zeros) and `order`."""
     for w in window:
         offsets[w + 1] += 1
     for w in range(1, len(offsets)):
@@ -81,7 +81,7 @@ def group(window, offsets, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def gather(ids, loss, starts, lengths, targets, ignore, out_ids, out_labels):  # type: ignore[no-untyped-def]
-    """Copy examples from the flat tokens of one shard to their places in the windows; returns the tokens that carry loss."""
+    """Copies examples from the flat tokens of one shard to their places in the windows; returns the tokens that carry loss."""
     trained = 0
     for e in range(len(starts)):
         source, target = starts[e], targets[e]

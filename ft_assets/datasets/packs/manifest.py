@@ -1,4 +1,4 @@
-"""The manifest of a pack: its counts, and the digest of every file; written last, so that a directory with one is a whole pack."""
+"""The manifest of a pack: its counts, and the digest of every file; written last, so that a directory with one is a complete pack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PackManifest:
     num_tokens: int
     num_trained_tokens: int
     fill: float
-    """Share of the training rows' room that holds tokens."""
+    """Share of the training rows' capacity that holds tokens."""
     shards: list[dict[str, Any]]
     """``{"name", "sha256", "num_windows"}`` each."""
     tokenizer_digest: str
@@ -35,35 +35,35 @@ class PackManifest:
     validation: dict[str, Any] | None
     """The same counts and shards for the validation part."""
     truncated: int
-    """Training and validation examples that were cut."""
+    """Training and validation examples that were truncated."""
     dropped: dict[str, int]
-    """Reason code to number of examples left out."""
+    """Number of omitted examples by reason code."""
     dropped_rows: dict[str, list[int]]
     lengths: dict[str, list[int]]
-    """``{"counts", "edges"}``: histogram of tokens per training example; of a pair, of its longer side."""
+    """``{"counts", "edges"}``: histogram of tokens per training example; for a pair, of its longer side."""
     rows: dict[str, str]
-    """``{"name", "sha256"}`` of the file that says which rows are in which window; empty for pairs, which name their row."""
+    """``{"name", "sha256"}`` of the file that maps windows to rows; empty for pairs, which name their row."""
     kind: str = "windows"
     safety: dict[str, Any] | None = None
     """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples for training; their rows are -1, -2 ..."""
     split: int = 0
-    """Training and validation examples over `max_seq_len` that are there in pieces."""
+    """Training and validation examples over `max_seq_len` that were split into pieces."""
     num_desirable: int | None = None
-    """Answers called good in the training part; None for packs of other kinds."""
+    """Answers labeled good in the training part; None for packs of other kinds."""
     num_undesirable: int | None = None
-    """Those called bad."""
+    """Answers labeled bad."""
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss: the chat template writes them differently once more messages follow."""
     format: int = 1
 
     @property
     def num_rows(self) -> int:
-        """What a batch counts, whatever the kind: rows of the training shards."""
+        """Rows of the training shards, which a batch counts for every kind of pack."""
         return self.num_windows
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """The manifest of a whole pack; ``IntegrityError`` where there is none."""
+        """Reads the manifest of a complete pack; ``IntegrityError`` if there is none."""
         file = directory / MANIFEST
         try:
             return cls(**json.loads(file.read_text()))
@@ -73,7 +73,7 @@ class PackManifest:
             raise IntegrityError(f"{file} is no pack manifest ({str(error)[:120]}); remove the pack and build it again") from error
 
     def write(self, directory: Path) -> None:
-        """Make `directory` a whole pack: everything else in it is on disk already."""
+        """Makes `directory` a complete pack: all other files are already on disk."""
         partial = directory / f".{MANIFEST}.tmp"
         with partial.open("w") as stream:
             json.dump(asdict(self), stream, indent=1, sort_keys=True)
@@ -82,12 +82,12 @@ class PackManifest:
         sync_directory(directory)
 
     def files(self) -> list[dict[str, Any]]:
-        """Every file of the pack but the manifest."""
+        """Returns every file of the pack except the manifest."""
         return [*self.shards, *(self.validation["shards"] if self.validation else ()), *([self.rows] if self.rows else [])]
 
 
 def verify(directory: Path) -> PackManifest:
-    """The manifest, once every file was found with its digest."""
+    """Verifies every file's digest and returns the manifest."""
     manifest = PackManifest.read(directory)
     for entry in manifest.files():
         file = directory / str(entry["name"])

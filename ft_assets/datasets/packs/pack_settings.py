@@ -1,4 +1,4 @@
-"""What decides a pack's content, and the fingerprint over it."""
+"""Settings that determine a pack's content, and the fingerprint over them."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Any, Literal
 from ft_assets.datasets.packs.safety_mix import safety_digest
 
 PACK_FORMAT = 3
-"""Of the pack's files and of the algorithm that fills them; a change makes new fingerprints."""
+"""Version of the pack's files and of the packing algorithm; a change makes new fingerprints."""
 
 PackKind = Literal["windows", "pairs", "judged"]
-"""windows: examples packed into windows. pairs: a chosen and a rejected answer each. judged: single answers, called good or bad."""
+"""windows: examples packed into windows. pairs: a chosen and a rejected answer each. judged: single answers, labeled good or bad."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackSettings:
     max_seq_len: int = 4096
-    """Tokens of one window, and of one example at most."""
+    """Tokens per window, and the most of one example."""
     train_on_inputs: bool | Literal["auto"] = "auto"
     """Loss on prompts too. auto: no for chat; text rows always carry loss everywhere."""
     over_long: Literal["truncate", "split", "drop", "reject"] = "truncate"
-    """Examples over `max_seq_len`: cut, split into pieces with nothing lost (only where every token is trained), left out, or a refusal of
-    the whole pack; counted in each case."""
+    """Examples over `max_seq_len`: truncate, split into pieces without loss (only if every token is trained), omit, or refuse the whole
+    pack; counted in each case."""
     control_tokens: Literal["reject", "drop", "escape"] = "reject"
-    """Examples whose content holds a control token: refuse the pack, leave them out, or tokenize it as the plain text it is."""
+    """Examples whose content contains a control token: refuse the pack, omit them, or tokenize it as plain text."""
     bad_rows: Literal["fail", "drop"] = "fail"
-    """Examples that the base model's chat template does not take: refuse the pack, or leave them out."""
+    """Examples that the base model's chat template refuses: refuse the pack, or omit them."""
     validation_fraction: float = 0.0
-    """Share of the examples held out by their split key; 0: none (or a validation file of its own)."""
+    """Share of the examples held out by their split key; 0: none (or a separate validation file)."""
     split_seed: int = 0
     validation_dataset_id: str | None = None
-    """Of the tenant's own validation file."""
+    """Digest of the tenant's own validation file."""
     packing: bool = True
     """False: one example per window."""
     safety_share: float = 0.0
-    """Share of the training examples that are safety-preserving ones, mixed in; 0: none. See ``safety.py``."""
+    """Share of safety-preserving examples mixed into the training part; 0: none. See ``safety_mix.py``."""
     safety_file: Path | None = None
     """JSONL of conversations to mix in; None: the set that ships with the platform."""
     file_tokens: int = 1 << 24
-    """Room of the rows in one Parquet file: 16.8M tokens are about 24 MB on disk and 200 MB while being written."""
+    """Tokens per Parquet file: 16.8M tokens are about 24 MB on disk and 200 MB while being written."""
     shard_examples: int = 2048
-    """Examples per token shard: what a crash can cost each worker. Does not decide the content."""
+    """Examples per token shard: the most that a crash can cost each worker. Does not affect the content."""
 
     def __post_init__(self) -> None:
         if self.max_seq_len < 2:
@@ -65,7 +65,7 @@ class PackSettings:
         return self.train_on_inputs is True
 
     def shaping(self) -> dict[str, Any]:
-        """The settings that decide the content, files by their digest: part of the fingerprint and of the manifest."""
+        """Returns the settings that determine the content, with files by their digest: part of the fingerprint and of the manifest."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("shard_examples", "safety_file")}
         values["train_on_inputs"] = self.loss_on_inputs
         values["safety_sha256"] = safety_digest(self.safety_file) if self.safety_share else None
@@ -75,6 +75,6 @@ class PackSettings:
 def pack_fingerprint(
     dataset_id: str, tokenizer_digest: str, template_digest: str, settings: PackSettings, *, kind: PackKind = "windows"
 ) -> str:
-    """``pk_`` + 32 hex digits over everything that decides the pack's content."""
+    """Returns ``pk_`` + 32 hex digits over everything that determines the pack's content."""
     spelled = json.dumps([PACK_FORMAT, kind, dataset_id, tokenizer_digest, template_digest, settings.shaping()], sort_keys=True)
     return "pk_" + hashlib.sha256(spelled.encode()).hexdigest()[:32]

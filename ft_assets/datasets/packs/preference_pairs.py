@@ -1,11 +1,11 @@
-"""Packs of preferences: one row per pair, each answer with its prompt before it.
+"""Packs of preferences: one row per pair, each answer after its prompt.
 
     prompt_length                          tokens that both sides start with and that carry no loss
     chosen_input_ids, chosen_labels        labels are -100 on the prompt
     rejected_input_ids, rejected_labels
     row                                    of the uploaded file
 
-A pair is left out whole: when one side is too long (by policy), holds a control token, or has no answer left after the cut.
+A pair is omitted as a whole if one side is too long (by policy), contains a control token, or has no answer left after truncation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write_pairs(
     drop_over_long: bool,
     escape_control_tokens: bool,
 ) -> TokenShard:
-    """Tokenize preferences into `directory`; it appears when everything in it is on disk."""
+    """Tokenizes preferences into `directory`, which appears when all its files are on disk."""
     tally = Tally()
     needs = "rows of prompt, chosen and rejected"
     rows: list[dict[str, Any]] = []
@@ -76,13 +76,13 @@ def write_pairs(
 
 
 def pair_tokens(shard: TokenShard) -> int:
-    """Tokens of both sides of the pairs of `shard`."""
+    """Counts the tokens of both sides of the pairs of `shard`."""
     table = read_shard_table(shard)
     return int(sum(token_counts(table, f"{side}_input_ids").sum() for side in ("chosen", "rejected")))
 
 
 def write_pair_files(shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, written: Written) -> PartManifest:
-    """The pairs of `shards` in their order, in files of equally many: the same whatever the shards were."""
+    """Writes the pairs of `shards` in order, in files of equal row counts, independent of shard boundaries."""
     prefix = "shard" if part == "train" else "val"
     files: list[dict[str, Any]] = []
     longest: list[NDArray[np.int64]] = []

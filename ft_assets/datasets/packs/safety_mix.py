@@ -1,7 +1,7 @@
 """A small share of safety-preserving examples for the training part: refusals of harm, and help where a refusal would be wrong.
 
-Fine-tuning on harmless rows already weakens what a base model refuses; a few hundred such examples keep most of it (Bianchi et al.
-2024, "Safety-Tuned LLaMAs"). The set that ships is ``safety.jsonl``; an operator may name another file of conversations
+Fine-tuning on harmless rows already weakens what a base model refuses; a few hundred such examples preserve most of it (Bianchi et al.
+2024, "Safety-Tuned LLaMAs"). The shipped set is ``safety.jsonl``; an operator may name another file of conversations
 (``FT_SAFETY_EXAMPLES``).
 """
 
@@ -21,7 +21,7 @@ from ft_assets.errors import InvalidRequest
 
 SHIPPED = Path(__file__).with_name("safety.jsonl")
 MAX_REPEATS = 4
-"""Times that one example is mixed in at most: the effect comes from a few hundred examples, and the rest would be learnt by heart."""
+"""Most repetitions of one example: the effect comes from a few hundred examples, and more would be memorized."""
 
 
 def safety_digest(file: Path | None) -> str:
@@ -30,12 +30,12 @@ def safety_digest(file: Path | None) -> str:
 
 
 def num_wanted(num_train: int, share: float) -> int:
-    """Examples that make up `share` of the training part once they are in it."""
+    """Returns the number of examples that make up `share` of the training part once added."""
     return round(num_train * share / (1.0 - share))
 
 
 def safety_examples(num_train: int, *, share: float, file: Path | None) -> Iterator[Example]:
-    """What is mixed into `num_train` examples, rows -1, -2 ... by their place in the set; each once before any comes again."""
+    """Returns the examples mixed into `num_train`, with rows -1, -2 ... by their place in the set; each once before any repeats."""
     if not share:
         return
     found = load_safety(file)
@@ -46,7 +46,7 @@ def safety_examples(num_train: int, *, share: float, file: Path | None) -> Itera
 
 
 def safety_counts(num_train: int, *, share: float, file: Path | None) -> dict[str, Any] | None:
-    """The manifest's account of what :func:`safety_examples` gives; None where nothing is mixed."""
+    """Returns the manifest's entry for :func:`safety_examples`; None if nothing is mixed in."""
     if not share:
         return None
     chosen = [e.row for e in safety_examples(num_train, share=share, file=file)]
@@ -54,7 +54,7 @@ def safety_counts(num_train: int, *, share: float, file: Path | None) -> dict[st
 
 
 def load_safety(file: Path | None = None) -> list[Example]:
-    """The conversations of the set; ``InvalidRequest`` names the first line that is none."""
+    """Parses the conversations of the set; ``InvalidRequest`` names the first invalid line."""
     path = file or SHIPPED
     examples = []
     for number, line in enumerate(_bytes(path).splitlines(), start=1):

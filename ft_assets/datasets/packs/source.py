@@ -1,4 +1,4 @@
-"""The rows that a pack is built from, as bytes: a worker parses what it tokenizes, the coordinator only deals it out."""
+"""The rows that a pack is built from, as bytes: workers parse what they tokenize, the coordinator only distributes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ft_assets.datasets.split import Part, part_of
 from ft_assets.datasets.stored_rows import SCHEMA
 
 READ_ROWS = 2048
-"""Rows taken from a Parquet file at once."""
+"""Rows read from a Parquet file at once."""
 MAX_SHARDS = 256
-"""Token shards of a large dataset at most: each is two open files while windows are filled, and 1,024 is the usual limit."""
+"""Most token shards of a large dataset: each is two open files while windows are filled, and 1,024 is the usual limit."""
 
 
 class SourceRow(NamedTuple):
     row: int
-    """Of the uploaded file; negative for what was mixed in."""
+    """Row number in the uploaded file; negative for mixed-in examples."""
     split_key: str
     own_part: Part | None
-    """By the dataset's own split."""
+    """Part assigned by the dataset's own split."""
     canonical: bytes | str
 
     def parse(self) -> Example:
@@ -41,11 +41,11 @@ class Batch(NamedTuple):
 
 
 Source = Path | Iterable[Example]
-"""The ``rows.parquet`` of a dataset, or examples in memory (each then is split by its own content)."""
+"""The ``rows.parquet`` of a dataset, or examples in memory (each is then split by its own content)."""
 
 
 def read_source(source: Source) -> Iterator[SourceRow]:
-    """Rows of `source` in order, in bounded memory."""
+    """Yields the rows of `source` in order, in bounded memory."""
     if not isinstance(source, Path):
         yield from (SourceRow(e.row, content_hash(e), None, canonical(e)) for e in source)
         return
@@ -55,22 +55,22 @@ def read_source(source: Source) -> Iterator[SourceRow]:
 
 
 def has_own_split(rows_file: Path) -> bool:
-    """Whether rows of a dataset say themselves that they are for validation."""
+    """Returns whether rows of a dataset state that they are for validation."""
     with pq.ParquetFile(rows_file) as file:
         return any("validation" in batch.column(0).to_pylist() for batch in file.iter_batches(columns=["part"]))
 
 
 def shard_size(source: Source, settings: PackSettings) -> int:
-    """Examples per token shard: as set, or as many as keep a large dataset under `MAX_SHARDS`."""
+    """Returns examples per token shard: as set, or enough to keep a large dataset under `MAX_SHARDS`."""
     if not isinstance(source, Path):
         return settings.shard_examples
     return max(settings.shard_examples, -(-int(pq.read_metadata(source).num_rows) // MAX_SHARDS))
 
 
 def batches(source: Source, validation: Source, settings: PackSettings, *, size: int) -> Iterator[Batch]:
-    """`source` in batches of one part each, what is mixed into its training part, then `validation`.
+    """Yields `source` in batches of one part each, the examples mixed into its training part, then `validation`.
 
-    A row that the dataset's own split places stays there; the others go by their split key.
+    A row that the dataset's own split assigns stays there; the others are assigned by their split key.
     """
     held: dict[Part, list[SourceRow]] = {"train": [], "validation": []}
     num_train = 0

@@ -1,4 +1,4 @@
-"""The first half of a build: every example tokenized, in shards of which a crash costs at most one per worker."""
+"""The first half of a build: tokenizes every example, in shards, of which a crash costs at most one per worker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ft_assets.errors import InvalidRequest
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackProgress:
     stage: Literal["tokenize", "pack"]
-    """tokenize: reported after each token shard that was done now, not for those found finished."""
+    """Stage "tokenize": reported after each newly made token shard, not for finished ones."""
     part: Part
     num_examples: int
-    """Of this part, done so far in this stage, those found finished included."""
+    """Examples of this part done in this stage, including finished shards."""
     num_tokens: int
-    """In them, as far as they were done now."""
+    """Tokens in them, for newly made shards."""
 
 
 ProgressCallback = Callable[[PackProgress], None]
@@ -36,10 +36,10 @@ ProgressCallback = Callable[[PackProgress], None]
 class Tokenized:
     shards: dict[Part, list[TokenShard]]
     num_train: int
-    """Examples for training before anything was left out or mixed in."""
+    """Examples for training before any were omitted or mixed in."""
 
     def tally(self, part: Part | None = None) -> Tally:
-        """What became of the examples of `part`; None: of both."""
+        """Returns the outcome of the examples of `part`; None: of both."""
         total = Tally()
         for name, shards in self.shards.items():
             for shard in shards if part in (None, name) else ():
@@ -56,7 +56,7 @@ class ShardTask:
     settings: PackSettings
 
     def run(self, tokenizer: ChatTokenizer) -> ShardDone:
-        """Tokenize the rows into `directory`."""
+        """Tokenizes the rows into `directory`."""
         examples, settings = [row.parse() for row in self.rows], self.settings
         shared: dict[str, Any] = {
             "max_seq_len": settings.max_seq_len,
@@ -68,7 +68,7 @@ class ShardTask:
         elif self.kind == "judged":
             num_tokens = judged_tokens(write_judged(self.directory, examples, tokenizer, **shared))
         else:
-            if any(e.kind == "kto" for e in examples):  # a completion that is labelled bad must not be imitated
+            if any(e.kind == "kto" for e in examples):  # a completion labeled bad must not be imitated
                 message = "rows with 'label' say which completions are good and bad, which supervised training cannot use"
                 raise InvalidRequest(
                     f"{message}; choose a preference method, or keep the good ones without 'label'", code="preference_rows"
@@ -98,9 +98,9 @@ def tokenize(
     workers: int,
     model_dir: Path | None,
 ) -> Tokenized:
-    """Token shards of both parts below `tokens_dir`; those that an earlier call finished are taken as they are.
+    """Returns the token shards of both parts below `tokens_dir`; shards that an earlier call finished are reused.
 
-    More than one worker needs `model_dir`, from which each loads its tokenizer.
+    More than one worker requires `model_dir`, from which each loads its tokenizer.
     """
     size = shard_size(source, settings)
     directories: dict[Part, list[Path]] = {"train": [], "validation": []}

@@ -44,21 +44,21 @@ class PartManifest:
     num_undesirable: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that a pack's manifest holds for each part."""
+        """Returns the fields that a pack's manifest holds for each part."""
         names = ("num_examples", "num_windows", "num_tokens", "num_trained_tokens", "fill", "shards", "num_desirable", "num_undesirable")
         return {name: getattr(self, name) for name in names}
 
 
 Written = Callable[[int, int], None]
-"""Told the examples and tokens that were written after each file."""
+"""Callback with the examples and tokens written after each file."""
 
 
 def write_windows(
     shards: Sequence[TokenShard], out_dir: Path, *, part: Part, settings: PackSettings, key: str, threads: int = 1, written: Written
 ) -> PartManifest:
-    """Pack the examples of `shards` into windows of `settings.max_seq_len` and write them below `out_dir`.
+    """Packs the examples of `shards` into windows of `settings.max_seq_len` and writes them below `out_dir`.
 
-    The order of windows is a permutation that depends on `key` and the contents' order only: files are often sorted by class, and
+    The order of windows is a permutation that depends only on `key` and the order of the contents: files are often sorted by class, and
     best-fit decreasing sorts by length.
     """
     examples = _Examples(shards)
@@ -105,7 +105,7 @@ class _Examples:
         self.rows: NDArray[np.int64] = np.concatenate([np.asarray(s.array("rows")) for s in shards])
         self._starts: NDArray[np.int64] = np.concatenate([np.cumsum(n, dtype=np.int64) - n for n in lengths])
         self._first = np.cumsum([0, *(len(n) for n in lengths)])
-        """Index of the first example of each shard, and of none after the last."""
+        """Index of the first example of each shard, and the total after the last."""
         self._shards = shards
         self._tokens = [self._open(s) for s in shards] if len(shards) <= MAX_SHARDS else None
 
@@ -113,7 +113,7 @@ class _Examples:
         return np.asarray(shard.array("ids")), np.asarray(shard.array("loss"))
 
     def gather(self, members: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-        """(input_ids, labels) of `members` one after the other, and how many of the labels are no -100."""
+        """Returns (input_ids, labels) of `members` concatenated, and the number of labels that are not -100."""
         from ft_assets.datasets.packs.kernels_windows import gather
 
         lengths = self.lengths[members]
@@ -131,7 +131,7 @@ class _Examples:
 
 
 def _permutation(windows: Windows, key: str) -> NDArray[np.int64]:
-    """An order of windows that `key` decides: sorted by a hash (the finalizer of SplitMix64) of each window's first example."""
+    """Returns an order of windows determined by `key`: sorted by a hash (the finalizer of SplitMix64) of each window's first example."""
     x = windows.order[windows.offsets[:-1]].astype(np.uint64)
     x ^= np.uint64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
@@ -148,7 +148,7 @@ class _File:
 
 
 def _write_shard(path: Path, windows: Windows, examples: _Examples) -> _File:
-    """Write the windows that the offsets of `windows` name."""
+    """Writes the windows that the offsets of `windows` name."""
     members = windows.order[windows.offsets[0] : windows.offsets[-1]]
     ids, labels, trained = examples.gather(members)
     lengths = examples.lengths[members]
@@ -171,7 +171,7 @@ def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.ListArray:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write `table` whole or not at all; on disk when this returns."""
+    """Writes `table` atomically and durably."""
     partial = path.with_name(f".{path.name}.tmp")
     with partial.open("wb") as stream:
         pq.write_table(table, stream, compression="zstd", compression_level=1, use_dictionary=False, store_schema=False)

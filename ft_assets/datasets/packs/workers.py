@@ -1,7 +1,7 @@
-"""Tokenizes shards in processes that live and die with the coordinator.
+"""Tokenizes shards in processes that end with the coordinator.
 
-Each worker has one pipe and one shard at a time. A worker whose coordinator was killed is killed by the kernel, and ends by itself
-where that is not to be had; a worker that was killed is noticed at once and ends the build, whose finished shards stay.
+Each worker has one pipe and one shard at a time. A worker whose coordinator was killed is killed by the kernel, or ends by itself where the
+kernel does not support that; a killed worker is noticed at once and ends the build, whose finished shards remain.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ft_assets.errors import FtError, IntegrityError, Unavailable
 from ft_assets.parent_death import die_with
 
 PARALLEL_FROM = 20_000
-"""Examples from which further processes pay for their start of about a second: one tokenizes some 10,000 a second."""
+"""Examples from which further processes are worth their start-up of about a second: one tokenizes some 10,000 per second."""
 
 
 class Task(Protocol):
-    """One shard of work; it and its result travel by pickle."""
+    """One shard of work; it and its result are pickled."""
 
     def run(self, tokenizer: ChatTokenizer) -> Any: ...
 
 
 def suitable_workers(num_examples: int) -> int:
-    """Processes for a dataset of that size: one below `PARALLEL_FROM`, else one for each CPU that this process may use."""
+    """Returns the processes for a dataset of this size: one below `PARALLEL_FROM`, else one for each CPU that this process may use."""
     alone = num_examples < PARALLEL_FROM or multiprocessing.current_process().daemon  # a daemon may have no children
     return 1 if alone else len(os.sched_getaffinity(0))
 
 
 def run_here(tasks: Iterable[Task], tokenizer: ChatTokenizer) -> Iterator[Any]:
-    """Results of `tasks` in order, by this process."""
+    """Yields the results of `tasks` in order, computed by this process."""
     return (task.run(tokenizer) for task in tasks)
 
 
 def run_in_workers(tasks: Iterable[Task], tokenizer: ChatTokenizer, *, model_dir: Path, workers: int) -> Iterator[Any]:
-    """Results of `tasks` as they are done. A failure of one ends all; closing the iterator does too.
+    """Yields the results of `tasks` as they complete. A failure of one ends all; so does closing the iterator.
 
     Each worker loads the tokenizer from `model_dir`, which must be the one that `tokenizer` came from.
     """
@@ -75,7 +75,7 @@ def run_in_workers(tasks: Iterable[Task], tokenizer: ChatTokenizer, *, model_dir
 
 
 def _collect(busy: list[Connection], idle: list[Connection], processes: dict[Connection, Any]) -> Iterator[Any]:
-    """Results that are there, after waiting for the first."""
+    """Returns the available results, after waiting for the first."""
     for connection in wait(busy):
         assert isinstance(connection, Connection)
         try:
@@ -103,7 +103,7 @@ def _lost(process: Any) -> Unavailable:
 
 
 def _work(connection: Connection, model_dir: Path, digests: tuple[str, str], parent: int) -> None:
-    """The life of a worker: tasks in, results out, until the pipe closes."""
+    """Main loop of a worker: tasks in, results out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not die_with(parent):
         return

@@ -1,1 +1,1 @@
-"""The two passes over an upload: blocks of rows in worker processes, then what only the whole can say."""
+"""The two passes over an upload: blocks of rows in worker processes, then what depends on the whole file."""

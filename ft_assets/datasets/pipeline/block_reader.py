@@ -1,4 +1,4 @@
-"""From the rows of a block to examples that have a known shape and a right order; all else is reported."""
+"""Turns the rows of a block into examples of a known shape and valid order; reports all others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example
 
 MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
-"""Unread fields counted by name, and characters of a name: some files have a key of its own in each row."""
+"""Unread fields counted by name, and characters of a name: some files have a different key in each row."""
 OTHER_FIELDS = "(other fields)"
 
 
@@ -37,12 +37,12 @@ class ReadRow:
     """1 train, 2 validation by the row's own ``split`` field; 0: it has none."""
     num_tokens: int = 0
     untrained_turns: int = 0
-    """Of weight 1, without loss: the base model's template writes them differently once more messages follow."""
+    """Turns of weight 1 without loss: the base model's template writes them differently once more messages follow."""
     toxicity: float = 0.0
 
 
 def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult, *, quotes: bool = False) -> None:
-    """Count a bad row and keep its problems while there is room; with `quotes`, examples show what the row holds."""
+    """Counts a bad row and keeps its problems up to the limit; with `quotes`, examples show the row's content."""
     excerpted = row.value if quotes and isinstance(row, Row) else None
     result.totals["bad_rows"] += 1
     for problem in problems:
@@ -53,7 +53,7 @@ def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockRes
 
 
 class BlockReader:
-    """Reads one block; what it counts goes into `result`."""
+    """Reads one block; counts go into `result`."""
 
     def __init__(self, options: BlockOptions, result: BlockResult) -> None:
         self._options = options
@@ -63,7 +63,7 @@ class BlockReader:
         self._fast = chat_reader(options.extra_fields, result.ignored) if options.format == "chat" and not mapped else None
 
     def lines(self, block: LineBlock) -> Iterator[ReadRow]:
-        """Examples of a block of JSON lines, in order."""
+        """Yields the examples of a block of JSON lines, in order."""
         from ft_assets.datasets.readers.kernels_scan import BLANK, NON_ASCII, scan_lines, split_lines
 
         data = np.frombuffer(block.data, dtype=np.uint8)
@@ -84,7 +84,7 @@ class BlockReader:
             yield from self._take(Row(number=number, byte_offset=offset, value=too_long()))
 
     def rows(self, rows: Iterable[Row]) -> Iterator[ReadRow]:
-        """Examples of rows that a reader has parsed."""
+        """Yields the examples of rows that a reader has parsed."""
         for row in rows:
             yield from self._take(row)
 

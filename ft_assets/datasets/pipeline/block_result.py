@@ -1,4 +1,4 @@
-"""What a worker says of one block: small, for it crosses a pipe; the rows themselves lie in a part on disk."""
+"""A worker's result for one block: small, because it crosses a pipe; the rows themselves are in a part on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ft_assets.datasets.report.problems import RowError
 from ft_assets.datasets.schema import Format
 
 PARTS: Mapping[str, int] = {"train": 1, "training": 1, "validation": 2, "valid": 2, "val": 2, "dev": 2, "eval": 2, "test": 2}
-"""Values of a row's own ``split`` field: 1 trains, 2 is held out."""
+"""Values of a row's own ``split`` field: 1 for training, 2 held out."""
 
 FACTS = np.dtype(
     [
@@ -26,8 +26,7 @@ FACTS = np.dtype(
     ]
 )  # fmt: skip
 """One record per example that passed its row checks. `sha_*`: the first 128 bits of the content hash; `bytes`: of its canonical form;
-`tokens` 0: not counted; `part`: 0 no split of its own, 1 train, 2 validation; `label`: 0 none,
-1 a good completion, 2 a bad one."""
+`tokens` 0: not counted; `part`: 0 no split of its own, 1 train, 2 validation; `label`: 0 none, 1 a good completion, 2 a bad one."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,17 +35,17 @@ class BlockResult:
     format: Format | None = None
     format_reason: str = ""
     errors: list[RowError] = field(default_factory=list)
-    """The first of the block, at most as many as a report stores."""
+    """The first problems of the block, at most as many as a report stores."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Problems by code, complete."""
+    """Number of problems by code, complete."""
     causes: Causes = field(default_factory=Causes)
     """The same by cause, complete."""
     first_rows: list[dict[str, Any]] = field(default_factory=list)
-    """The first examples of the block, shortened: how its rows are read."""
+    """The first examples of the block, shortened: how its rows are parsed."""
     ignored: Counter[str] = field(default_factory=Counter)
-    """Fields that are read by nothing."""
+    """Fields that are not used."""
     advice: dict[str, str] = field(default_factory=dict)
-    """Warnings about how the rows read: code to message, the first of each."""
+    """Warnings about the rows' format: code to message, the first of each."""
     totals: Counter[str] = field(default_factory=Counter)
     personal: Counter[str] = field(default_factory=Counter)
     """Rows with personal data, by kind."""
@@ -54,7 +53,7 @@ class BlockResult:
     digests: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 32), np.uint8))
     """sha256 of each canonical form."""
     bands: NDArray[np.uint64] | None = None
-    """MinHash band keys, one row per example; None where near duplicates are not looked for."""
+    """MinHash band keys, one row per example; None if near duplicates are not checked."""
     quality: QualityTally = field(default_factory=QualityTally)
     part: Path | None = None
-    """Canonical forms one after the other; their lengths are in the facts."""
+    """Canonical forms in sequence; their lengths are in the facts."""

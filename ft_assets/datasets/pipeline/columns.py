@@ -1,4 +1,4 @@
-"""The facts of all rows on disk, a file per column: read whole when a step needs one, never all at once."""
+"""The facts of all rows on disk, one file per column: read as a whole when a step needs one, never all at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ft_assets.datasets.pipeline.block_result import FACTS, BlockResult
 
 
 class Columns:
-    """Appended to block by block in file order, then read."""
+    """Appended block by block in file order, then read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -45,12 +45,12 @@ class Columns:
         values.tofile(self._open[name])
 
     def finish(self) -> None:
-        """Close the files; the columns can be read from now on."""
+        """Closes the files; the columns can be read from now on."""
         for stream in self._open.values():
             stream.close()
 
     def read(self, name: str) -> NDArray[Any]:
-        """One column of :data:`FACTS`, in memory."""
+        """Returns one column of :data:`FACTS`, in memory."""
         if not len(self):
             return np.empty(0, FACTS[name])
         return np.fromfile(self._directory / f"{name}.column", dtype=FACTS[name])
@@ -59,7 +59,7 @@ class Columns:
         return np.fromfile(self._directory / f"{self._band_names[index]}.column", dtype=np.uint64)
 
     def digests(self) -> Iterator[NDArray[np.uint8]]:
-        """sha256 of the canonical forms, block by block: uint8 of shape (examples, 32)."""
+        """Yields the sha256 of the canonical forms, block by block: uint8 of shape (examples, 32)."""
         if not len(self):
             return
         with (self._directory / "digest.column").open("rb") as stream:
@@ -67,5 +67,5 @@ class Columns:
                 yield np.fromfile(stream, dtype=np.uint8, count=count * 32).reshape(-1, 32)
 
     def starts(self) -> NDArray[np.int64]:
-        """Index of the first example of each block, and the number of all: shape (blocks + 1,)."""
+        """Returns the index of the first example of each block, and the total: shape (blocks + 1,)."""
         return np.concatenate(([0], np.cumsum([n for n, _ in self.blocks]))).astype(np.int64)

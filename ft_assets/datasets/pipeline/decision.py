@@ -1,4 +1,4 @@
-"""Which rows a dataset keeps, by its policies: what is left out or flagged, and why, row by row."""
+"""Decides by the policies which rows a dataset keeps: which are omitted or flagged, and why, row by row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
 
 MAX_FLAGGED = 250
-"""Flagged rows of each of the four kinds that a report names: with 1,000 in all, as many as bad ones."""
+"""Flagged rows named in a report for each of the four kinds: 1,000 in all, as many as bad ones."""
 NO_SUITE = -1
 
 
@@ -24,9 +24,9 @@ NO_SUITE = -1
 class Decision:
     keep: NDArray[np.bool_]
     cluster: NDArray[np.int64]
-    """Row whose content hash the split goes by: equal for all copies and near copies."""
+    """Row whose content hash determines the split: equal for all copies and near copies."""
     counts: Counter[str] = field(default_factory=Counter)
-    """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``: rows found, whatever was done with them."""
+    """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``: rows found, whatever the policy did with them."""
     by_suite: Counter[str] = field(default_factory=Counter)
     flagged: list[dict[str, Any]] = field(default_factory=list)
     """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, ``suite`` and ``share``, or ``score``."""
@@ -35,7 +35,7 @@ class Decision:
 def decide(
     columns: Columns, texts: StoredTexts | None, policies: Policies, *, suites: Sequence[str], progress: Callable[[int], None]
 ) -> Decision:
-    """Apply the policies of the whole file, in this order; a row that is out is no reason to leave out another.
+    """Applies the policies of the whole file, in this order; an omitted row is no reason to omit another.
 
     1. Exact copies of an earlier row.
     2. Rows that repeat an evaluation suite.
@@ -84,7 +84,7 @@ def _toxicity(decision: Decision, columns: Columns, policies: Policies, numbers:
 
 
 def _near(decision: Decision, near: Near, first: NDArray[np.int64], policies: Policies, numbers: NDArray[np.int64]) -> None:
-    found = np.flatnonzero(~near.kept[first] & decision.keep)  # a copy that is kept shares the fate of the row that it copies
+    found = np.flatnonzero(~near.kept[first] & decision.keep)  # a kept copy shares the outcome of the row that it copies
     decision.counts["near_duplicates"] = len(found)
     partner = np.full(len(near.kept), -1, np.int64)
     stays = near.kept[near.left]

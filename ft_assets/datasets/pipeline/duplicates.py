@@ -1,4 +1,4 @@
-"""Pass 2: which rows repeat an earlier one, exactly or nearly, and which belong together when the dataset is split."""
+"""Pass 2: finds rows that repeat an earlier one, exactly or nearly, and rows that belong together when the dataset is split."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.texts import StoredTexts
 
 BATCH_BYTES = 32 << 20
-"""Of canonical text whose pairs are verified together; folded, it takes about six times as much."""
+"""Characters of canonical text whose pairs are verified together; normalized, they take about six times as much."""
 MAX_REJECTED = 20_000_000
-"""Pairs remembered as unlike, so that no later band compares them again: 160 MB."""
+"""Pairs remembered as different, so that no later band compares them again: 160 MB."""
 
 Rows = NDArray[np.int64]
 Found = tuple[Rows, Rows]
@@ -28,14 +28,14 @@ class Near:
     kept: NDArray[np.bool_]
     """False for rows that are near an earlier row that is kept."""
     representative: Rows
-    """Lowest row of each row's cluster; itself for a row that is like no other."""
+    """Lowest row of each row's cluster; itself for a row without near duplicates."""
     left: Rows
     right: Rows
     """The verified pairs: ``left[i] < right[i]``."""
 
 
 def first_copies(columns: Columns) -> Rows:
-    """For each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
+    """Returns for each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
     high, low = columns.read("sha_high"), columns.read("sha_low")
     order = np.lexsort((low, high))  # stable: copies stay in file order
     high, low = high[order], low[order]
@@ -48,10 +48,10 @@ def first_copies(columns: Columns) -> Rows:
 
 
 def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool_], *, progress: Callable[[int], None]) -> Near:
-    """Near duplicates among the rows marked in `among`; `progress` is told how far through the rows that is.
+    """Finds near duplicates among the rows marked in `among`; `progress` receives the share of rows done.
 
-    Bands are taken one at a time, and rows that an earlier band has shown to be near another are left out of the next: what
-    that may miss is found by :func:`clusters.second_look`.
+    Bands are processed one at a time; rows that an earlier band has shown to be near another are left out of the next:
+    :func:`clusters.second_look` finds what that may miss.
     """
     ids = np.flatnonzero(among)
     search = _Search(texts, columns.read("bytes"), columns.read("label"))
@@ -73,7 +73,7 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
 
 
 class _Search:
-    """Pairs that were verified so far, and those that turned out unlike."""
+    """Pairs that were verified so far, and those that turned out different."""
 
     def __init__(self, texts: StoredTexts, sizes: NDArray[Any], labels: NDArray[np.uint8]) -> None:
         self._texts, self._sizes, self._labels = texts, sizes, labels
@@ -87,12 +87,12 @@ class _Search:
         return np.concatenate([empty, *self._left]), np.concatenate([empty, *self._right])
 
     def take_news(self) -> bool:
-        """Whether a pair was found since the last call."""
+        """Returns whether a pair was found since the last call."""
         news, self._news = self._news, False
         return news
 
     def verify(self, left: Rows, right: Rows) -> None:
-        """Compare these pairs by true Jaccard, each once; an answer called good is no copy of itself called bad."""
+        """Compares these pairs by exact Jaccard, each once; an answer labeled good is not a copy of itself labeled bad."""
         alike = self._labels[left] == self._labels[right]
         left, right = left[alike], right[alike]
         if not len(left):
@@ -123,7 +123,7 @@ class _Search:
 
 
 def _contains(known: NDArray[np.uint64], codes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which `codes` are in the sorted array `known`."""
+    """Returns which `codes` are in the sorted array `known`."""
     if not len(known):
         return np.zeros(len(codes), np.bool_)
     places = np.minimum(np.searchsorted(known, codes), len(known) - 1)

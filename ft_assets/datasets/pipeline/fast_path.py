@@ -1,7 +1,7 @@
-"""Reads the rows that are exactly as they should be; everything else is left to the path that explains.
+"""Parses rows that are exactly as expected; everything else goes to the slow path, which explains problems.
 
-A row is taken here only where both paths would give the same example: a plain conversation of texts whose top-level fields are
-known. Duplicate keys, depth, NUL and half surrogates are no business of the decoder: lines that may have them never come here.
+A row is accepted here only if both paths would give the same example: a plain conversation of texts whose top-level fields are known. The
+decoder need not handle duplicate keys, depth, NUL and lone surrogates: lines that may contain them never come here.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from ft_assets.datasets.pipeline.block_result import PARTS
 from ft_assets.datasets.schema import Example, Message
 
 MEANINGFUL = shapes.USED["chat"] | {"chosen", "rejected", "split"}
-"""Fields that change how a row with messages reads: rows that have them go the slow way (``split`` is read by both)."""
+"""Fields that change the meaning of a row with messages: rows that have them take the slow path (``split`` is read by both)."""
 MAX_EXTRA_FIELDS = 16
-"""Top-level fields beyond the known that the decoder is built for; rows of more go the slow way."""
+"""Unknown top-level fields that the decoder supports; rows with more take the slow path."""
 
 ReadLine = Callable[[bytes, int], tuple[Example, str] | None]
 
 
 class _StrictMessage(Message, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A message without a field that is read by nothing: those are counted on the slow path."""
+    """A message without unused fields: those are counted on the slow path."""
 
 
 def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLine:
-    """A function from a line and its number to its example and its own ``split`` (empty: none); to None where the slow way must look.
+    """Returns a function from a line and its number to its example and its own ``split`` (empty: none), or None if the slow path must parse
+    it.
 
     Extra fields are counted in `ignored`.
     """
@@ -56,7 +57,7 @@ def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLin
 
 
 def _is_plain(messages: tuple[Message, ...]) -> bool:
-    """Texts only, not too many, all of weight 1, in an order that no check complains of, every answer with something in it."""
+    """Returns whether the messages are texts only, not too many, all of weight 1, in a valid order, with non-empty answers."""
     if len(messages) > MAX_MESSAGES:
         return False
     asked = False

@@ -1,4 +1,4 @@
-"""The report of a validation, from what both passes found."""
+"""Builds the report of a validation from the findings of both passes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ft_assets.datasets.split import automatic_fraction, part_counts
 from ft_assets.storable_text import printable
 
 MAX_IGNORED_FIELDS = 20
-"""Unread fields that warnings name one by one."""
+"""Unread fields that warnings name individually."""
 MANY_NEAR_DUPLICATES = 0.3
-"""Share of near duplicates above which they are more likely one template with small differences than copies: a warning says so."""
+"""Share of near duplicates above which a warning says that they are probably one template with small differences."""
 ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
 
 
 class Flag(NamedTuple):
-    """A kind of row that a policy decides about."""
+    """A kind of row that a policy decides on."""
 
     name: str
-    """In counts, warnings and reviews."""
+    """Name in counts, warnings and reviews."""
     code: str
-    """Of a flagged row, and of the problem that refuses the file."""
+    """Code of a flagged row, and of the problem that refuses the file."""
     policy: str
     words: str
 
@@ -59,7 +59,7 @@ class Findings:
         return int(self.decision.keep.sum())
 
     def refusals(self, filename: str, *, refused: bool) -> Iterator[Problem]:
-        """Problems of the whole file: none where it was `refused` already, for then its size says nothing."""
+        """Returns problems of the whole file: none if it was already `refused`, because its size then means nothing."""
         if refused:
             return
         if not self.reading.totals["rows"]:
@@ -110,7 +110,7 @@ class Findings:
         errors = [e.to_dict() for e in (*file_errors, *reading.errors)][:MAX_STORED_ERRORS]
         if sniffed is not None and sniffed.is_partly_utf8:
             for found in (*problems, *errors):
-                if found["code"] == "invalid_utf8":  # an encoding for the one part would garble the other
+                if found["code"] == "invalid_utf8":  # an encoding for one part would garble the other
                     found |= {"fix": MIXED_FIX} | ({"command": None} if "command" in found else {})
         return DatasetReport(
             valid=valid,
@@ -132,7 +132,7 @@ class Findings:
         )
 
     def _given(self, column_map: Mapping[str, str] | None) -> dict[str, str]:
-        """The options that the file was read with."""
+        """Returns the options that the file was read with."""
         given = {"--map": ",".join(f"{theirs}={ours}" for theirs, ours in (column_map or {}).items())}
         given |= {"--rows-at": self.policies.rows_at or "", "--encoding": self.policies.encoding.removeprefix(UTF8)}
         return {flag: value for flag, value in given.items() if value}
@@ -209,7 +209,7 @@ class Findings:
             yield "personal_data", f"{totals['personal_data']} rows hold personal data or secrets ({kinds}); {done}"
 
     def _template_warnings(self) -> Iterator[tuple[str, str]]:
-        """What the base model's chat template makes of the rows, or may make of them while no base model is named."""
+        """Returns warnings about the base model's chat template, or possible ones while no base model is named."""
         totals = self.reading.totals
         check = "name the base model (--model) to check the rows with its template"
         if totals["consecutive_turns"]:
@@ -255,7 +255,7 @@ class Findings:
         }
 
     def _splits(self) -> dict[str, Any]:
-        """How a job without a validation file would split the dataset."""
+        """Returns how a job without a validation file would split the dataset."""
         columns, keep = self.reading.columns, self.decision.keep
         own = columns.read("part")[keep]
         if (own == 2).any():

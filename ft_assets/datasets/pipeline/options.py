@@ -1,4 +1,4 @@
-"""What every worker of a validation is told: plain values, for they travel to other processes."""
+"""Options of a validation's workers: plain values, because they cross to other processes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class BlockOptions:
     """Directory of the parts that pass 2 reads; made and removed by the caller."""
     policies: Policies
     format: Format | None = None
-    """Of the rows before these; None: the first row that can be recognised decides."""
+    """Format of the preceding rows; None: the first recognizable row decides."""
     extra_fields: tuple[str, ...] = ()
-    """Top-level fields that rows of this file have and nothing reads: the fast path lets them pass and counts them."""
+    """Unused top-level fields of this file's rows: the fast path accepts and counts them."""
     column_map: Mapping[str, str] | None = None
     columns_known: bool = False
-    """The reader has mapped the columns and decoded the cells already (CSV, Parquet, JSON arrays)."""
+    """The reader has already mapped the columns and decoded the cells (CSV, Parquet, JSON arrays)."""
     model_dir: Path | None = None
-    """Of the base model: its tokenizer finds control tokens and counts tokens; None: content is only looked at for suspects."""
+    """Files of the base model: its tokenizer finds control tokens and counts tokens; None: content is only checked for suspicious text."""
     max_seq_len: int | None = None
     suites: Path | None = None
-    """Directory of a saved ``SuiteIndex``; None: nothing to be contaminated with."""
+    """Directory of a saved ``SuiteIndex``; None: contamination is not checked."""
     classifier: str = "builtin"
-    """Of toxicity, as ``load_classifier`` reads it; used only where the policy asks for it."""
+    """Toxicity classifier, as accepted by ``load_classifier``; used only if the policy requires it."""
     keep: bool = True
-    """Write the examples to `scratch`; False where only the report is wanted and nothing later needs the text."""
+    """Writes the examples to `scratch`; False if only the report is needed."""

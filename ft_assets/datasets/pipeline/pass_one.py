@@ -1,4 +1,4 @@
-"""Pass 1 as a whole: finds out what the rows are from the first few, then runs every block and adds up what is said of them."""
+"""Pass 1: determines the format from the first rows, then runs every block and sums up the results."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STOR
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096
-"""Of containers that are no lines, at most: about as many as a block of lines holds at 1 KB a row; large rows are fewer."""
+"""Most rows per block of containers without lines: about as many as a block of lines holds at 1 KB per row; fewer if rows are large."""
 SCOUTED_ROWS = 64
-"""Rows looked at to learn the file's format and its further fields before the blocks are shared out."""
+"""Rows read to learn the file's format and its additional fields before the blocks are distributed."""
 PARALLEL_FROM_BYTES = 128 << 20
-"""Stored size from which a file is worth worker processes: one process reads 20 MB of JSONL in a second, and two workers need about
-1.5 s each of the same cores to start."""
+"""Stored size from which worker processes pay off: one process reads 20 MB of JSONL in a second, and two workers need about 1.5 s each
+of the same cores to start."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Reading:
-    """What pass 1 says of the whole file."""
+    """Results of pass 1 for the whole file."""
 
     columns: Columns
     format: Format | None = None
@@ -54,7 +54,7 @@ class Reading:
     quality: QualityTally = field(default_factory=QualityTally)
 
     def add(self, result: BlockResult) -> None:
-        """Take in the next block; blocks come in file order."""
+        """Adds the next block; blocks come in file order."""
         if self.format is None and result.format is not None:
             self.format, self.format_reason = result.format, result.format_reason
         self.errors += result.errors[: MAX_STORED_ERRORS - len(self.errors)]
@@ -78,10 +78,10 @@ def read_file(
     progress: Callable[[int, int], None],
     block_bytes: int = BLOCK_BYTES,
 ) -> None:
-    """Run every block of the file and add it to `reading`; `progress` is told rows and stored bytes behind us.
+    """Runs every block of the file and adds it to `reading`; `progress` receives the rows and stored bytes done.
 
-    `workers` None: as many as there are cores for a large file, this process for a small one. Raises ``InvalidDataset`` where the
-    container turns out torn; what was read before that is in `reading`.
+    `workers` None: as many as there are cores for a large file, this process for a small one. Raises ``InvalidDataset`` if the container
+    turns out to be torn; what was read before is in `reading`.
     """
     blocks = _blocks(opened, line_blocks=options.column_map is None or opened.columns is None, block_bytes=block_bytes)
     head = next(blocks, None)
@@ -94,7 +94,7 @@ def read_file(
         options = replace(options, format=found.format, extra_fields=found.extra_fields)
     count = workers if workers is not None else ((os.cpu_count() or 1) if opened.total_bytes >= PARALLEL_FROM_BYTES else 1)
     all_blocks: Iterable[Block] = itertools.chain((head,), blocks)
-    if found is None:  # no good row so far: until one is found, blocks go one by one
+    if found is None:  # no good row so far: until one is found, blocks are read one by one
         count = 1
     for result in run_blocks(all_blocks, options, workers=count):
         reading.add(result)
@@ -126,7 +126,7 @@ def _blocks(opened: Opened, *, line_blocks: bool, block_bytes: int) -> Iterator[
 
 
 def _scout(head: Block, options: BlockOptions) -> _Scouted | None:
-    """The format of the first row that has one, and the fields of the first rows that nothing reads."""
+    """Returns the format of the first row that has one, and the unused fields of the first rows."""
     found: tuple[Format, str] | None = None
     extra: dict[str, None] = {}
     for value in itertools.islice(_values(head, options), SCOUTED_ROWS):

@@ -1,4 +1,4 @@
-"""Runs blocks through workers and gives their results in order, with few blocks in flight: memory stays bounded."""
+"""Runs blocks through workers and yields their results in order, with few blocks in flight: memory stays bounded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ft_assets.datasets.pipeline.worker import Block, BlockWorker
 from ft_assets.errors import Unavailable
 
 IN_FLIGHT_PER_WORKER = 2
-"""One being worked on and one waiting: 4 MB each."""
+"""Blocks per worker: one in progress and one waiting, 4 MB each."""
 
 _worker: BlockWorker | None = None
 
 
 def run_blocks(blocks: Iterable[Block], options: BlockOptions, *, workers: int) -> Iterator[BlockResult]:
-    """The result of each block, in the order of `blocks`; with one worker everything happens in this process."""
+    """Yields the result of each block, in the order of `blocks`; with one worker everything runs in this process."""
     if workers <= 1:
         worker = BlockWorker(options)
         yield from map(worker.run, blocks)
         return
-    context = multiprocessing.get_context("spawn")  # the API's process has threads: a fork of it could hang
+    context = multiprocessing.get_context("spawn")  # the API's process has threads: a fork could hang
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(options,)) as pool:
         waiting: deque[Future[BlockResult]] = deque()
         try:

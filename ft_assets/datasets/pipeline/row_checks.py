@@ -22,18 +22,18 @@ from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
 from ft_assets.errors import InvalidRequest
 
 SEPARATOR = "\n\0\n"
-"""Between the texts of a row: no text holds NUL, so nothing is found that runs from one text into the next."""
+"""Separates the texts of a row: no text contains NUL, so no match extends from one text into the next."""
 FIXES = {
     "template_refused": "order or join the messages as the chat template wants them, remove the row, or choose another base model",
     "reasoning_not_rendered": "remove the reasoning from the row, or choose a base model whose chat template renders it",
 }
-"""What to do about a row that the base model's chat template does not take."""
+"""Policy for a row that the base model's chat template refuses."""
 GROUPS = ("messages", "chosen", "rejected")
 """Fields of an example that hold messages."""
 
 
 class Screen:
-    """The screens that the policies ask for, loaded once."""
+    """The screens required by the policies, loaded once."""
 
     def __init__(self, options: BlockOptions) -> None:
         self._policies = options.policies
@@ -45,7 +45,7 @@ class Screen:
         self._classifier = load_classifier(options.classifier) if options.policies.toxicity != "off" else None
 
     def apply(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
-        """The rows that pass, redacted where the policy says so, with their counts of tokens and their scores."""
+        """Returns the rows that pass, redacted if the policy says so, with their token counts and scores."""
         rows = [row for row in rows if self._control_tokens_pass(row, result)]
         if self._scanner is not None:
             rows = self._without_personal_data(rows, result)
@@ -73,7 +73,7 @@ class Screen:
         return policy == "escape"
 
     def _may_hold_control_token(self, example: Example) -> bool:
-        """False for plain texts without any first character of a control token, which spares the search."""
+        """Returns False for plain texts without the first character of any control token, which saves the search."""
         if example.kind != "chat" or example.tools:
             return True
         for message in example.messages:
@@ -85,7 +85,7 @@ class Screen:
         return False
 
     def _without_personal_data(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
-        """First a look at each row as one text, then the exact search in the texts of the few that may hold something."""
+        """First scans each row as one text, then searches exactly in the texts of the few that may match."""
         if self._scanner is None:
             raise AssertionError("asked for only where there is a scanner")
         suspects = self._scanner.suspects([_one_text(row.example) for row in rows])
@@ -93,7 +93,7 @@ class Screen:
         return [row for index, row in enumerate(rows) if index not in set(refused)] if refused else rows
 
     def _cleared(self, row: ReadRow, result: BlockResult) -> bool:
-        """Whether the row stays; redacted where the policy says so."""
+        """Returns whether the row is kept; redacts it if the policy says so."""
         paths, texts = zip(*_texts(row.example), strict=True)
         matches = self._scanner.scan(texts) if self._scanner is not None else []
         kinds = sorted({m.kind for group in matches for m in group})
@@ -113,7 +113,7 @@ class Screen:
         if self._tokenizer is None or self._max_seq_len is None:
             return rows
         out = []
-        if self._policies.over_long != "truncate":  # those that cannot fit are not worth their tokens
+        if self._policies.over_long != "truncate":  # rows that cannot fit need not be counted exactly
             rows = [row for row in rows if self._may_fit(row, self._tokenizer.fewest_tokens(row.example), self._max_seq_len, result)]
         escape = self._policies.control_tokens == "escape"
         measured = self._tokenizer.measure_batch([r.example for r in rows], escape_control_tokens=escape, most=self._max_seq_len)
@@ -160,7 +160,7 @@ def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> 
 
 
 def _texts(example: Example) -> list[tuple[str, str]]:
-    """(path, text) of everything that may hold personal data, in the order in which :func:`_redacted` puts it back."""
+    """Yields (path, text) of everything that may contain personal data, in the order in which :func:`_redacted` replaces it."""
     out: list[tuple[str, str]] = []
     for name in GROUPS if example.kind == "preference" else GROUPS[:1]:
         for index, message in enumerate(getattr(example, name)):
@@ -175,7 +175,7 @@ def _texts(example: Example) -> list[tuple[str, str]]:
 
 
 def _one_text(example: Example) -> str:
-    """All of :func:`_texts` in one."""
+    """Returns all of :func:`_texts` as one text."""
     parts = []
     for message in example.messages:
         if message.tool_calls or message.reasoning is not None:
@@ -206,7 +206,7 @@ def _redacted(example: Example, texts: Sequence[str], matches: Sequence[Sequence
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text inside JSON, depth first; keys are names, not data."""
+    """Yields every text inside JSON, depth first; keys are names, not data."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -215,7 +215,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _with_strings(value: Any, texts: Iterator[str]) -> Any:
-    """`value` with its texts replaced by `texts`, in the order of :func:`_strings`."""
+    """Returns `value` with its texts replaced by `texts`, in the order of :func:`_strings`."""
     if isinstance(value, str):
         return next(texts)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The examples that pass 1 left on disk, by their index: streamed in order, or a few thousand at random."""
+"""The examples that pass 1 left on disk, by index: streamed in order, or a few thousand at random."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class StoredTexts:
         self._sizes = columns.read("bytes").astype(np.int64)
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint8]]]:
-        """(indexes, offsets, bytes) of each block that has examples; example i of it is bytes[offsets[i]:offsets[i + 1]]."""
+        """Yields (indexes, offsets, bytes) of each block with examples; example i of it is bytes[offsets[i]:offsets[i + 1]]."""
         for number, (count, path) in enumerate(self._columns.blocks):
             if count and path is not None:
                 where = slice(int(self._starts[number]), int(self._starts[number + 1]))
                 yield where, self._offsets(where), np.fromfile(path, dtype=np.uint8)
 
     def examples(self, indexes: NDArray[np.int64]) -> list[Example]:
-        """The examples of ascending `indexes`; each part is mapped once and let go, so that its pages do not stay."""
+        """Returns the examples of ascending `indexes`; each part is mapped once and unmapped, so that its pages are released."""
         out: list[Example] = []
         block_of = np.searchsorted(self._starts, indexes, side="right") - 1
         for number in np.unique(block_of).tolist():

@@ -1,4 +1,4 @@
-"""Pass 1: a block of rows read, checked, hashed and written down, by one process that sees no other block."""
+"""Pass 1 of one block: reads, checks, hashes and writes its rows, in a process that sees no other block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Block:
     number: int
     lines: LineBlock | None = None
     rows: Sequence[Row] = ()
-    """Of containers that are no lines: read already, not looked at."""
+    """Rows of containers without lines: already parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Kept:
 
 
 class BlockWorker:
-    """Everything that is loaded once and used for each block. Not safe to share between threads."""
+    """State that is loaded once and used for each block. Not thread-safe."""
 
     def __init__(self, options: BlockOptions) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class BlockWorker:
 
     def _run(self, block: Block, result: BlockResult) -> None:
         rows = list(self._read(block, result))
-        errors, result.errors = result.errors, []  # each step keeps the first in file order; so does their union
+        errors, result.errors = result.errors, []  # each step keeps the first in file order, and so does their union
         self._write(self._hash(self._screen.apply(rows, result), result), result)
         result.errors = sorted([*errors, *result.errors], key=lambda error: error.row or 0)[:MAX_STORED_ERRORS]
 
@@ -69,7 +69,7 @@ class BlockWorker:
         return reader.lines(block.lines) if block.lines is not None else reader.rows(block.rows)
 
     def _hash(self, rows: list[ReadRow], result: BlockResult) -> list[_Kept]:
-        """Identity and canonical form of each row; one that cannot be spelled is a bad row."""
+        """Computes identity and canonical form of each row; one without a canonical form is a bad row."""
         try:
             spelled = [canonical(row.example) for row in rows]
             hashes = identity.content_hashes([row.example for row in rows])
@@ -104,7 +104,7 @@ class BlockWorker:
                 stream.writelines(k.canonical for k in kept)
 
     def _compare(self, examples: Sequence[Example], facts: NDArray[Any], result: BlockResult) -> None:
-        """What near duplicates and contamination go by, from one folding of the texts."""
+        """Computes the keys of near duplicates and contamination from one normalization of the texts."""
         near = self._options.policies.near_duplicates != "off"
         if not near and self._suites is None:
             return
@@ -117,7 +117,7 @@ class BlockWorker:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Hold the garbage collector back: a block makes 100,000 objects and no cycle, and looking for one took an eighth of the time."""
+    """Pauses the garbage collector: a block makes 100,000 objects and no cycle, and searching for one took an eighth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,1 +1,1 @@
-"""Files as streams of rows: what a container holds, whatever it holds."""
+"""Readers of files as streams of rows, whatever the content of the rows."""

@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into blocks of whole lines that can be checked apart, each knowing where in the file it stands."""
+"""Cuts a stream of bytes into blocks of whole lines that can be checked independently, each with its position in the file."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
 
 BLOCK_BYTES = 4 << 20
-"""Large enough that the cost of a block vanishes among its 4,000 rows of 1 KB, small enough that dozens of them fit in memory."""
+"""Large enough to make the cost of a block negligible among its 4,000 rows of 1 KB, small enough that dozens fit in memory."""
 PIECE_BYTES = 1 << 20
-"""Looked at together: a decompressor may hand out far more at once."""
+"""Bytes processed at once: a decompressor may return far more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineBlock:
     first_line: int
-    """1-based number of the block's first line; the others follow one by one."""
+    """1-based number of the block's first line."""
     offset: int
-    """Of `data` in the decompressed file."""
+    """Offset of `data` in the decompressed file."""
     data: bytes
     """Whole lines with their line feeds; the last line of a file may lack one."""
     oversized: tuple[tuple[int, int], ...] = ()
-    """(line number, offset) of lines right after `data` that are over the limit; their bytes were not kept."""
+    """(line number, offset) of lines right after `data` that exceed the limit; their bytes were not kept."""
 
 
 def line_blocks(
     chunks: Iterable[bytes], *, skip: int = 0, block_bytes: int = BLOCK_BYTES, max_line_bytes: int = MAX_ROW_BYTES
 ) -> Iterator[LineBlock]:
-    """Blocks of about `block_bytes` in file order, which hold every line once. `skip`: bytes of a byte order mark, left out.
+    """Yields blocks of about `block_bytes` in file order, which hold every line once. `skip`: bytes of a byte order mark, left out.
 
-    Memory: one block and one line, of `max_line_bytes` at most, whatever the file holds.
+    Memory: one block and one line of at most `max_line_bytes`, whatever the file holds.
     """
     cutter = _Cutter(skip, max_line_bytes)
     for chunk in chunks:
@@ -42,7 +42,7 @@ def line_blocks(
 
 
 class _Cutter:
-    """The lines that are held back until a block of them is full, and the place in the file where they start."""
+    """Lines held back until a block is full, and the position in the file where they start."""
 
     def __init__(self, skip: int, max_line_bytes: int) -> None:
         self.ready = 0
@@ -51,11 +51,11 @@ class _Cutter:
         self._held: list[bytes] = []
         self._line, self._offset = 1, skip
         self._open = 0
-        """Bytes of the last line, which has not ended; only counted, not held, while `_over`."""
+        """Bytes of the unfinished last line; only counted, not held, while `_over`."""
         self._over = False
 
     def take(self, piece: bytes) -> Iterator[LineBlock]:
-        """Holds `piece`, which is no longer than a line may be; gives the block before a line that grows over the limit."""
+        """Adds `piece`, which is no longer than a line may be; returns the block before a line that exceeds the limit."""
         if self._skip:
             dropped = min(self._skip, len(piece))
             piece, self._skip = piece[dropped:], self._skip - dropped
@@ -89,7 +89,7 @@ class _Cutter:
             self._open += len(piece)
 
     def cut(self) -> LineBlock:
-        """The whole lines held; what stands after them stays."""
+        """Returns the whole lines held; the rest stays."""
         joined = b"".join(self._held)
         data, rest = joined[: self.ready], joined[self.ready :]
         block = LineBlock(first_line=self._line, offset=self._offset, data=data)
@@ -99,7 +99,7 @@ class _Cutter:
         return block
 
     def _over_limit(self) -> LineBlock:
-        """The whole lines held, and the line after them marked as too long; its bytes are let go."""
+        """Returns the whole lines held, and marks the following line as too long, dropping its bytes."""
         block = self.cut()
         self._held, self._over = [], True
         return LineBlock(first_line=block.first_line, offset=block.offset, data=block.data, oversized=((self._line, self._offset),))

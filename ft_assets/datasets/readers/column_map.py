@@ -1,10 +1,10 @@
-"""Column maps: which column of a file stands for which field of a row, as ``--map text=prompt,category=completion`` says it.
+"""Column maps: which column of a file becomes which field of a row, as in ``--map text=prompt,category=completion``.
 
     map    = pair {"," pair}
     pair   = column "=" field [":transcript"]
     field  = a field of one of the row shapes: prompt, completion, chosen, rejected, text, messages ...
 
-Columns that are not named are left out. ``:transcript`` splits a text that holds a whole conversation into messages.
+Unnamed columns are left out. ``:transcript`` splits a text that holds a whole conversation into messages.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ FIELDS = (
     "messages", "prompt", "completion", "chosen", "rejected", "text", "tools", "label", "conversations", "system", "history", "split",
     "instruction", "input", "output", "preferred_output", "non_preferred_output", "parallel_tool_calls", "functions",
 )  # fmt: skip
-"""What a column can be mapped to: every field that :mod:`ft_assets.datasets.shapes` reads."""
+"""Possible targets of a column: every field that :mod:`ft_assets.datasets.shapes` reads."""
 TRANSCRIPT = ":transcript"
 TRANSCRIPT_FIELDS = frozenset(("messages", "prompt", "chosen", "rejected", "preferred_output", "non_preferred_output", "completion"))
-"""Fields that hold messages: only there has a conversation a place."""
+"""Fields that hold messages, and so may hold a conversation."""
 
 
 class Mapped(dict[str, Any]):
-    """A row under its new names, which still knows the old ones: what the tenant has mapped is taken as it was meant."""
+    """A row under its new names that also keeps the old ones, to respect the tenant's mapping."""
 
     sources: Mapping[str, str] = {}
     """Column of the file by field."""
 
 
 def parse_column_map(text: str) -> dict[str, str]:
-    """``text=prompt,category=completion`` as a mapping from source column to target field; ``InvalidDataset`` for anything else."""
+    """Parses ``text=prompt,category=completion`` into a mapping from source column to target field; ``InvalidDataset`` for anything
+    else."""
     found: dict[str, str] = {}
     for part in text.split(","):
         source, sep, target = (piece.strip() for piece in part.rpartition("="))
@@ -48,7 +49,7 @@ def parse_column_map(text: str) -> dict[str, str]:
 
 
 def check_columns(column_map: Mapping[str, str], columns: Sequence[str] | None, filename: str) -> None:
-    """Refuses a map to a field that nothing reads, to one field twice, or from a column that the file does not have."""
+    """Refuses a map to an unknown field, to one field twice, or from a column that the file does not have."""
     fields = [target.removesuffix(TRANSCRIPT) for target in column_map.values()]
     for target, field in zip(column_map.values(), fields, strict=True):
         if field not in FIELDS:
@@ -62,9 +63,9 @@ def check_columns(column_map: Mapping[str, str], columns: Sequence[str] | None, 
 
 
 def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: bool) -> dict[str, Any] | Problem:
-    """`value` with only the mapped columns, under their new names.
+    """Returns `value` with only the mapped columns, under their new names.
 
-    `every_key`: a column that the row lacks is a problem; else (CSV and Parquet, where it is an empty cell) it stays away.
+    `every_key`: a missing column is a problem; otherwise (CSV and Parquet, where it is an empty cell) it is left out.
     """
     mapped = Mapped()
     mapped.sources = {target.removesuffix(TRANSCRIPT): source for source, target in column_map.items()}

@@ -1,7 +1,7 @@
-"""Opens an uploaded file as bounded chunks of plain bytes, and says by its content what it is.
+"""Opens an uploaded file as bounded chunks of plain bytes, and detects its format by content.
 
-Memory stays bounded whatever the file holds: a bomb is cut at `max_bytes`, and every refusal is an ``InvalidDataset`` with a
-code of ``problems.CODES``, never an exception of a decompression library.
+Memory stays bounded whatever the file holds: a bomb is cut off at `max_bytes`, and every refusal is an ``InvalidDataset`` with a code of
+``problems.CODES``, never an exception of a decompression library.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ DataFormat = Literal["jsonl", "json_array", "json_object", "csv", "parquet"]
 
 CHUNK_BYTES = 1 << 18
 ZSTD_INPUT_BYTES = 2048
-"""Compressed bytes decoded at once: 4 bytes of zstd can stand for 128 KiB, so this bounds one step to 64 MiB."""
+"""Compressed bytes decoded at once: 4 bytes of zstd can expand to 128 KiB, so this limits one step to 64 MiB."""
 SNIFF_BYTES = 1 << 16
 MAX_BYTES = 10 * 1024**3
-"""Decompressed bytes of a dataset at most: 10 GB is the largest that is planned for."""
+"""Most decompressed bytes of a dataset: 10 GB, the largest supported size."""
 
 GZIP, ZSTD, PARQUET, UTF8_BOM = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\xef\xbb\xbf"
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """First bytes of Office files before 2007."""
 OTHER_OFFICE = {".doc": "a Word document", ".ppt": "a PowerPoint presentation", ".msg": "an Outlook message"}
-"""Files that begin so and are no workbook, by the end of their names."""
+"""Files with these first bytes that are not workbooks, by the end of their names."""
 OPEN_DOCUMENT = b"application/vnd.oasis.opendocument.spreadsheet"
 SEPARATOR_LINE = re.compile(rb"\"?sep=([^\w\s\"\x00-\x1f\x7f-\xff]|\t)\"?\r?\n", re.IGNORECASE)
-"""First line of a CSV file, which tells Excel its separator: a mark of ASCII, or a tab."""
+"""First line of a CSV file that tells Excel its separator: a printable ASCII character, or a tab."""
 QUOTED = re.compile(rb'"[^"]*"')
 ARCHIVES = {b"PK\x03\x04": "a zip archive (or an Office file)", b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 KINDS = {
@@ -46,14 +46,14 @@ KINDS = {
     b"SQLite format 3": "a SQLite database", b"\x93NUMPY": "a NumPy array", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
 }  # fmt: skip
 MAX_RATIO, RATIO_FLOOR_BYTES = 128, 64 << 20
-"""Decompressed over stored bytes at most, once past the floor, so that a small file is read within a minute: with a tokenizer, chat rows
-take a second for each 1 to 2 MB. Measured (3,000 rows of JSONL with gzip -9 and zstd -3 to -19, of Parquet with snappy and zstd -3 to -19):
-Banking77, GSM8K and the demo's tickets 2 to 15; Banking77 with one system prompt of 1, 2 and 4 KB in each row 40 to 76, 61 to 138 and
-80 to 259. The floor is 15,000 rows with 4 KB."""
+"""Most decompressed per stored bytes, once past the floor, so that a small file is read within a minute: with a tokenizer, chat rows
+take a second per 1 to 2 MB. Measured (3,000 rows of JSONL with gzip -9 and zstd -3 to -19, of Parquet with snappy and zstd -3 to -19):
+Banking77, GSM8K and the demo's tickets 2 to 15; Banking77 with one system prompt of 1, 2 and 4 KB in each row 40 to 76, 61 to 138 and 80
+to 259. The floor is 15,000 rows with 4 KB."""
 MIN_PACKED_ROW_BYTES, MIN_PLAIN_ROW_BYTES, ROWS_FLOOR = 10, 8, 10_000
-"""Stored bytes that a row takes on average at least, once past the floor: of compressed files and Parquet, and of plain ones. Measured as
-above: Banking77, whose rows are short, 13, and 16 with a system prompt; the demo's tickets 26, GSM8K 135. Rows of one sentence with a
-number in it take 3 to 8: those are uploaded without compression, where the shortest row, ``{"text":"a"}``, has 13."""
+"""Least stored bytes per row on average, once past the floor: of compressed files and Parquet, and of plain ones. Measured as above:
+Banking77, whose rows are short, 13, and 16 with a system prompt; the demo's tickets 26, GSM8K 135. Rows of one sentence with a number in
+it take 3 to 8: those must be uploaded uncompressed, where the shortest row, ``{"text":"a"}``, has 13."""
 UTF32 = b"\xff\xfe\x00\x00"
 UTF16 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
@@ -63,22 +63,22 @@ class Sniffed:
     format: DataFormat
     compression: Literal["gzip", "zstd"] | None
     bom: bool
-    """A UTF-8 byte order mark stands before the text; it is skipped."""
+    """The text starts with a UTF-8 byte order mark, which is skipped."""
     extension: str
     """Last part of the file's name, without a suffix for compression: ``jsonl``."""
     delimiter: str = ","
-    """Of CSV."""
+    """Separator of CSV."""
     skip_bytes: int = 0
-    """Before the first row or header: a byte order mark, and Excel's line that names the separator."""
+    """Bytes before the first row or header: a byte order mark, and Excel's line that names the separator."""
     skip_lines: int = 0
     begins_object: bool = False
     """The text begins with a JSON object: the first row, or all of the file."""
     is_spread: bool = False
-    """That object is written over several lines."""
+    """That object spans several lines."""
     is_utf8: bool = False
-    """The text has characters beyond ASCII, and reads as UTF-8 before anything is decoded."""
+    """The text has characters beyond ASCII and is valid UTF-8 before decoding."""
     is_partly_utf8: bool = False
-    """Parts of the text are UTF-8 and parts are not, before anything is decoded."""
+    """Parts of the text are UTF-8 and parts are not, before decoding."""
 
     @property
     def extension_agrees(self) -> bool:
@@ -88,7 +88,7 @@ class Sniffed:
 
 @dataclass(kw_only=True, slots=True)
 class RowLimit:
-    """Counts the rows of a file, and what they decode to where the reader knows it; refuses more than the file's stored bytes allow."""
+    """Counts the rows of a file, and their decoded bytes if the reader knows them; refuses more than the file's stored bytes allow."""
 
     stored_bytes: int
     is_packed: bool
@@ -113,7 +113,7 @@ class RowLimit:
 
 @dataclass(kw_only=True, slots=True)
 class Meter:
-    """How far a file has been read; the reader moves it, whoever shows progress looks at it."""
+    """Progress of reading a file; updated by the reader."""
 
     total_bytes: int
     consumed: int = 0
@@ -121,14 +121,14 @@ class Meter:
 
 
 def refuse(code: str, message: str, *, options: str = "") -> InvalidDataset:
-    """The refusal of a file; `options` of ``ft check`` would read it."""
+    """The refusal of a file; `options` of ``ft check`` that would read it."""
     error = InvalidDataset(message, code=code)
     error.options = options
     return error
 
 
 def sniff(path: Path, *, filename: str, max_bytes: int = MAX_BYTES, encoding: str = UTF8) -> Sniffed:
-    """What `path` is, from its first bytes; its name decides only where the content leaves a doubt."""
+    """Detects the format of `path` from its first bytes; the name decides only if the content is ambiguous."""
     with path.open("rb") as stream:
         magic = stream.read(16)
     compression = _compression(magic)
@@ -181,7 +181,7 @@ def _head(data: Iterator[bytes]) -> bytes:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Text beyond ASCII that is UTF-8, but for a character that is cut at its end."""
+    """Returns whether the text beyond ASCII is UTF-8, except for a character cut off at its end."""
     try:
         return not codecs.getincrementaldecoder(UTF8)().decode(head).isascii()
     except UnicodeDecodeError:
@@ -189,9 +189,9 @@ def _is_utf8(head: bytes) -> bool:
 
 
 def chunks(path: Path, *, max_bytes: int = MAX_BYTES, meter: Meter | None = None, encoding: str = UTF8) -> Iterator[bytes]:
-    """The bytes of `path`, decompressed, text of another `encoding` as UTF-8.
+    """Yields the bytes of `path`, decompressed, with text of another `encoding` converted to UTF-8.
 
-    Refuses a damaged container, a bomb, and whatever is longer than `max_bytes`.
+    Refuses a damaged container, a bomb, and anything longer than `max_bytes`.
     """
     unpacked = _unpacked(path, max_bytes=max_bytes, meter=meter)
     return unpacked if encoding == UTF8 else as_utf8(unpacked, encoding)
@@ -286,7 +286,7 @@ def _refuse_non_text(head: bytes, filename: str, encoding: str) -> None:
 
 
 def _refuse_spreadsheet(head: bytes, filename: str) -> None:
-    """A workbook is not read: which of its sheets holds the rows, and what a formula comes to, is for its owner to say."""
+    """Refuses a workbook: its owner must choose the sheet with the rows and evaluate its formulas."""
     if head.startswith(OLE) and (other := OTHER_OFFICE.get(PurePath(filename.lower()).suffix)):
         raise refuse("binary_file", f"{filename} is {other}, no dataset; upload JSONL, a JSON array, CSV or Parquet")
     is_excel = head.startswith(OLE) or (head.startswith(b"PK") and (b"xl/" in head or filename.lower().endswith((".xlsx", ".xlsm"))))
@@ -304,19 +304,19 @@ def _refuse_spreadsheet(head: bytes, filename: str) -> None:
 
 
 def _looks_utf16(head: bytes) -> bool:
-    """ASCII text in UTF-16 without a mark: every other byte is zero."""
+    """Returns whether the text is ASCII in UTF-16 without a mark: every other byte is zero."""
     sample = head[:400]
     return len(sample) >= 4 and max(sample[::2].count(0), sample[1::2].count(0)) > len(sample) * 0.4
 
 
 def _lines_are_arrays(text: bytes) -> bool:
-    """True for JSONL whose rows are arrays (each then a bad row), false for one array over the file."""
+    """Returns True for JSONL whose rows are arrays (each a bad row), False for one array over the file."""
     lines = [line.strip() for line in text.splitlines()[:4] if line.strip()]
     return len(lines) > 2 and all(line.startswith(b"[") and line.endswith(b"]") for line in lines[:3])
 
 
 def _delimiter(text: bytes) -> str | None:
-    """The separator of the header line outside of its quotes, None if it has none."""
+    """Returns the separator of the header line outside of its quotes, None if it has none."""
     header = QUOTED.sub(b"", text.splitlines()[0]) if text.splitlines() else b""
     counts = {d: header.count(d.encode()) for d in (",", "\t", ";")}
     best = max(counts, key=lambda d: counts[d])

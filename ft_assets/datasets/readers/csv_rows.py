@@ -40,8 +40,8 @@ ESCAPED = re.compile(r"[\udc80-\udcff]")
 
 
 REREAD_BYTES = 64 << 20
-"""Of lines read again because the records before them could not be parsed, beyond as much as has been read of the file: four records
-whose quote is not closed within 16 MiB. Only a file that is made for it has more."""
+"""Most bytes of lines read again because the records before them could not be parsed, beyond the bytes already read: four records whose
+quote is not closed within 16 MiB. Only a file made for it exceeds that."""
 
 
 _PhysicalLine = tuple[int, int, bytes | None]
@@ -57,20 +57,20 @@ class _TooLongError(Exception):
 
 @dataclass(slots=True)
 class _Record:
-    """What has been read of a record."""
+    """The record read so far."""
 
     number: int = 0
-    """Of its first line."""
+    """Number of its first line."""
     offset: int = 0
     num_lines: int = 0
     first_bytes: int = 0
-    """Of its first line."""
+    """Offset of its first line."""
     rest: bytearray = field(default_factory=bytearray)
     """The lines after the first, which may be read again."""
     again_from: int = 0
-    """Where in the lines that are read again it begins."""
+    """Where it begins in the lines read again."""
     all_again: bool = True
-    """Every line of it is one that is read again."""
+    """All of its lines are read again."""
 
     @property
     def num_bytes(self) -> int:
@@ -78,15 +78,15 @@ class _Record:
 
 
 class _Lines:
-    """Physical lines for ``csv.reader``; those of a record that cannot be parsed are given again, but for the first."""
+    """Yields physical lines for ``csv.reader``; the lines of a record that cannot be parsed are repeated, except the first."""
 
     def __init__(self, chunks: Iterable[bytes], skip: int, skip_lines: int) -> None:
         self._source = _physical_lines(chunks, skip, skip_lines)
         self._waiting: _PhysicalLine | None = None
-        """A line over the limit that was met inside a record."""
+        """A line over the limit inside a record."""
         self._again = io.BytesIO()
         self._again_number = self._again_offset = 0
-        """Of the next line of `_again`."""
+        """Index of the next line of `_again`."""
         self._fresh_bytes = self._reread_bytes = 0
         self._record = _Record()
 
@@ -116,18 +116,18 @@ class _Lines:
         if raw is None:
             if not self._record.num_lines:
                 raise _TooLongError(offset)
-            self._waiting = line  # the record before it is not closed: first that one ends
+            self._waiting = line  # the previous record is not closed: it ends first
             raise StopIteration
         self._fresh_bytes += len(raw)
         return number, offset, raw
 
     def end_record(self) -> _Record:
-        """The record that has been read; the next one begins after it."""
+        """Returns the record read; the next one begins after it."""
         done, self._record = self._record, _Record(again_from=self._again.tell())
         return done
 
     def give_up_record(self) -> _Record:
-        """The record that cannot be parsed; the next one begins at the line after its first."""
+        """Returns the record that cannot be parsed; the next one begins at the line after its first."""
         record = self._record
         self._reread_bytes += len(record.rest)
         if self._reread_bytes > REREAD_BYTES + self._fresh_bytes:
@@ -155,9 +155,10 @@ def _physical_lines(chunks: Iterable[bytes], skip: int, skip_lines: int) -> Iter
 
 
 def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0, skip_lines: int = 0) -> tuple[list[str], Iterator[Row]]:
-    """The header and the records below it; record 1 is the first after the header. `skip`: bytes before the header, `skip_lines` in lines.
+    """Yields the header and the records below it; record 1 is the first after the header. `skip`: bytes before the header, `skip_lines` in
+    lines.
 
-    A record that cannot be parsed, because a quote in it is not closed, is one bad row of one line; the line after it begins the next.
+    A record that cannot be parsed because of an unclosed quote is one bad row of one line; the next one begins at the following line.
     """
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = _Lines(chunks, skip, skip_lines)
@@ -176,7 +177,7 @@ def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0, skip_lin
 
 
 def _first(records: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """The fields of the first record that is no empty line."""
+    """Returns the fields of the first record that is not an empty line."""
     for fields in records:
         lines.end_record()
         if fields:
@@ -225,7 +226,7 @@ def _value(header: list[str], fields: list[str], num_lines: int) -> Any | Proble
 
 
 def _undecoded(value: dict[str, str]) -> Problem | None:
-    """The problem of the first cell, or name of a column, whose bytes are not UTF-8."""
+    """Returns the problem of the first cell or column name whose bytes are not UTF-8."""
     for name, cell in value.items():
         for text, path in ((name, ""), (cell, name)):
             if not text.isascii() and ESCAPED.search(text):
@@ -234,7 +235,7 @@ def _undecoded(value: dict[str, str]) -> Problem | None:
 
 
 def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
-    """`value` with the JSON inside structured cells parsed; a cell that is no JSON stays text."""
+    """Returns `value` with the JSON inside structured cells parsed; a cell without valid JSON stays text."""
     out = copy.copy(value)  # a mapped row stays one
     for name in STRUCTURED & set(value):
         cell = value[name]

@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: read as the encoding that its tenant names, and recognised where none was named."""
+"""Text that is not UTF-8: read in the encoding that the tenant names, or detected."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ TYPOGRAPHIC = frozenset(b"\x80\x82\x84\x85\x8b\x91\x92\x93\x94\x95\x96\x97\x99\x
 """Euro sign, quotes, dashes, ellipsis and bullet of Windows-1252. Other bytes below 0xA0 are rare letters there, and the accented
 letters of Western Europe in Mac OS Roman."""
 MIN_CYRILLIC = 4
-"""Letters beyond ASCII that stand side by side, from which a text is taken for Cyrillic: Western words have one or two."""
+"""Adjacent letters beyond ASCII from which a text is taken for Cyrillic: Western words have one or two."""
 BY_CODEC: Mapping[str, str] = {**{codecs.lookup(e).name: e for e in ENCODINGS}, "iso8859-1": "windows-1252", "ascii": UTF8}
 MIN_UTF8_SHARE = 0.05
-"""Of the runs of bytes beyond ASCII, above which those that are UTF-8 are no accident: two letters of Windows-1252 seldom look like it."""
+"""Share of runs of bytes beyond ASCII above which those that are UTF-8 are not accidental: two letters of Windows-1252 seldom look like
+it."""
 MIXED_FIX = "save the whole file as UTF-8: parts of it are, parts are not"
 SHOWN_BYTES = 20
-"""Of a word, on either side of its first byte that is not UTF-8."""
+"""Characters of a word on either side of its first byte that is not UTF-8."""
 WORD, WORD_END = re.compile(rb"[\w\x80-\xff]+"), re.compile(rb"[\w\x80-\xff]*\Z")
 HIGH = re.compile(rb"[\x80-\xff]+")
 
 
 def encoding_named(name: Any) -> Any:
-    """The encoding that `name` is another name of (``latin1``, ``cp1252``, ``utf8``); `name` itself where it is none of those read.
+    """Returns the canonical encoding of an alias (``latin1``, ``cp1252``, ``utf8``); `name` itself if it is not supported.
 
-    Latin-1 is read as Windows-1252, which has all of its letters, as the web does.
+    Latin-1 is read as Windows-1252, a superset, like on the web.
     """
     try:
         return BY_CODEC.get(codecs.lookup(name).name, name)
@@ -44,7 +45,7 @@ def encoding_named(name: Any) -> Any:
 
 
 def as_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """`chunks` of text in `encoding` as UTF-8; ``InvalidDataset`` at the first byte that the encoding does not have."""
+    """Yields `chunks` of text in `encoding` as UTF-8; ``InvalidDataset`` at the first byte that the encoding does not have."""
     decoder = codecs.getincrementaldecoder(encoding)()
     position = 0
     for data in chunks:
@@ -66,7 +67,7 @@ def _decoded(decoder: codecs.IncrementalDecoder, data: bytes, position: int, enc
 
 
 def likely_encoding(raw: bytes) -> Encoding | None:
-    """The encoding that `raw`, which is not UTF-8, most likely has; None where parts of it are UTF-8."""
+    """Returns the most likely encoding of `raw`, which is not UTF-8; None if parts of it are UTF-8."""
     runs = HIGH.findall(raw)
     if any(_is_utf8(run) for run in runs):
         return None
@@ -80,14 +81,14 @@ def likely_encoding(raw: bytes) -> Encoding | None:
 
 
 def is_partly_utf8(head: bytes) -> bool:
-    """Whether `head` has text that is UTF-8 beside text that is not, as files of two programs that were joined: no encoding reads both."""
-    runs = HIGH.findall(head.rstrip(bytes(range(0x80, 0x100))))  # the last one may be cut
+    """Returns whether `head` mixes UTF-8 with other text, like joined files of two programs: no encoding reads both."""
+    runs = HIGH.findall(head.rstrip(bytes(range(0x80, 0x100))))  # the last one may be cut off
     num_utf8 = sum(map(_is_utf8, runs))
     return MIN_UTF8_SHARE * len(runs) < num_utf8 < len(runs)
 
 
 def not_utf8(raw: bytes, *, path: str = "", place: str = "") -> Problem:
-    """The problem of a text whose bytes `raw` are not UTF-8, with the encoding that would read it."""
+    """Returns the problem of a text whose bytes `raw` are not UTF-8, with the encoding that would read it."""
     at = next(m.start() for m in HIGH.finditer(raw) if not _is_utf8(m.group()))
     message = f"byte 0x{raw[at]:02x}{place.format(at=at)} is not UTF-8"
     likely = likely_encoding(raw)

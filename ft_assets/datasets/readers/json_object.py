@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 EVENT = re.compile(rb'["\\\[\]{},:]|[^\s"\\\[\]{},:]+')
-"""A mark, or a run of anything else but white space: a number, a word, a part of a string."""
+"""A punctuation mark, or a run of anything else except white space: a number, a word, a part of a string."""
 MAX_BYTES = 1 << 30
-"""Of an object that is looked through, at some 10 MB a second; a larger one is better written as JSONL."""
+"""Bytes of an object that are searched, at some 10 MB per second; a larger one should be written as JSONL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,18 +19,18 @@ class RowArray:
 
     key: str
     offset: int
-    """Of its opening bracket, in bytes of the text."""
+    """Offset of its opening bracket, in bytes of the text."""
     num_rows: int
 
 
 @dataclass(kw_only=True, slots=True)
 class JsonObject:
-    """What stands directly under the keys of the object that is the whole file."""
+    """Values directly under the keys of the object that is the whole file."""
 
     arrays: list[RowArray] = field(default_factory=list)
     """Arrays that hold objects."""
     columns: list[str] = field(default_factory=list)
-    """Keys of arrays that hold texts alone."""
+    """Keys of arrays that hold only texts."""
     num_keys: int = 0
 
     @property
@@ -40,9 +40,9 @@ class JsonObject:
 
 
 def read_object(chunks: Iterable[bytes], *, skip: int = 0) -> JsonObject | None:
-    """What the one object of the text holds; None where the text is anything else, as rows one after another are.
+    """Returns the content of the text's only object; None if the text is anything else, such as consecutive rows.
 
-    Reads no further than the end of the first object and what follows it, nor than `MAX_BYTES`, and holds nothing but the keys.
+    Reads at most to the end of the first object and what follows it, and at most `MAX_BYTES`; holds only the keys.
     """
     scanner, position = _Scanner(), 0
     for data in chunks:
@@ -53,7 +53,7 @@ def read_object(chunks: Iterable[bytes], *, skip: int = 0) -> JsonObject | None:
 
 
 class _Scanner:
-    """Where in the object a text has arrived."""
+    """Position in the object while reading."""
 
     def __init__(self) -> None:
         self.found = JsonObject()
@@ -65,11 +65,11 @@ class _Scanner:
         self._in_key = False
         self._expects_key = False
         self._array_at = -1
-        """Of the array at depth 1 that is being read; -1 outside of one."""
+        """Offset of the array at depth 1 being read; -1 outside of one."""
         self._num_objects = self._num_texts = self._num_others = 0
 
     def take(self, data: bytes, begin: int, position: int) -> bool:
-        """Read on; False where this cannot be a single object."""
+        """Reads on; returns False if this cannot be a single object."""
         key_from = begin
         for match in EVENT.finditer(data, begin):
             at, mark = match.start(), data[match.start()]
@@ -134,7 +134,7 @@ class _Scanner:
 
 
 def _text_of(raw: bytes) -> str:
-    """The key that these bytes spell between their quotes."""
+    """Returns the key that these bytes spell between their quotes."""
     try:
         return str(json.loads(b'"' + raw + b'"'))
     except ValueError:

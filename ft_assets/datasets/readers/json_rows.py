@@ -1,4 +1,4 @@
-"""Rows of JSONL files and JSON arrays: bounded memory, every bad row reported with its place."""
+"""Rows of JSONL files and JSON arrays: bounded memory, every bad row reported with its position."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES, Row, text_problems
 from ft_assets.datasets.report.problems import Problem
 
 MAX_DEPTH = 64
-"""Nesting of one row at most; a conversation with tools needs about 10."""
+"""Most nesting of one row; a conversation with tools needs about 10."""
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
-"""A string, to the end of the row if it is not closed; nothing is looked at twice, and nothing is kept to come back to."""
+"""A string, to the end of the row if not closed; matches without backtracking."""
 STEPS = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
-"""By how much each bracket changes the depth."""
+"""Change of depth for each bracket."""
 NO_BRACKETS = bytes(set(range(256)) - STEPS.keys())
 ARRAY_EVENT = re.compile(rb'["\\\[\]{},]')
 
@@ -33,7 +33,7 @@ class _RefusedError(Exception):
 
 
 def parse_json(raw: bytes) -> Any | Problem:
-    """The value of one row, or what is wrong with it."""
+    """Returns the value of one row, or its problem."""
     if b"\0" in raw:
         return Problem(path="", code="nul_character", message=f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
     try:
@@ -60,7 +60,7 @@ def parse_json(raw: bytes) -> Any | Problem:
 
 
 def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
-    """One row per line that is not blank; the row number is the line number. `skip`: bytes of a byte order mark."""
+    """Yields one row per non-blank line; the row number is the line number. `skip`: bytes of a byte order mark."""
     for block in line_blocks(chunks, skip=skip):
         offset = block.offset
         lines = block.data.removesuffix(b"\n").split(b"\n") if block.data and not block.data.isspace() else ()
@@ -73,9 +73,9 @@ def jsonl_rows(chunks: Iterable[bytes], *, skip: int = 0) -> Iterator[Row]:
 
 
 def array_rows(chunks: Iterable[bytes], *, skip: int = 0, enclosed: bool = False) -> Iterator[Row]:
-    """The elements of one array, each parsed alone; the array is never held whole.
+    """Yields the elements of one array, each parsed separately; the array is never held as a whole.
 
-    `skip`: bytes before the array. `enclosed`: it stands inside of an object, and nothing that follows it is read.
+    `skip`: bytes before the array. `enclosed`: it is inside an object, and the text after it is not read.
     """
     for number, (offset, raw, closed) in enumerate(_elements(chunks, skip, enclosed), 1):
         if raw is None:
@@ -94,7 +94,7 @@ def array_rows(chunks: Iterable[bytes], *, skip: int = 0, enclosed: bool = False
 
 
 def _elements(chunks: Iterable[bytes], skip: int, enclosed: bool) -> Iterator[tuple[int, bytes | None, bool]]:
-    """(offset, bytes, closed) of each element of the array; one unclosed element ends a truncated array."""
+    """Yields (offset, bytes, closed) of each element of the array; an unclosed element ends a truncated array."""
     depth, in_string, escaped_at = 0, False, -1
     parts, size, start, position, ended, after = [], 0, 0, 0, False, bytearray()  # type: list[bytes], int, int, int, bool, bytearray
     some = False

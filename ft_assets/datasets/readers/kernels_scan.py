@@ -1,7 +1,7 @@
-"""Looks over lines of JSON for what a fast parser lets through and the exact one (:func:`json_rows.parse_json`) must judge.
+"""Scans lines of JSON for what a fast parser accepts and the exact one (:func:`json_rows.parse_json`) must check.
 
-A line without flags (``NON_ASCII`` apart) that ``msgspec.json.decode`` takes has the same value, and no problem, in
-``parse_json``. A flag is no verdict: it sends the line to ``parse_json``, so a false one costs time and nothing else.
+A line without flags (except ``NON_ASCII``) that ``msgspec.json.decode`` accepts has the same value, and no problem, in ``parse_json``. A
+flag is not a verdict: it sends the line to ``parse_json``, so a false one only costs time.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from ft_assets.datasets.readers.json_rows import MAX_DEPTH
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
 
 BLANK = 1
-"""Only white space: no row."""
+"""Only white space: not a row."""
 NON_ASCII = 2
-"""Holds bytes over 127; for callers with a faster way for ASCII, no reason to look closer."""
+"""Contains bytes over 127; useful to callers with a faster way for ASCII, not a reason for an exact check."""
 DUPLICATE_KEY = 4
 """Two keys of one object have the same 64-bit hash."""
 TOO_DEEP = 8
 NUL = 16
-"""A NUL byte, or the escape of one."""
+"""A NUL byte, or its escape."""
 SURROGATE_ESCAPE = 32
-"""An escape of half a surrogate pair without its other half."""
+"""An escaped half of a surrogate pair without its other half."""
 TOO_LONG = 64
-"""Over 16 MiB; nothing else was looked at."""
+"""Over 16 MiB; not scanned further."""
 UNSURE = 128
 """An escape inside a key, or more keys than the table holds."""
 
 SLOTS = 4096
-"""Of the table of keys of one line, a power of two; half of them are used at most, so that probing stays short."""
+"""Size of the table of keys of one line, a power of two; at most half is used, so that probing stays short."""
 STRIDE = 32
-"""Bytes looked at together inside a string: one AVX2 register."""
+"""Bytes compared at once inside a string: one AVX2 register."""
 FNV_PRIME = 0x100000001B3
-"""Of FNV-1a 64: http://www.isthe.com/chongo/tech/comp/fnv/"""
+"""Constants of FNV-1a 64: http://www.isthe.com/chongo/tech/comp/fnv/"""
 
 
 def split_lines(block: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(starts, ends) of each line of `block`, without its line feed; a last line may lack one."""
+    """Returns (starts, ends) of each line of `block`, without its line feed; a last line may lack one."""
     feeds = np.flatnonzero(block == 10).astype(np.int64, copy=False)
     unended = len(block) > 0 and (len(feeds) == 0 or feeds[-1] != len(block) - 1)
     ends = np.append(feeds, len(block)) if unended else feeds
@@ -52,7 +52,7 @@ def split_lines(block: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def scan_lines(block: Any, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Flags of each line ``block[starts[i]:ends[i]]``; `block` is bytes, or an array of them."""
+    """Returns the flags of each line ``block[starts[i]:ends[i]]``; `block` is bytes, or an array of them."""
     data = np.ascontiguousarray(block, dtype=np.uint8) if isinstance(block, np.ndarray) else np.frombuffer(block, dtype=np.uint8)
     flags: NDArray[np.uint32] = _scan(data, starts, ends)
     return flags
@@ -74,7 +74,7 @@ def _scan(block: Any, starts: Any, ends: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _scan_line(block: Any, start: int, end: int, stamp: int, slots: Any, stamps: Any, objects: Any) -> int:
-    """Walks one line; `objects` holds the serial number of the object at each depth, 0 for an array."""
+    """Scans one line; `objects` holds the serial number of the object at each depth, 0 for an array."""
     flags, depth, key_next, num_objects, num_keys = BLANK, 0, False, 0, 0
     at = start
     while at < end:
@@ -116,7 +116,7 @@ def _scan_line(block: Any, start: int, end: int, stamp: int, slots: Any, stamps:
 
 @njit(cache=True, nogil=True)
 def _key(block: Any, at: int, end: int, serial: int) -> Any:
-    """(flags, where it ends, hash over the object's number and its bytes) of a key that starts at `at`."""
+    """Returns (flags, end, hash over the object's number and its bytes) of a key that starts at `at`."""
     flags = 0
     digest = np.uint64(serial) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0xCBF29CE484222325)
     while at < end:
@@ -137,7 +137,7 @@ def _key(block: Any, at: int, end: int, serial: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _enter(digest: Any, stamp: int, slots: Any, stamps: Any) -> int:
-    """DUPLICATE_KEY if this line has entered `digest` before; the line's own stamp makes older entries void."""
+    """Returns DUPLICATE_KEY if this line has entered `digest` before; the line's own stamp invalidates older entries."""
     place = np.int64((digest * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52))
     while stamps[place] == stamp:
         if slots[place] == digest:
@@ -150,7 +150,7 @@ def _enter(digest: Any, stamp: int, slots: Any, stamps: Any) -> int:
 
 @njit(cache=True, nogil=True)
 def _string(block: Any, at: int, end: int) -> Any:
-    """(flags, where it ends) of a string that starts at `at`."""
+    """Returns (flags, end) of a string that starts at `at`."""
     flags = 0
     while at < end:
         while at + STRIDE <= end:
@@ -183,7 +183,7 @@ def _string(block: Any, at: int, end: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _escape(block: Any, at: int, end: int) -> Any:
-    """(flags, where it ends) of the escape whose letter stands at `at`; a surrogate pair is taken as one."""
+    """Returns (flags, end) of the escape whose letter is at `at`; a surrogate pair counts as one."""
     if at >= end or block[at] != 0x75:
         return 0, at + 1
     code = _hex4(block, at + 1, end)
@@ -199,7 +199,7 @@ def _escape(block: Any, at: int, end: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def _hex4(block: Any, at: int, end: int) -> int:
-    """The number of four hexadecimal digits; -1 where there are none (no JSON: the parser refuses it)."""
+    """Returns the number of four hexadecimal digits; -1 if there are none (invalid JSON: the parser refuses it)."""
     if at + 4 > end:
         return -1
     code = 0

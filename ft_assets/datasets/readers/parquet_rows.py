@@ -1,4 +1,4 @@
-"""Rows of Parquet files in bounded memory, though a few bytes of Parquet can stand for gigabytes of repeated values."""
+"""Rows of Parquet files in bounded memory, although a few bytes of Parquet can stand for gigabytes of repeated values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ft_assets.datasets.readers.thrift import decode_struct
 from ft_assets.datasets.report.problems import Problem
 
 BATCH_BYTES = 128 << 20
-"""Of text that one batch may decode to at worst, if each of its values were as long as the dictionary of its column; twice as much
-is taken while it grows."""
+"""Most bytes of text that one batch may decode to if each of its values were as long as the dictionary of its column; twice as much is
+used while it grows."""
 MIN_BATCH, MAX_BATCH = 16, 256
-"""Rows decoded at once; below 16 the cost of a batch shows (measured: 4 rows twice, 1 row eight times the time of 64)."""
+"""Rows decoded at once; below 16 the cost of a batch is noticeable (measured: 4 rows take twice, 1 row eight times the time of 64)."""
 MAX_VALUES = 64 << 20
-"""Of one column of one row group: levels are run-length encoded, so a few bytes can claim any number. 64 Mi make 512 MiB of numbers;
-writers start a new row group after a million rows."""
+"""Values of one column of one row group: levels are run-length encoded, so a few bytes can claim any number. 64 Mi make 512 MiB of
+numbers; writers start a new row group after a million rows."""
 VALUES_FLOOR = 1_000_000
-"""Values of one column in all of its row groups at most, with one more for each stored byte: a conversation of 10,000 empty messages is one
-row of a few bits. Measured with zstd -19: Banking77 as chats has 7.5 bytes a message, and 2.1 with each chat four times in its row."""
+"""Most values of one column in all of its row groups, plus one for each stored byte: a conversation of 10,000 empty messages is one row
+of a few bits. Measured with zstd -19: Banking77 as chats has 7.5 bytes per message, and 2.1 with each chat four times in its row."""
 MAX_FOOTER_BYTES = 64 << 20
-"""Of 10,000 row groups of 50 columns."""
+"""Column chunks: 10,000 row groups of 50 columns."""
 MAX_PAGE_HEADER_BYTES = 4096
-"""Of a dictionary page: three numbers, and no statistics."""
+"""Bytes of the header of a dictionary page: three numbers, and no statistics."""
 BYTE_ARRAY, DICTIONARY_PAGE, DICTIONARY_ENCODINGS, DELTA_BYTE_ARRAY = 6, 2, (2, 8), 7
 DAMAGED = (pa.ArrowException, OSError, ValueError, MemoryError)
 
@@ -43,7 +43,7 @@ class Plan:
 
     batch_rows: int
     dictionary_columns: list[str]
-    """Kept as their dictionary, which is slower: columns whose values, each as long as all of them, would not fit."""
+    """Columns kept as their dictionary, which is slower: their values, each as long as all of them, would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,11 @@ class _Column:
     num_values: int
     num_rows: int
     num_bytes: int
-    """Decompressed, but not decoded."""
+    """Bytes decompressed, but not decoded."""
     shares_prefixes: bool
-    """A value may be written as the beginning of the one before it: any may be as long as all of them."""
+    """A value may be stored as a prefix of the previous one: each may be as long as all of them."""
     dictionary_at: int | None
-    """Where its dictionary page starts."""
+    """Offset of its dictionary page."""
 
 
 def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> tuple[list[str], Iterator[Row]]:
@@ -69,7 +69,7 @@ def parquet_rows(path: Path, *, max_bytes: int, meter: Meter | None = None) -> t
 
 
 def plan_reading(path: Path, *, max_bytes: int) -> tuple[pa.Schema, Plan]:
-    """The schema of a Parquet file and how to read it in bounded memory. Refuses one that is damaged or too large."""
+    """Returns the schema of a Parquet file and how to read it in bounded memory. Refuses one that is damaged or too large."""
     try:
         with path.open("rb") as stream:
             size, num_rows, chunks = _footer(stream)
@@ -97,7 +97,7 @@ def plan_reading(path: Path, *, max_bytes: int) -> tuple[pa.Schema, Plan]:
 
 
 def _longest_column(chunks: Iterable[_Column]) -> int:
-    """Values of the column that has most in all row groups."""
+    """Returns the values of the column with most values over all row groups."""
     totals = Counter[str]()
     for chunk in chunks:
         totals[chunk.path] += chunk.num_values
@@ -105,7 +105,7 @@ def _longest_column(chunks: Iterable[_Column]) -> int:
 
 
 def _footer(stream: BinaryIO) -> tuple[int, int, list[_Column]]:
-    """(bytes decompressed, rows, columns of every row group); field numbers as in parquet.thrift."""
+    """Returns (bytes decompressed, rows, columns of every row group); field numbers as in parquet.thrift."""
     end = stream.seek(0, 2)
     stream.seek(max(0, end - 8))
     tail = stream.read(8)
@@ -119,7 +119,7 @@ def _footer(stream: BinaryIO) -> tuple[int, int, list[_Column]]:
         for chunk in group[1]:
             meta = chunk[3]
             has_dictionary = any(e in DICTIONARY_ENCODINGS for e in meta[2])
-            at = meta.get(11) or meta[9]  # some writers leave out where the dictionary is: it comes first
+            at = meta.get(11) or meta[9]  # some writers omit the position of the dictionary: it comes first
             path = ".".join(part.decode("utf-8", "replace") for part in meta[3])
             prefixes = DELTA_BYTE_ARRAY in meta[2]
             columns.append(
@@ -134,7 +134,7 @@ def _plan(columns: Iterable[_Column], stream: BinaryIO) -> Plan:
         if not column.is_text:
             continue
         longest = _dictionary_bytes(stream, column.dictionary_at) if column.dictionary_at is not None else 0
-        # all values of a nested column may stand in one row
+        # all values of a nested column may be in one row
         of_row = longest * (max(1, column.num_values) if "." in column.path else 1)
         if BATCH_BYTES // max(1, of_row) < MIN_BATCH:
             repeated.add(column.path)
@@ -146,7 +146,7 @@ def _plan(columns: Iterable[_Column], stream: BinaryIO) -> Plan:
 
 
 def _dictionary_bytes(stream: BinaryIO, offset: int) -> int:
-    """Size of the page at `offset`, decompressed, if it is a dictionary."""
+    """Returns the size of the page at `offset`, decompressed, if it is a dictionary."""
     stream.seek(offset)
     header = decode_struct(stream.read(MAX_PAGE_HEADER_BYTES))
     return int(header[2]) if header[1] == DICTIONARY_PAGE else 0
@@ -158,7 +158,7 @@ def _records(path: Path, plan: Plan, meter: Meter | None) -> Iterator[Row]:
         with pq.ParquetFile(path, read_dictionary=plan.dictionary_columns) as file:
             num_rows = max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=plan.batch_rows):
-                if meter is not None:  # by rows: the file is read in jumps
+                if meter is not None:  # by rows: the file is not read sequentially
                     meter.consumed = meter.total_bytes * min(num_rows, number + batch.num_rows) // num_rows
                 for value, num_bytes in _values(batch):
                     number += 1
@@ -170,12 +170,12 @@ def _records(path: Path, plan: Plan, meter: Meter | None) -> Iterator[Row]:
 
 
 def _values(batch: pa.RecordBatch) -> Iterator[tuple[Any, int]]:
-    """The rows of `batch` as objects or problems, and about how many bytes each takes; what is null is absent."""
+    """Returns the rows of `batch` as objects or problems, and about how many bytes each takes; nulls are absent."""
     try:
         num_bytes = decoded_bytes(batch)
         columns = [column.to_pylist() for column in batch.columns] if num_bytes <= MAX_ROW_BYTES else None
     except (UnicodeDecodeError, pa.ArrowException, ValueError, OverflowError):
-        columns = None  # one of the values: row by row it is found
+        columns = None  # one of the values is invalid: found row by row
     if columns is None:
         yield from (_value(batch.slice(index, 1)) for index in range(batch.num_rows))
         return
@@ -200,7 +200,7 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
 
 
 def decoded_bytes(batch: pa.RecordBatch) -> int:
-    """What `batch` takes with every value written out."""
+    """Returns the bytes of `batch` with every value expanded."""
     return sum(_decoded_bytes(column) for column in batch.columns)
 
 

@@ -1,4 +1,4 @@
-"""A row as the readers give it, and the text problems that any reader can meet."""
+"""A row as returned by the readers, and text problems that any reader can meet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Row:
     number: int
     """1-based: line, element or record."""
     byte_offset: int | None
-    """Of the row's first byte in the decompressed file; None for Parquet."""
+    """Offset of the row's first byte in the decompressed file; None for Parquet."""
     value: Any
-    """The parsed value, or the ``Problem`` that kept it from being parsed."""
+    """The parsed value, or the ``Problem`` that prevented parsing."""
     num_bytes: int = 0
-    """That the row takes decompressed (of Parquet: about), for whoever holds several; 0 where its bytes were not kept."""
+    """Decompressed bytes of the row (for Parquet: about), for callers that hold several; 0 if its bytes were not kept."""
 
 
 def text_problems(value: Any, path: str = "") -> Iterator[Problem]:
-    """NUL characters and lone surrogates in any text inside `value`, keys included."""
+    """Yields NUL characters and lone surrogates in any text inside `value`, including keys."""
     if isinstance(value, str):
         if "\0" in value:
             yield Problem(path=path, code="nul_character", message="holds a NUL character", fix="remove it")

@@ -1,4 +1,4 @@
-"""Opens any accepted file as a stream of rows, and a JSONL file also as blocks of lines that can be checked apart."""
+"""Opens any accepted file as a stream of rows, and a JSONL file also as blocks of lines that can be checked independently."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ft_assets.datasets.readers.parquet_rows import parquet_rows
 from ft_assets.datasets.readers.raw_row import Row
 
 MAX_KEYS = 20
-"""Of an object, that a refusal lists."""
+"""Keys of an object that a refusal lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """A file under reading. `rows` and `blocks` read it apart from each other: use one of them."""
+    """An open file. `rows` and `blocks` read it independently: use one of them."""
 
     sniffed: Sniffed
     columns: tuple[str, ...] | None
-    """Of CSV and Parquet; None where each row has its own keys."""
+    """Columns of CSV and Parquet; None if each row has its own keys."""
     rows: Iterator[Row]
     """With the column map applied."""
     blocks: Iterator[LineBlock] | None
-    """Of JSONL alone, without any column map: see :func:`apply_map`."""
+    """For JSONL only, without any column map: see :func:`apply_map`."""
     total_bytes: int
-    """Size of the file as it is stored, compressed or not."""
+    """Size of the stored file, compressed or not."""
     consumed: Callable[[], int]
-    """Bytes of `total_bytes` read so far: what progress is measured in."""
+    """Bytes of `total_bytes` read so far: the measure of progress."""
 
 
 def open_rows(
@@ -48,9 +48,9 @@ def open_rows(
     max_bytes: int = MAX_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> Opened:
-    """The rows of `path`, whose text is in `encoding`; of one JSON object, those under its key `rows_at`.
+    """Opens the rows of `path`, whose text is in `encoding`; of one JSON object, those under its key `rows_at`.
 
-    Raises ``InvalidDataset`` when it is no dataset at all; so may the iterator, for a torn container.
+    Raises ``InvalidDataset`` if it is not a dataset; so may the iterator, for a torn container.
     """
     sniffed = sniff(path, filename=filename, max_bytes=max_bytes, encoding=encoding)
     skip = sniffed.skip_bytes
@@ -95,7 +95,7 @@ def open_rows(
 
 
 def _rows_within(whole: JsonObject | None, rows_at: str | None, sniffed: Sniffed, filename: str) -> RowArray | None:
-    """The array of the file's one object that holds its rows; None for a file of rows one after another, which need no key."""
+    """Returns the array with the rows of the file's only object; None for a file of consecutive rows, which needs no key."""
     arrays = whole.arrays if whole is not None else []
     if rows_at is not None:
         if (found := next((a for a in arrays if a.key == rows_at), None)) is not None:

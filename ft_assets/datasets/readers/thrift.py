@@ -1,7 +1,7 @@
-"""Decodes Thrift's compact protocol, in which Parquet writes what it says about itself.
+"""Decodes Thrift's compact protocol, the format of Parquet's metadata.
 
-Parquet's own library ends the process on some damaged footers when it is asked about a column, so the little that has to be known
-before a file is read is read here: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
+Parquet's own library ends the process on some damaged footers when it is asked about a column, so the few values needed before reading a
+file are decoded here: https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 MAX_NESTING = 16
-"""Of structs and lists; a footer has 6."""
+"""Nesting of structs and lists; a footer has 6."""
 TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
 INTEGERS = (4, 5, 6)
 
 
 def decode_struct(data: bytes, at: int = 0) -> dict[int, Any]:
-    """The struct at `at` as field number to value; ``ValueError`` where there is none."""
+    """Returns the struct at `at` as field number to value; ``ValueError`` if there is none."""
     try:
         return _Decoder(data, at).struct(0)
     except IndexError as error:

@@ -19,9 +19,9 @@ ROLE_OF: Mapping[str, str] = {
     "assistant": ASSISTANT, "bot": ASSISTANT, "ai": ASSISTANT, "response": ASSISTANT, "gpt": ASSISTANT, "system": SYSTEM,
 }  # fmt: skip
 START = re.compile(r"(?:###[ \t]*)?(?:Human|User|Assistant|Bot|AI|System|Instruction|Response|Prompter)[ \t]*:|(?:<s>\s*)?\[INST\]")
-"""How any transcript begins, after white space: a cheap look before anything else."""
+"""Start of any transcript, after white space: a cheap first check."""
 PLAIN = re.compile(r"(?:\A|\n)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
-"""Marks of the first form: at the start of the text, or after an empty line, which :func:`_plain_marks` looks for."""
+"""Marks of the first form: at the start of the text, or after an empty line, which :func:`_plain_marks` searches."""
 PLAIN_CLOSE = re.compile(r"(?:\A|\n[^\S\n]*)(Human|User|Assistant|Bot|AI|System)[ \t]?:")
 """The same at the start of any line, for texts without empty lines between turns."""
 HEADING = re.compile(r"###[ \t]*(Human|User|Assistant|Bot|System|Instruction|Response|Prompter)[ \t]*:")
@@ -33,7 +33,7 @@ LLAMA_OPEN, LLAMA_CLOSE, SYSTEM_OPEN, SYSTEM_CLOSE = "[INST]", "[/INST]", "<<SYS
 
 
 def begins_as_transcript(text: str) -> bool:
-    """The first mark of a turn stands at the start of `text`."""
+    """The first mark of a turn is at the start of `text`."""
     return START.match(text.lstrip()) is not None
 
 
@@ -42,7 +42,7 @@ def begins_as_llama(text: str) -> bool:
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    """(role, content) of each turn, white space around it removed; None for a text that does not start with a mark."""
+    """Returns (role, content) of each turn without surrounding white space; None for a text that does not start with a mark."""
     text = text.lstrip()
     if not START.match(text):
         return None
@@ -57,7 +57,7 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
 
 
 def transcript_marks(text: str) -> str | None:
-    """The marks of a text that is a whole conversation of both sides, in words; None for any other text."""
+    """Returns the marks of a text that is a whole conversation of both sides, in words; None for any other text."""
     turns = split_transcript(text)
     if turns is None or not {USER, ASSISTANT} <= {role for role, _ in turns}:
         return None
@@ -72,7 +72,7 @@ def transcript_marks(text: str) -> str | None:
 
 
 def _plain_marks(text: str) -> Iterator[re.Match[str]]:
-    """Marks at the start of the text and after an empty line; the line before each is looked at once."""
+    """Yields marks at the start of the text and after an empty line; the line before each is read once."""
     for match in PLAIN.finditer(text):
         before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if match.start(1) == 0 or not before or before.isspace():
@@ -80,7 +80,7 @@ def _plain_marks(text: str) -> Iterator[re.Match[str]]:
 
 
 def _marked(text: str, marks: Iterable[re.Match[str]]) -> list[tuple[str, str]]:
-    """Turns between marks. The first mark of each role is that role's: "User:" inside an answer to "Human:" is part of it."""
+    """Returns the turns between marks. Only the first mark of each role counts: "User:" inside an answer to "Human:" is part of it."""
     names: dict[str, str] = {}
     turns: list[tuple[str, str]] = []
     role, begin = "", 0
@@ -96,7 +96,7 @@ def _marked(text: str, marks: Iterable[re.Match[str]]) -> list[tuple[str, str]]:
 
 
 def _llama(text: str) -> list[tuple[str, str]] | None:
-    """Turns of a text of Llama's form; a last question without its closing mark is one too. None for one that closes no question."""
+    """Returns the turns of a text in Llama's form, including a last question without its closing mark; None if no question is closed."""
     turns: list[tuple[str, str]] = []
     opened = text.find(LLAMA_OPEN)
     while opened >= 0:
@@ -118,7 +118,7 @@ def _llama(text: str) -> list[tuple[str, str]] | None:
 
 
 def _answer(text: str, *, more: bool) -> str:
-    """`text` without the marks that end one conversation and, where there is `more`, begin the next."""
+    """Returns `text` without the marks that end one conversation and, if there is `more`, begin the next."""
     text = text.rstrip()
     if more:
         text = text.removesuffix("<s>").rstrip()

@@ -1,1 +1,1 @@
-"""What a validation found: problems, their causes, lengths, and the report made of them."""
+"""Findings of a validation: problems, their causes, lengths, and the report."""

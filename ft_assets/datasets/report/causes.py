@@ -1,6 +1,6 @@
-"""Problems by their cause: one wrong column in 1,319 rows is one entry with a count and three rows, not 1,319 entries.
+"""Groups problems by cause: one wrong column in 1,319 rows is one entry with a count and three rows, not 1,319 entries.
 
-Two problems have one cause when their code, their place and their message agree but for numbers, quoted values and list indices.
+Two problems have the same cause if their code, position and message agree except for numbers, quoted values and list indices.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ft_assets.datasets.report.problems import CODES, Problem
 from ft_assets.storable_text import printable
 
 MAX_CAUSES = 200
-"""Told apart in one file; what is beyond is counted by code alone."""
+"""Causes distinguished in one file; further ones are counted by code alone."""
 EXAMPLES = 3
 MAX_FIELDS, MAX_CHARS = 6, 60
-"""Of a row that is shown as an example: fields, and characters of each."""
+"""Limits of a row that is shown as an example: fields, and characters of each."""
 VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\\u[0-9a-f]{4}|\d[\d.,]*")
 INDEX = re.compile(r"\[\d+\]")
 
@@ -27,34 +27,34 @@ Key = tuple[str, str, str]
 
 @dataclass(kw_only=True, slots=True)
 class Cause:
-    """The rows that one cause spoils."""
+    """The rows affected by one cause."""
 
     path: str
     message: str
-    """Of the first row."""
+    """Path in the first row."""
     fix: str
     options: str
     count: int = 0
-    """Rows; of a problem of the whole file, 1."""
+    """Number of rows; 1 for a problem of the whole file."""
     last_row: int | None = None
     examples: list[dict[str, Any]] = field(default_factory=list)
     """``{"row", "byte_offset", "path", "message", "excerpt"}`` of the first rows."""
 
     def merge(self, other: Cause) -> None:
-        """Add a later part of the file, none of whose rows is counted here."""
+        """Adds a later part of the file, none of whose rows is counted here."""
         self.count += other.count
         self.last_row = other.last_row
         self.examples += other.examples[: EXAMPLES - len(self.examples)]
 
 
 class Causes:
-    """A tally of problems by cause, in bounded memory; parts of a file are counted apart and merged in order."""
+    """Counts problems by cause in bounded memory; parts of a file are counted separately and merged in order."""
 
     def __init__(self) -> None:
         self._found: dict[Key, Cause] = {}
 
     def add(self, problem: Problem, *, row: int | None, byte_offset: int | None, excerpted: Any = None) -> None:
-        """Count a problem of `row`; None: of the whole file. `excerpted`: the row's value, of which an example shows the beginning."""
+        """Counts a problem of `row`; None: of the whole file. `excerpted`: the row's value, whose beginning is shown in an example."""
         cause = self._at((problem.code, INDEX.sub("[]", problem.path), VARYING.sub("#", problem.message)), problem)
         if row is not None and row == cause.last_row:
             return
@@ -64,7 +64,7 @@ class Causes:
             cause.examples.append({**example, "excerpt": excerpt(excerpted)})
 
     def merge(self, later: Causes) -> None:
-        """Add what was counted in a later part of the file."""
+        """Adds the counts of a later part of the file."""
         for key, cause in later._found.items():
             if key in self._found:
                 self._found[key].merge(cause)
@@ -82,7 +82,8 @@ class Causes:
         return self._found[key]
 
     def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """The causes as a report lists them, those of most rows first. `called`: the file, and `given`: the options it was read with."""
+        """Returns the causes as listed in a report, most rows first. `called`: name of the file, and `given`: the options it was read
+        with."""
         found = sorted(self._found.items(), key=lambda item: -item[1].count)
         return [
             {
@@ -100,7 +101,7 @@ class Causes:
 
 
 def _command(called: str, given: Mapping[str, str], options: str) -> str:
-    """The command that reads the file with `options`, and with those it was read with where they are others."""
+    """Returns the command that reads the file with `options` in addition to those it was read with."""
     kept = (f"{flag} {shlex.quote(value)}" for flag, value in given.items() if flag not in options.split())
     return " ".join(["ft check", shlex.quote(called), *kept, options])
 
@@ -110,7 +111,7 @@ def _rest(code: str) -> Cause:
 
 
 def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The causes of a report; of one that was made before there were any, those of its errors."""
+    """Returns the causes of a report; for a report from before causes existed, those of its errors."""
     if "problems" in report or not report.get("errors"):
         return list(report.get("problems") or ())
     causes = Causes()
@@ -121,7 +122,7 @@ def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def excerpt(value: Any) -> str | None:
-    """The beginning of a row in one line, as ``question 'How long ...', answer 'Two days'``; None where it was not read."""
+    """Returns the beginning of a row in one line, such as ``question 'How long ...', answer 'Two days'``; None if it was not parsed."""
     if not isinstance(value, Mapping) or not value:
         return None
     fields = [f"{str(name)[:MAX_CHARS]} {_short(item)}" for name, item in list(value.items())[:MAX_FIELDS]]

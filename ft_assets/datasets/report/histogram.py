@@ -15,7 +15,7 @@ WIDTH, HEIGHT, AXIS = 480, 120, 18
 
 
 def length_stats(lengths: ArrayLike) -> dict[str, Any]:
-    """``{"min","max","mean","p50","p95","p99","total"}``; zeros for no lengths."""
+    """Returns ``{"min","max","mean","p50","p95","p99","total"}``; zeros for no lengths."""
     values = np.asarray(lengths, dtype=np.int64)
     if not values.size:
         return dict.fromkeys(("min", "max", "mean", "p50", "p95", "p99", "total"), 0)
@@ -25,7 +25,8 @@ def length_stats(lengths: ArrayLike) -> dict[str, Any]:
 
 
 def histogram(lengths: ArrayLike) -> dict[str, list[int]]:
-    """``{"counts", "edges"}`` with integer edges: bin i holds edges[i] <= length < edges[i + 1], the last one its right edge too."""
+    """Returns ``{"counts", "edges"}`` with integer edges: bin i holds edges[i] <= length < edges[i + 1], the last one its right edge
+    too."""
     values = np.asarray(lengths, dtype=np.int64)
     if not values.size:
         return {"counts": [], "edges": []}
@@ -37,7 +38,7 @@ def histogram(lengths: ArrayLike) -> dict[str, list[int]]:
 
 
 def histogram_svg(counts: Sequence[int], edges: Sequence[float], *, unit: str = "length") -> str:
-    """Bars over `edges` (one more than `counts`) that follow the page's text colour; each bar tells its range and count."""
+    """Returns bars over `edges` (one more than `counts`) in the page's text color; each bar has its range and count as title."""
     if not counts:
         return ""
     top, width = max(max(counts), 1), WIDTH / len(counts)
@@ -58,5 +59,5 @@ def histogram_svg(counts: Sequence[int], edges: Sequence[float], *, unit: str = 
 
 
 def markdown_picture(svg: str, *, title: str) -> str:
-    """`svg` as an image in Markdown: those who show Markdown take raw SVG out of it, but not an image."""
+    """Returns `svg` as a Markdown image: renderers of Markdown remove raw SVG, but not an image."""
     return f"![{title}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"

@@ -1,4 +1,4 @@
-"""What can be wrong with a row or a file: one stable code each, and where it was found."""
+"""Problems of a row or a file: a stable code each, and its position."""
 
 from __future__ import annotations
 
@@ -68,23 +68,22 @@ CODES: Mapping[str, str] = {
     "toxic": "a row that the classifier scores as toxic",
     "personal_data": "a row that holds personal data",
 }
-"""Every error code of a report with what it means; warnings have codes of their own in ``pipeline.findings`` and
-``checks.quality_warnings``."""
+"""Every error code of a report with its meaning; warnings have their own codes in ``pipeline.findings`` and ``checks.quality_warnings``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     path: str
-    """Field, as ``messages[2].content``; empty for the whole row."""
+    """Path of the field, such as ``messages[2].content``; empty for the whole row."""
     code: str
     """One of :data:`CODES`."""
     message: str
     fix: str
     options: str = ""
-    """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty where none would."""
+    """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty if none would."""
 
     def __post_init__(self) -> None:
-        """What is quoted from a file is written out: a report is stored where NUL and half a surrogate pair are refused."""
+        """Escapes what is quoted from a file: a report is stored where NUL and lone surrogates are refused."""
         for name in ("path", "message", "fix", "options"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
@@ -97,7 +96,7 @@ class RowError:
     row: int | None
     """1-based: the line of a JSONL file, the element of an array, the record of a CSV or Parquet file; None for the whole file."""
     byte_offset: int | None
-    """Where the row starts in the decompressed file; None where that has no meaning (Parquet)."""
+    """Offset of the row in the decompressed file; None if that has no meaning (Parquet)."""
     path: str
     code: str
     message: str

@@ -41,11 +41,11 @@ from ft_assets.storable_text import printable
 MAX_STORED_ERRORS = 1000
 MAX_FIRST_ROWS = 3
 MAX_SHOWN_CHARS, MAX_SHOWN_MESSAGES = 200, 6
-"""Of each message of a first row, and of its messages on each side."""
+"""Limits for each message of a first row, and for its messages on each side."""
 
 
 def counted_by(model: BaseModel) -> dict[str, Any]:
-    """Whose tokens a report counts: an estimate for another tokenizer must not rest on them."""
+    """The tokenizer of a report's token counts: an estimate for another one must not use them."""
     return {
         "id": model.id,
         "tokenizer_digest": model.tokenizer_digest,
@@ -55,7 +55,7 @@ def counted_by(model: BaseModel) -> dict[str, Any]:
 
 
 def first_row(example: Example) -> dict[str, Any]:
-    """An example as a report shows it: its messages, shortened, in the internal form that trains."""
+    """Returns an example as shown in a report: its messages, shortened, in the internal form used for training."""
     shown: dict[str, Any] = {"row": example.row}
     for name in ("messages", "chosen", "rejected"):
         if messages := getattr(example, name):
@@ -78,14 +78,14 @@ def _cut(text: str) -> str:
 
 
 def contamination(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None where the rows were compared with no suite."""
+    """Returns ``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None if the rows were compared with no suite."""
     found = stats.get("contamination") or {}
     checked = list(found.get("checked") or ())
     return {"flagged": (found.get("flagged") or 0) if checked else None, "suites": dict(found.get("suites") or {}), "checked": checked}
 
 
 def contamination_line(stats: Mapping[str, Any]) -> str:
-    """What the contamination check found, as every report shows it."""
+    """Returns the result of the contamination check as shown in every report."""
     found = contamination(stats)
     if found["flagged"] is None:
         return "contamination: not checked"
@@ -97,7 +97,7 @@ def contamination_line(stats: Mapping[str, Any]) -> str:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetReport:
     verdict: str = ""
-    """:attr:`valid` in words, with the reason."""
+    """Returns :attr:`valid` in words, with the reason."""
     valid: bool
     dataset_id: str | None
     format: str | None
@@ -147,7 +147,7 @@ class DatasetReport:
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
     def summary(self) -> str:
-        """One sentence: what a status line or an error message says."""
+        """Returns one sentence for a status line or an error message."""
         if self.valid:
             removed = self.stats.get("dedup_removed", 0)
             return f"{self.examples} examples, read as {self.format}" + (f"; {removed} duplicates removed" if removed else "")
@@ -160,7 +160,7 @@ class DatasetReport:
         return f"{where}{first['message']}; {first['fix']}{more}"
 
     def to_markdown(self) -> str:
-        """The report as people read it beside an asset."""
+        """Returns the report in Markdown, as shown beside an asset."""
         verdict, _, reason = self.verdict.partition(":")
         lines = [f"**{verdict}**{f':{reason}' if reason else ''}", ""]
         if problems := problems_of(asdict(self)):
@@ -183,6 +183,6 @@ def _table_row(problem: Mapping[str, Any]) -> str:
 
 
 def in_order(report: Mapping[str, Any]) -> dict[str, Any]:
-    """`report` with its keys as documented above, the verdict first: a database keeps no order."""
+    """Returns `report` with its keys in the documented order, the verdict first: a database keeps no order."""
     names = [f.name for f in fields(DatasetReport)]
     return {name: report[name] for name in sorted(report, key=lambda name: names.index(name) if name in names else len(names))}

@@ -1,12 +1,12 @@
-"""Finds what the assistant says in a rendered conversation, from the start of its answer to the token that ends its turn.
+"""Finds the assistant's turns in a rendered conversation, from the start of an answer to the token that ends its turn.
 
 1. A template with ``{% generation %}`` marks says so itself.
 2. Without marks, a turn is what it adds to the prompt before it, if the template writes the same text whatever follows.
-3. Where it does not (Qwen3 drops the thinking of earlier turns), a turn lies between the last start of an assistant's turn before its
-   content and the first end-of-turn token after it; both are found in the conversation as it is trained.
-4. A control token right after a turn belongs to it: a model that never learns to stop is of no use.
-5. A turn is rewritten where the template, once more messages follow, writes it or what precedes it differently from when it was the
-   answer (Qwen3 drops `<think>`, gpt-oss changes the end token). It must carry no loss: the model would learn two openings for one prompt.
+3. Otherwise (Qwen3 drops the thinking of earlier turns), a turn lies between the last start of an assistant's turn before its content and
+   the first end-of-turn token after it; both are found in the conversation as it is trained.
+4. A control token right after a turn belongs to it: a model that never learns to stop is useless.
+5. A turn is rewritten if the template, once more messages follow, writes it or what precedes it differently from when it was the answer
+   (Qwen3 drops `<think>`, gpt-oss changes the end token). It must carry no loss: the model would learn two openings for one prompt.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ft_assets.datasets.tokens.templates import ChatTemplate, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
 THINK, END_OF_THINKING = "<think>", "</think>"
-"""Around reasoning inside a content, as Qwen3, DeepSeek-R1 and their datasets write it."""
+"""Marks around reasoning inside content, as written by Qwen3, DeepSeek-R1 and their datasets."""
 MARKER = "\ue002ends here\ue003"
-"""Put after a content to see where it ends; private-use characters, so that no content holds it by chance."""
+"""Appended to content to find its end; private-use characters, so that content does not contain it by chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedTurns:
     text: str
     spans: tuple[Span, ...]
-    """Of each assistant turn, its end-of-turn token included."""
+    """Span of each assistant turn, including its end-of-turn token."""
     rewritten: tuple[bool, ...]
-    """Of each span: whether the template wrote it differently while it was the last."""
+    """For each span: whether the template wrote it differently while it was the last."""
 
 
 class Turns:
@@ -45,7 +45,7 @@ class Turns:
         self._ending: tuple[str, str] | None = None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, weighted: bool = False) -> RenderedTurns:
-        """The conversation and its turns; with `weighted`, one turn for each assistant message whatever the marks say."""
+        """Returns the conversation and its turns; with `weighted`, one turn for each assistant message whatever the marks say."""
         dicts = [m.as_template() for m in messages]
         whole = self._template.render(dicts, tools=tools)
         num_turns = sum(m.role == "assistant" for m in messages)
@@ -57,7 +57,7 @@ class Turns:
             marked = self._by_ending(dicts, tools, whole.text) if added is None else added
         spans = tuple(self._with_end_of_turn(whole.text, s) for s in marked)
         rewritten = (False,) * len(spans)
-        if len(spans) == num_turns:  # marks may stand elsewhere than around whole messages
+        if len(spans) == num_turns:  # marks may enclose more or less than whole messages
             rewritten = rewritten if unchanged else tuple(self._rewritten(dicts, tools, whole.text, spans))
             self._check_reasoning(messages, whole.text, spans, rewritten)
         return RenderedTurns(text=whole.text, spans=spans, rewritten=rewritten)
@@ -65,7 +65,7 @@ class Turns:
     def _rewritten(
         self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str, spans: Sequence[Span]
     ) -> Iterator[bool]:
-        """Of each assistant turn in order: whether the conversation up to its end reads otherwise when it ends there."""
+        """Yields for each assistant turn in order whether the conversation up to its end is rendered differently when it ends there."""
         places = (index for index, message in enumerate(dicts) if message["role"] == "assistant")
         for index, (_, end) in zip(places, spans, strict=True):
             if index + 1 == len(dicts):
@@ -79,7 +79,7 @@ class Turns:
             yield upto[:end] != whole[:end]
 
     def _check_reasoning(self, messages: Sequence[Message], text: str, spans: Sequence[Span], rewritten: Sequence[bool]) -> None:
-        """Refuses a turn that would carry loss without the reasoning that its row gives it."""
+        """Refuses a turn that would carry loss without the reasoning in its row."""
         turns = ((index, message) for index, message in enumerate(messages) if message.role == "assistant")
         for (index, message), (start, end), changed in zip(turns, spans, rewritten, strict=True):
             if message.weight and not changed and any(part not in text[start:end] for part in reasoning_of(message)):
@@ -90,7 +90,7 @@ class Turns:
                 )
 
     def _by_difference(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str) -> list[Span] | None:
-        """What each turn adds to the prompt before it; None where what follows changes what came before."""
+        """Returns what each turn adds to the prompt before it; None if later messages change earlier text."""
         spans: list[Span] = []
         for index, message in enumerate(dicts):
             if message["role"] != "assistant":
@@ -103,7 +103,7 @@ class Turns:
         return spans
 
     def _by_ending(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str) -> list[Span]:
-        """Each turn between the start and the end-of-turn token around its content."""
+        """Returns each turn between the start and the end-of-turn token around its content."""
         start, end = self._turn_ends(len(dicts) - 1)
         spans: list[Span] = []
         for index, message in enumerate(dicts):
@@ -113,7 +113,7 @@ class Turns:
                 known = whole.startswith(before) and len(before) <= said
                 found, last = whole.rfind(start, 0, said), whole.find(end, said)
                 first = len(before) if known else found + len(start)
-                if last < 0 and known and index + 1 == len(dicts):  # an answer ends otherwise than history (gpt-oss)
+                if last < 0 and known and index + 1 == len(dicts):  # an answer ends differently from history (gpt-oss)
                     last, end = len(whole.rstrip("\n")), ""
                 if (found < 0 and not known) or last < 0 or (spans and first < spans[-1][1]):
                     raise _unstable(index, "its start or its end-of-turn token cannot be found")
@@ -121,14 +121,14 @@ class Turns:
         return spans
 
     def _turn_ends(self, last: int) -> tuple[str, str]:
-        """What this template writes before an assistant's turn, and the token that ends it."""
+        """Returns what this template writes before an assistant's turn, and the token that ends it."""
         if self._ending is None:
             asked = {"role": "user", "content": "a"}
             plain, prompt = (self._template.render([asked], add_generation_prompt=g).text for g in (False, True))
             whole = self._template.render([asked, {"role": "assistant", "content": MARKER}, asked]).text
             after = self._control.match(whole, whole.find(MARKER) + len(MARKER))
             pairs = zip(prompt[len(plain) :], whole[len(plain) :], strict=False)
-            added = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))  # a prompt may go on: "<think>"
+            added = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))  # a prompt may continue: "<think>"
             start = added or prompt[max((m.start() for m in self._control.finditer(prompt)), default=len(prompt)) :]
             if not prompt.startswith(plain) or not self._control.search(start) or after is None or MARKER not in whole:
                 raise _unstable(last, "it writes no control token at the start or at the end of a turn")
@@ -136,7 +136,7 @@ class Turns:
         return self._ending
 
     def _place(self, dicts: list[dict[str, Any]], index: int, tools: Sequence[Mapping[str, Any]], whole: str) -> int:
-        """A character of `whole` inside message `index`: the end of its content, or of the name of its last call."""
+        """Returns a position in `whole` inside message `index`: the end of its content, or of the name of its last call."""
         message = dict(dicts[index])
         if content := message.get("content"):
             said = content.rstrip()
@@ -151,7 +151,7 @@ class Turns:
         return place
 
     def _with_end_of_turn(self, text: str, span: Span) -> Span:
-        """`span` with the control token right after it, unless it ends with one already."""
+        """Returns `span` with the control token right after it, unless it already ends with one."""
         start, end = span
         said = text[start:end].rstrip()
         if any(m.end() == len(said) for m in self._control.finditer(said, max(0, len(said) - 64))):
@@ -161,7 +161,7 @@ class Turns:
 
 
 def reasoning_of(message: Message) -> list[str]:
-    """The reasoning of an assistant's message, in its own field and inside its content, without white space around it."""
+    """Returns the reasoning of an assistant's message, in its own field and inside its content, without surrounding white space."""
     if message.role != "assistant":
         return []
     found = [message.reasoning or "", *_thoughts(message.content or "")]
@@ -169,7 +169,7 @@ def reasoning_of(message: Message) -> list[str]:
 
 
 def _thoughts(content: str) -> Iterator[str]:
-    """What stands between each opening and the next end. Reads `content` once, however many openings have no end."""
+    """Yields what stands between each opening and the next end. Reads `content` once, however many openings have no end."""
     at = 0
     while (start := content.find(THINK, at)) >= 0 and (end := content.find(END_OF_THINKING, start)) >= 0:
         yield content[start + len(THINK) : end]
@@ -177,7 +177,7 @@ def _thoughts(content: str) -> Iterator[str]:
 
 
 def without_thinking(message: Message) -> str:
-    """Its content; of an assistant's, what follows its thinking."""
+    """Returns its content; of an assistant's, what follows its thinking."""
     content = message.content or ""
     return content.rpartition(END_OF_THINKING)[2] if message.role == "assistant" else content
 

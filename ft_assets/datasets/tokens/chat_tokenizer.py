@@ -1,17 +1,17 @@
-"""Text to ids with the base model's own tokenizer and template, and which ids carry loss.
+"""Converts text to ids with the base model's own tokenizer and template, and determines which ids carry loss.
 
-Ids and assistant masks equal those of ``apply_chat_template(..., return_assistant_tokens_mask=True)`` of the transformers library,
-without importing it. The rules:
+Ids and assistant masks equal those of ``apply_chat_template(..., return_assistant_tokens_mask=True)`` of the transformers library, without
+importing it. The rules:
 
-1. Chat: loss on the assistant's turns (see ``turns``), each with the token that ends it, but not on turns that the template rewrites once
-   more messages follow, even with `train_on_inputs`.
+1. Chat: loss on the assistant's turns (see ``assistant_turns``), each with the token that ends it, but not on turns that the template
+   rewrites once more messages follow, even with `train_on_inputs`.
 2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
 3. Text: every token, and the end-of-sequence token after it.
 4. A preference: loss on the answers of each side, none on the prompt, whatever its weights; a judged answer likewise.
-5. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbour must not.
-6. What lies past `max_seq_len` is cut, of both sides of a preference alike: the start is kept (TRL's ``keep_start``).
-7. Content that holds a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
-   the plain text it is, and decodes to the same characters.
+5. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbor must not.
+6. Tokens past `max_seq_len` are truncated, on both sides of a preference alike: the start is kept (TRL's ``keep_start``).
+7. Content that contains a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
+   plain text, and decodes to the same characters.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class TokenizedExample:
     truncated: bool
     """Tokens past `max_seq_len` were cut off."""
     num_tokens: int
-    """Before the cut; of a text of far more than `max_seq_len` tokens (see ``encoders.exact_chars``) any number above it."""
+    """Number of tokens before truncation; for a text of far more than `max_seq_len` tokens (see ``encoders.exact_chars``) any number
+    above it."""
     text: str
-    """What was tokenized, with the tokens put around a text; not cut."""
+    """The tokenized text, with the tokens put around a text; not truncated."""
     turns: tuple[TurnLoss, ...]
-    """Of each assistant turn in order; what a cut leaves of it is in `labels`."""
+    """Outcome of each assistant turn in order; what truncation leaves of it is in `labels`."""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -75,19 +76,19 @@ class _Layout:
     job: Job
     text: str
     weights: tuple[bool, ...]
-    """Of each turn, the weight that its message has."""
+    """For each turn, the weight of its message."""
     rewritten: tuple[bool, ...]
-    """Of each turn: it carries no loss, because the template writes it differently once more messages follow."""
+    """For each turn: it carries no loss, because the template writes it differently once more messages follow."""
     is_text: bool
 
     @property
     def num_rewritten(self) -> int:
-        """Turns of weight 1 that carry no loss."""
+        """Number of turns of weight 1 that carry no loss."""
         return sum(map(operator.and_, self.weights, self.rewritten))
 
 
 class ChatTokenizer:
-    """A tokenizer with its chat template. Not safe to share between threads."""
+    """A tokenizer with its chat template. Not thread-safe."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class ChatTokenizer:
 
     @classmethod
     def load(cls, model_dir: Path) -> Self:
-        """The tokenizer of a model directory: ``tokenizer.json``, ``tokenizer_config.json`` and its chat template."""
+        """Loads a model directory: ``tokenizer.json``, ``tokenizer_config.json`` and its chat template."""
         file, config = model_dir / "tokenizer.json", model_dir / "tokenizer_config.json"
         if not file.is_file():
             raise Unavailable(f"{model_dir} has no tokenizer.json; a base model needs its fast tokenizer")
@@ -123,7 +124,7 @@ class ChatTokenizer:
 
     @cached_property
     def control_tokens(self) -> frozenset[str]:
-        """Special tokens, and the added tokens that the template writes but does not look for in contents (as ``</think>``)."""
+        """Special tokens, and the added tokens that the template writes but does not search for in contents (such as ``</think>``)."""
         literals, read = (self._template.literal_text, self._template.read_literals) if self._template else ("", frozenset())
         added = self._tokenizer.get_added_tokens_decoder().values()
         written = (t for t in added if t.content in literals and t.content not in read and not t.content.isspace())
@@ -135,11 +136,11 @@ class ChatTokenizer:
 
     @cached_property
     def _openings(self) -> tuple[str, ...]:
-        """First characters of every control token: a text that holds none of them holds no control token."""
+        """First characters of all control tokens: a text without any of them contains no control token."""
         return tuple({token[:2] for token in self.control_tokens})
 
     def control_token_problem(self, example: Example) -> Problem | None:
-        """The first control token inside content, if any."""
+        """Returns the first control token inside content, if any."""
         contents = plain_contents(example) if example.kind == "chat" else None
         if contents is not None and not any(opening in text for text in contents for opening in self._openings):
             return None
@@ -166,7 +167,7 @@ class ChatTokenizer:
     def encode(
         self, example: Example, *, max_seq_len: int, train_on_inputs: TrainOnInputs = False, escape_control_tokens: bool = False
     ) -> TokenizedExample:
-        """Ids and labels of one example; what lies past `max_seq_len` is cut and `truncated` says so."""
+        """Returns ids and labels of one example; tokens past `max_seq_len` are cut off, which `truncated` records."""
         return self.encode_batch(
             [example], max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
         )[0]
@@ -179,7 +180,7 @@ class ChatTokenizer:
         train_on_inputs: TrainOnInputs = False,
         escape_control_tokens: bool = False,
     ) -> list[TokenizedExample]:
-        """:meth:`encode` for many, tokenized together."""
+        """Does :meth:`encode` for many examples, tokenized together."""
         layouts = [self._checked_layout(e, escape=escape_control_tokens) for e in examples]
         encoded = self._encoder.encode([layout.job for layout in layouts], most=max_seq_len)
         everywhere = train_on_inputs is True
@@ -188,13 +189,13 @@ class ChatTokenizer:
     def encode_preference(
         self, example: Example, *, max_seq_len: int, escape_control_tokens: bool = False
     ) -> tuple[TokenizedExample, TokenizedExample]:
-        """(chosen, rejected) of a preference; a side whose prompt fills `max_seq_len` alone has no trained token."""
+        """Returns (chosen, rejected) of a preference; a side whose prompt fills `max_seq_len` has no trained token."""
         return self.encode_preference_batch([example], max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)[0]
 
     def encode_preference_batch(
         self, examples: Sequence[Example], *, max_seq_len: int, escape_control_tokens: bool = False
     ) -> list[tuple[TokenizedExample, TokenizedExample]]:
-        """:meth:`encode_preference` for many, tokenized together."""
+        """Does :meth:`encode_preference` for many examples, tokenized together."""
         sides = [side for e in examples for side in preference_sides(e)]
         encoded = self.encode_batch(sides, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
         return list(zip(encoded[::2], encoded[1::2], strict=True))
@@ -202,14 +203,14 @@ class ChatTokenizer:
     def encode_judged_batch(
         self, examples: Sequence[Example], *, max_seq_len: int, escape_control_tokens: bool = False
     ) -> list[TokenizedExample]:
-        """Each judged answer with its prompt; loss on the answer alone."""
+        """Returns each judged answer with its prompt; loss on the answer only."""
         answers = [judged_answer(e) for e in examples]
         return self.encode_batch(answers, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
 
     def fewest_tokens(self, example: Example) -> int:
-        """A lower bound of :meth:`count_tokens` from the number of characters, at no cost; 0 where the tokenizer allows none.
+        """Returns a lower bound of :meth:`count_tokens` from the number of characters, at no cost; 0 if the tokenizer allows none.
 
-        A byte-level token has no more characters than bytes. Earlier turns' thinking, which templates may drop, is left out.
+        A byte-level token has no more characters than bytes. Earlier turns' thinking, which templates may drop, is not counted.
         """
         if not self._max_token_chars:
             return 0
@@ -222,7 +223,7 @@ class ChatTokenizer:
         return int(max(map(len, self._tokenizer.get_vocab()))) if is_byte_level(self._tokenizer) else 0
 
     def count_tokens(self, example: Example, *, escape_control_tokens: bool = False, most: int = UNCUT) -> int:
-        """Tokens of an example before any cut; of a preference, those of its longer side. Of more than `most` any number above it.
+        """Returns the tokens of an example before truncation; for a preference, of its longer side. Beyond `most`, any number above it.
 
         Control tokens in content count as themselves, or, escaped, as the plain text that :meth:`encode` then makes of them.
         """
@@ -230,13 +231,13 @@ class ChatTokenizer:
         return max(self._lengths([self._counted_layout(side, escape=escape_control_tokens) for side in sides], most))
 
     def count_tokens_batch(self, examples: Sequence[Example], *, escape_control_tokens: bool = False) -> NDArray[np.int64]:
-        """:meth:`count_tokens` of each of `examples`, counted together; -1 where it raises (a template that refuses the row)."""
+        """Does :meth:`count_tokens` for `examples` together; -1 if it raises (a template that refuses the row)."""
         return self.measure_batch(examples, escape_control_tokens=escape_control_tokens)[0]
 
     def measure_batch(
         self, examples: Sequence[Example], *, escape_control_tokens: bool = False, most: int = UNCUT
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """:meth:`count_tokens_batch`, and of each example the turns of weight 1 that carry no loss because the template rewrites them."""
+        """Does :meth:`count_tokens_batch`, and counts each example's turns of weight 1 without loss because the template rewrites them."""
         out, rewritten = np.full(len(examples), -1, dtype=np.int64), np.zeros(len(examples), dtype=np.int64)
         layouts: list[_Layout] = []
         owners: list[int] = []
@@ -253,24 +254,25 @@ class ChatTokenizer:
         return out, rewritten
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of `messages` followed by the start of the assistant's turn: what a model is given to answer."""
+        """Returns the ids of `messages` followed by the start of the assistant's turn: the input for an answer."""
         return self.render_turns([m.as_template() for m in messages], tools=tools)
 
     def render_turns(self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """:meth:`render_prompt` of messages as a template sees them."""
+        """Does :meth:`render_prompt` for messages in template form."""
         text = self.render_text(turns, tools=tools)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def render_text(
         self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = True
     ) -> str:
-        """Messages as a template sees them, as the text that it makes of them."""
+        """Returns messages in template form as rendered text."""
         return self._chat_template().render(turns, tools=tools, add_generation_prompt=add_generation_prompt).text
 
     def check_stop_token(self) -> None:
         """Refuses a template whose trained turns do not end in a token at which the inference server stops.
 
-        A model trained so answers without end. Called once per pack; of a model without a template, texts end with ``eos_token``.
+        A model trained that way would answer without end. Called once per pack; for a model without a template, texts end with
+        ``eos_token``.
         """
         if self._template is None:
             return
@@ -315,7 +317,7 @@ class ChatTokenizer:
         return self._checked_layout(example, escape=True) if escape else self._layout(example)
 
     def _checked_layout(self, example: Example, *, escape: bool) -> _Layout:
-        """:meth:`_layout`, with control tokens refused or escaped; a refusal names the row."""
+        """Returns :meth:`_layout`, with control tokens refused or escaped; a refusal names the row."""
         try:
             problem = self.control_token_problem(example)
             if problem is None:
@@ -335,7 +337,7 @@ class ChatTokenizer:
         return Escapes(self.control_tokens, self.control_token_pattern)
 
     def _layout(self, example: Example, spelled: Mapping[str, str] = NO_ESCAPES) -> _Layout:
-        """The text of an example in pieces, and which of them carry loss."""
+        """Returns the text of an example in pieces, and which of them carry loss."""
         if example.kind == "preference":
             message = "a preference has two answers and is trained with a preference method; choose method 'dpo' or rows of chat"
             raise InvalidRequest(message, code="preference_rows")
@@ -346,7 +348,7 @@ class ChatTokenizer:
         return self._filled(example, spelled) or self._rendered(example, spelled)
 
     def _filled(self, example: Example, spelled: Mapping[str, str]) -> _Layout | None:
-        """The layout by the pattern of the example's roles; None where no layout holds."""
+        """Returns the layout by the pattern of the example's roles; None if it has none."""
         self._chat_template()
         contents = plain_contents(example)
         if contents is None:
@@ -363,7 +365,7 @@ class ChatTokenizer:
         return _Layout(job, text, weights, pattern.rewritten, False)
 
     def _rendered(self, example: Example, spelled: Mapping[str, str]) -> _Layout:
-        """The layout by the template itself."""
+        """Returns the layout by the template itself."""
         weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
         rendered = self._turns.render(example.messages, example.tools, weighted=not all(weights))
         if spelled and not placeholders_kept(example, rendered.text):
@@ -374,7 +376,7 @@ class ChatTokenizer:
         return _Layout(Job(plan, (), spelled), spell_out(rendered.text, spelled), weights, rendered.rewritten, False)
 
     def _plan_of(self, pattern: Pattern) -> Plan:
-        """The plan of `pattern`, made once."""
+        """Returns the plan of `pattern`, made once."""
         known = self._plans.get(id(pattern))
         if known is None:
             if len(self._plans) >= MAX_PATTERNS:
@@ -383,7 +385,7 @@ class ChatTokenizer:
         return known[1]
 
     def _lengths(self, layouts: Sequence[_Layout], most: int) -> list[int]:
-        """Tokens of each, with what is put around a text."""
+        """Returns the tokens of each, including what is put around a text."""
         counts = self._encoder.count([layout.job for layout in layouts], most=most)
         if not any(layout.is_text for layout in layouts):
             return counts
@@ -425,7 +427,7 @@ def _turn_loss(weight: bool, rewritten: bool) -> TurnLoss:
 
 
 def preference_sides(example: Example) -> tuple[Example, Example]:
-    """The chosen and the rejected conversation as chats of which only the answer carries loss."""
+    """Returns the chosen and the rejected conversation as chats of which only the answer carries loss."""
     prompt = tuple(msgspec.structs.replace(m, weight=0) for m in example.messages)
     chosen, rejected = (
         Example(kind="chat", messages=(*prompt, *answers), tools=example.tools, row=example.row)
@@ -435,7 +437,7 @@ def preference_sides(example: Example) -> tuple[Example, Example]:
 
 
 def judged_answer(example: Example) -> Example:
-    """A judged answer as a chat of which only the answer carries loss, whether it is good or bad."""
+    """Returns a judged answer as a chat of which only the answer carries loss, whether it is good or bad."""
     *prompt, answer = example.messages
     quiet = (msgspec.structs.replace(m, weight=0) for m in prompt)
     return Example(kind="chat", messages=(*quiet, answer), tools=example.tools, row=example.row)

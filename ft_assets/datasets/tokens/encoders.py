@@ -1,11 +1,11 @@
-"""Pieces of text to token ids, and which ids belong to which turn: by segments where that is exact, else by offsets.
+"""Converts pieces of text to token ids, and assigns ids to turns: by segments where that is exact, else by offsets.
 
-1. The tokenizer finds its added tokens first and tokenizes what lies between them alone: the ids of a text are the ids of its segments,
+1. The tokenizer finds its added tokens first and tokenizes the text between them separately: the ids of a text are the ids of its segments,
    and a segment between two control tokens of a template needs to be tokenized only once.
 2. In byte-level BPE an id stands for a fixed number of bytes, so a turn that starts inside a segment starts at a known id.
-3. A tokenizer of another kind (a space put before the first word, lossy normalising, tokens that eat the white space beside them) is
-   asked for the offsets of the whole text. Both ways give the same ids; tests compare them.
-4. Where only the first ids are wanted, a long text is tokenized up to a prefix that has them (:func:`encode_prefix`).
+3. Other tokenizers (a space put before the first word, lossy normalization, tokens that absorb adjacent white space) are asked for the
+   offsets of the whole text. Both ways give the same ids; tests compare them.
+4. If only the first ids are needed, a long text is tokenized up to a prefix that has them (:func:`encode_prefix`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from ft_assets.datasets.tokens.words import Words
 from ft_assets.errors import InvalidDataset
 
 ID_BYTES = 4
-"""Of one id in the packed form that segments are kept in."""
+"""Bytes of one id in the packed form of segments."""
 
 UNCUT = 1 << 62
 """As a number of tokens: all of them."""
 PREFIX_CHARS = 8
-"""Characters of the first prefix for each id that is wanted: English text has 4 to 5 a token."""
+"""Characters of the first prefix per wanted id: English text has 4 to 5 per token."""
 MARGIN_CHARS = 1024
-"""At the end of a prefix, whose ids may differ from those of the whole text: no pre-tokenizer's piece of ordinary text is as long."""
+"""Characters at the end of a prefix whose ids may differ from those of the whole text: longer than any pre-tokenizer's piece of ordinary
+text."""
 WORD_EDGE = re.compile(r"(?<=\S) (?=\S)")
 
 Mark = tuple[int, int, int]
-"""A turn (-1: none) and its ids, from ... up to (not with) ...; of a token shared by two turns the later counts, and any before none."""
+"""A turn (-1: none) and its ids, from start to end (exclusive); a token shared by two turns belongs to the later, and to any turn before
+none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,9 @@ class Run:
 
     pieces: tuple[Piece, ...]
     turn: int | None
-    """Of all pieces; None where they differ."""
+    """Turn of all pieces; None if they differ."""
     lead: bytes
-    """Ids of the first piece alone if it is a literal of another turn than the one other turn after it."""
+    """Ids of the first piece alone if it is a literal of another turn than the only other turn after it."""
 
 
 Plan = tuple[Fixed | Run, ...]
@@ -72,44 +74,44 @@ class Job:
 
     plan: Plan
     contents: Sequence[str]
-    """What fills the plan's slots."""
+    """Contents of the plan's slots."""
     spelled: Mapping[str, str]
     """Placeholders in the contents and the control tokens they stand for, to be tokenized as plain text."""
 
 
 class Encoder(Protocol):
     def plan(self, pieces: Iterable[Piece], *, reused: bool) -> Plan:
-        """How to encode texts made of `pieces`; one that is `reused` has its literals tokenized now."""
+        """Returns how to encode texts made of `pieces`; a `reused` plan has its literals tokenized now."""
         ...
 
     def encode(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[tuple[NDArray[np.int32], list[Mark]]]:
-        """The ids of each text, and its turns. Of more than `most` ids those after them may be wrong or missing, at least one is there."""
+        """Returns the ids of each text, and its turns. Beyond `most` ids, later ones may be wrong or missing; at least one is there."""
         ...
 
     def count(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[int]:
-        """The number of ids of each text; of more than `most` any number above it."""
+        """Returns the number of ids of each text; beyond `most`, any number above it."""
         ...
 
 
 def encoder_for(tokenizer: Tokenizer, control: Iterable[str]) -> Encoder:
-    """The fastest way that is exact for `tokenizer`."""
+    """Returns the fastest encoder that is exact for `tokenizer`."""
     return Segments(tokenizer, control) if is_byte_level(tokenizer) else Offsets(tokenizer)
 
 
 def exact_chars(most: int) -> int:
-    """Characters up to which a text is tokenized whole, though no more than `most` ids of it are wanted."""
+    """Characters up to which a text is tokenized as a whole, even if no more than `most` ids of it are needed."""
     return PREFIX_CHARS * (most + MARGIN_CHARS)
 
 
 def encode_prefix(text: str, most: int, num_ids: Callable[[str], int]) -> str:
-    """A prefix of `text` whose first `most` ids are those of `text`, with more than `most` of them; `text` itself where it is short.
+    """Returns a prefix of `text` whose first `most` ids are those of `text`, with more than `most` of them; `text` itself if it is short.
 
-    A prefix ends at a space between two words if there is one in its last ``MARGIN_CHARS`` characters. It is long enough once it has
-    more than `most` ids and one for each byte of those characters, whose ids may be others than in the whole text. Otherwise one four
+    A prefix ends at a space between two words if there is one in its last ``MARGIN_CHARS`` characters. It is long enough once it has more
+    than `most` ids and one for each byte of those characters, whose ids may differ from those in the whole text. Otherwise a prefix four
     times as long is tried, so that the work is bounded by `most` and the longest token, not by the text.
 
-    Exact where a pre-tokenizer cuts at such spaces, or into pieces shorter than the margin. In an unbroken run of characters merges are
-    taken not to depend on what stands ``MARGIN_CHARS`` further on.
+    Exact if a pre-tokenizer cuts at such spaces, or into pieces shorter than the margin. In an unbroken run of characters, merges are
+    assumed not to depend on text ``MARGIN_CHARS`` further on.
     """
     size = exact_chars(most)
     while size < len(text):
@@ -122,7 +124,7 @@ def encode_prefix(text: str, most: int, num_ids: Callable[[str], int]) -> str:
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Whether ids stand for fixed bytes of the text and nothing outside of a segment changes its ids."""
+    """Returns whether ids stand for fixed bytes of the text and text outside of a segment does not affect its ids."""
     added = tokenizer.get_added_tokens_decoder().values()
     model, normalizer = tokenizer.model, tokenizer.normalizer
     return (
@@ -138,7 +140,7 @@ def is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 class Segments:
-    """Encodes by segments; for tokenizers of which :func:`is_byte_level` holds."""
+    """Encodes by segments; for tokenizers that satisfy :func:`is_byte_level`."""
 
     def __init__(self, tokenizer: Tokenizer, control: Iterable[str]) -> None:
         self._tokenizer = tokenizer
@@ -170,7 +172,7 @@ class Segments:
         return tuple(ops)
 
     def _close(self, ops: list[Fixed | Run], run: list[Piece], reused: bool) -> None:
-        """Ends `run` and puts it behind `ops`."""
+        """Ends `run` and appends it to `ops`."""
         if not run:
             return
         turns = [turn for _, turn in run]
@@ -213,7 +215,7 @@ class Segments:
         return [sum(len(op.ids if isinstance(op, Fixed) else next(runs)[1]) for op in job.plan) // ID_BYTES for job in jobs]
 
     def _encode_runs(self, jobs: Sequence[Job], most: int) -> list[tuple[str, bytes]]:
-        """Text and ids of every run of `jobs`, in order; of a job of far more than `most` ids, those up to them."""
+        """Returns text and ids of every run of `jobs`, in order; for a job of far more than `most` ids, up to that number."""
         groups = [[_text(op.pieces, job) for op in job.plan if isinstance(op, Run)] for job in jobs]
         long = {i for i, texts in enumerate(groups) if sum(map(len, texts)) > exact_chars(most)}
         found = iter(self._encode_texts([(text, job) for i, job in enumerate(jobs) if i not in long for text in groups[i]]))
@@ -223,7 +225,7 @@ class Segments:
         return out
 
     def _first_of(self, job: Job, texts: Sequence[str], most: int) -> Iterator[tuple[str, bytes]]:
-        """The runs of a long job until there are more than `most` ids, and nothing of those after them."""
+        """Yields the runs of a long job until there are more than `most` ids."""
         for text in texts:
             part, ids = ("", b"") if most < 0 else self._encode_texts([(self._prefix(text, job, most), job)])[0]
             most -= len(ids) // ID_BYTES
@@ -233,7 +235,7 @@ class Segments:
         return encode_prefix(text, most, lambda part: len(self._encode_texts([(part, job)])[0][1]) // ID_BYTES)
 
     def _encode_texts(self, given: Sequence[tuple[str, Job]]) -> list[tuple[str, bytes]]:
-        """The texts of runs with their placeholders spelled out, and their ids."""
+        """Returns the texts of runs with their placeholders replaced, and their ids."""
         texts = [spell_out(text, job.spelled) for text, job in given]
         plain = [i for i, (text, job) in enumerate(given) if any(mark in text for mark in job.spelled)]
         if not plain:
@@ -243,7 +245,7 @@ class Segments:
         return [(text, escaped[i] if i in escaped else next(others)) for i, text in enumerate(texts)]
 
     def _encode_plain(self, texts: Sequence[str]) -> list[bytes]:
-        """Ids of texts in which no added token is found."""
+        """Returns the ids of texts that contain no added token."""
         if self._plain is None:
             self._plain = Tokenizer.from_str(
                 json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": [], "post_processor": None})
@@ -258,14 +260,14 @@ class Segments:
         return [array("i", ids).tobytes() for ids in encoded]
 
     def _marks(self, run: Run, job: Job, text: str, ids: bytes, done: int) -> list[Mark]:
-        """Turns of a run whose pieces belong to several; a token across an edge belongs to the turn it touches."""
+        """Returns the turns of a run whose pieces belong to several; a token across an edge belongs to the turn it touches."""
         numbers = np.frombuffer(ids, dtype="<i4")
         ends = self._words.id_bytes.ends(numbers)
         size = len(text.encode())
         known = len(ends) > 0 and int(ends[-1]) == size
         if known:
             starts = np.concatenate(([0], ends[:-1]))
-        else:  # normalising changed the text: ask for offsets
+        else:  # normalization changed the text: ask for offsets
             offsets = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
             starts, ends = offsets[:, 0], offsets[:, 1]
         marks: list[Mark] = []
@@ -314,7 +316,7 @@ class Offsets:
 
 
 def _pieces(job: Job) -> list[tuple[str, int]]:
-    """The pieces of all runs of `job`, filled, and their turns."""
+    """Returns the pieces of all runs of `job`, filled, and their turns."""
     pieces = (piece for op in job.plan if isinstance(op, Run) for piece in op.pieces)
     return [(p if isinstance(p, str) else p.fill(job.contents[p.index]), turn) for p, turn in pieces]
 
@@ -324,7 +326,7 @@ def _text(pieces: Sequence[Piece], job: Job) -> str:
 
 
 def _append(ops: list[Fixed | Run], op: Fixed) -> None:
-    """Puts `op` behind `ops`, into the one before where it belongs to the same turn."""
+    """Appends `op` to `ops`, merged with the previous one if it belongs to the same turn."""
     last = ops[-1] if ops else None
     if isinstance(last, Fixed) and last.turn == op.turn:
         ops[-1] = Fixed(last.ids + op.ids, op.turn)
@@ -333,7 +335,7 @@ def _append(ops: list[Fixed | Run], op: Fixed) -> None:
 
 
 def _stands_alone(added: Sequence[AddedToken], control: frozenset[str], *, unnormalized: bool) -> list[AddedToken]:
-    """Control tokens that are found wherever they are written: none overlaps another added token or is changed by normalising."""
+    """Returns the control tokens that are always found: none overlaps another added token or is changed by normalization."""
     return [
         token
         for token in added
@@ -344,7 +346,7 @@ def _stands_alone(added: Sequence[AddedToken], control: frozenset[str], *, unnor
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether an occurrence of one can share characters with an occurrence of the other."""
+    """Returns whether an occurrence of one can share characters with an occurrence of the other."""
     if one in other or other in one:
         return True
     return any(a[-k:] == b[:k] for a, b in ((one, other), (other, one)) if b[0] in a[1:] for k in range(1, min(len(a), len(b))))

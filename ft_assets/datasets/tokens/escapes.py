@@ -1,7 +1,7 @@
-"""Keeps control tokens inside content from becoming real: a placeholder stands for each until the template is rendered.
+"""Keeps control tokens inside content from becoming real: a placeholder replaces each until the template is rendered.
 
-A placeholder is one private-use character, so that no template treats it otherwise than other text. Where it comes out, the token is
-written again and its segment is tokenized by a tokenizer that knows no added tokens.
+A placeholder is one private-use character, so that no template treats it differently from other text. In the rendered text the token is
+restored and its segment is tokenized by a tokenizer without added tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NO_ESCAPES: Mapping[str, str] = MappingProxyType({})
 
 
 def spell_out(text: str, spelled: Mapping[str, str]) -> str:
-    """`text` with the control tokens that its placeholders stand for."""
+    """Returns `text` with its placeholders replaced by their control tokens."""
     for placeholder, token in spelled.items():
         text = text.replace(placeholder, token)
     return text
 
 
 def placeholders_kept(example: Example, text: str) -> bool:
-    """Whether every placeholder of `example` is in its rendered `text`: a template that drops or rewrites one spoils the escape."""
+    """Returns whether the rendered `text` has every placeholder of `example`: a template that drops or rewrites one breaks the escape."""
     written = json.dumps(msgspec.to_builtins(example), ensure_ascii=False)
     return len(PLACEHOLDERS.findall(text)) >= len(PLACEHOLDERS.findall(written))
 
@@ -45,7 +45,7 @@ class Escapes:
         self._of = {token: chr(FIRST + index) for index, token in enumerate(sorted(tokens))}
 
     def escape(self, example: Example) -> tuple[Example, dict[str, str]]:
-        """`example` with placeholders in all of its texts, and the tokens that they stand for."""
+        """Returns `example` with placeholders in all of its texts, and the tokens that they stand for."""
         used: dict[str, str] = {}
         escaped = self._walk(msgspec.to_builtins(example), used, example.row)
         return msgspec.convert(escaped, Example), used

@@ -1,8 +1,8 @@
-"""Renders a template once for each order of roles, and fills contents in where it only copies them.
+"""Renders a template once per sequence of roles, and fills in contents where the template only copies them.
 
-A pattern is made by watching the template write probes (see ``probes``), and is checked against the template itself before it is used.
-Contents that answer the template's questions otherwise than the probes did, tools, calls and names are rendered by the template, row
-by row: a pattern never guesses.
+A pattern is made by rendering probes (see ``probes``), and is checked against the template itself before it is used. Contents that answer
+the template's conditions differently from the probes, tools, calls and names are rendered by the template, row by row: a pattern never
+guesses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ft_assets.datasets.tokens.templates import ChatTemplate, Span
 from ft_assets.errors import InvalidRequest
 
 MAX_PATTERNS = 1024
-"""Orders of roles that are remembered; a data set of ordinary chats has as many as it has lengths."""
+"""Role sequences that are remembered; a dataset of ordinary chats has as many as it has lengths."""
 SAMPLE = " \n Is it 5 o'clock? <b>{{ no }}</b> \u00e9\u0301 "
-"""Content with white space at its edges and characters that escaping would change, for the check of a new pattern."""
+"""Content with white space at its edges and characters that escaping would change, to check a new pattern."""
 
 Piece = tuple[str | Slot, int]
-"""A literal or a content, and the number of the assistant's turn it belongs to (-1: none)."""
+"""A literal or a content, and the number of its assistant turn (-1: none)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Pattern:
     pieces: tuple[Piece, ...]
     num_turns: int
     rewritten: tuple[bool, ...]
-    """Of each turn; see ``turns``."""
+    """For each turn; see ``assistant_turns``."""
     guards: tuple[Guard, ...]
 
     def holds(self, contents: Sequence[str]) -> bool:
@@ -42,7 +42,7 @@ class Pattern:
 
 
 class Patterns:
-    """The patterns of one template, made as they are asked for."""
+    """The patterns of one template, made on demand."""
 
     def __init__(self, template: ChatTemplate, turns: Turns) -> None:
         self._template = template
@@ -50,7 +50,7 @@ class Patterns:
         self._known: dict[tuple[Role, ...], Pattern | None] = {}
 
     def find(self, roles: tuple[Role, ...]) -> Pattern | None:
-        """The pattern of `roles`; None where the template does more than copy."""
+        """Returns the pattern of `roles`; None if the template does more than copy."""
         if roles not in self._known:
             if len(self._known) >= MAX_PATTERNS:
                 self._known.clear()
@@ -66,7 +66,7 @@ class Patterns:
             if written.count(OPEN) != len(found):
                 return None
             for index, role in enumerate(roles[:-1]):
-                if role == "assistant":  # what the template asks of an answer may differ from what it asks of history
+                if role == "assistant":  # the template's conditions on an answer may differ from those on history
                     self._template.render(probed[: index + 1])
             plain = self._turns.render([Message(role=role, content=spell(index)) for index, role in enumerate(roles)])
         except (Opaque, InvalidRequest):
@@ -80,14 +80,14 @@ class Patterns:
         return pattern if self._agrees(pattern, roles) else None
 
     def _agrees(self, pattern: Pattern, roles: tuple[Role, ...]) -> bool:
-        """Whether `pattern` and the template write the same for a sample."""
+        """Returns whether `pattern` and the template render a sample the same way."""
         contents = [f"{SAMPLE}{index}{SAMPLE}" for index in range(len(roles))]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         return not pattern.holds(contents) or pattern.text(contents) == self._template.render(messages).text
 
 
 def plain_contents(example: Example) -> list[str] | None:
-    """Contents of a conversation of nothing but roles and contents, else None."""
+    """Returns the contents of a conversation that has only roles and contents, else None."""
     if example.tools:
         return None
     contents = []
@@ -101,7 +101,7 @@ def plain_contents(example: Example) -> list[str] | None:
 
 
 def literal_pieces(text: str, spans: Sequence[Span]) -> tuple[Piece, ...]:
-    """`text` cut at the edges of `spans`."""
+    """Returns `text` cut at the edges of `spans`."""
     out: list[Piece] = []
     done = 0
     for turn, (start, end) in enumerate(spans):
@@ -111,7 +111,7 @@ def literal_pieces(text: str, spans: Sequence[Span]) -> tuple[Piece, ...]:
 
 
 def _pieces(text: str, found: Sequence[Slot], spans: Sequence[Span], *, content_may_end_a_turn: bool) -> tuple[Piece, ...] | None:
-    """`text` cut at its probes and at the edges of `spans`; None where an edge depends on what a content holds."""
+    """Returns `text` cut at its probes and at the edges of `spans`; None if an edge depends on content."""
     out: list[Piece] = []
     edges = sorted({0, len(text), *(edge for span in spans for edge in span)})
     probes = [(m.start(), m.end()) for m in PROBE.finditer(text)]

@@ -1,8 +1,8 @@
-"""Strings that stand for any content while a template is watched: what the template does with them is written down.
+"""Strings that stand for any content while a template is rendered, and record what the template does with them.
 
-A template that only copies content can be rendered once per pattern of roles and filled in afterwards. A probe is content that proves
-it: adding it to other text keeps it whole, stripping it is remembered as a step to repeat, asking it a yes-or-no question is remembered
-as a condition under which the rendering holds, and anything else raises :class:`Opaque`.
+A template that only copies content can be rendered once per sequence of roles and filled in afterwards. A probe is content that proves it:
+adding it to other text keeps it whole, stripping it is recorded as a step to repeat, a yes-or-no question is recorded as a condition under
+which the rendering holds, and anything else raises :class:`Opaque`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROBE = re.compile(f"{OPEN}(\\d+){re.escape(BODY)}{CLOSE}")
 
 
 class Opaque(Exception):
-    """The template looks at content in a way that depends on its characters."""
+    """The template uses content in a way that depends on its characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A question whose answer the rendering took for granted."""
+    """A question whose answer the rendering assumed."""
 
     slot: Slot
     method: str
@@ -51,7 +51,7 @@ class Guard:
 
 
 class Watch:
-    """The probes of one rendering and what was asked of them."""
+    """The probes of one rendering and the questions about them."""
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
@@ -69,7 +69,7 @@ def spell(number: int) -> str:
 
 
 class Probe(str):
-    """Text of unknown characters: one content, or (without a slot) a text that holds some."""
+    """Text of unknown characters: one content, or (without a slot) a text that contains some."""
 
     watch: Watch
     slot: Slot | None
@@ -90,7 +90,7 @@ class Probe(str):
 
     def __iter__(self) -> Iterator[str]:
         raise Opaque("iterated over")
-        yield ""  # a generator: asking whether it can be iterated over is allowed
+        yield ""  # a generator: checking whether it is iterable is allowed
 
     def __hash__(self) -> int:
         raise Opaque("hashed")

@@ -1,9 +1,9 @@
-"""Renders chat templates in a sandbox and tracks which characters the assistant says.
+"""Renders chat templates in a sandbox and tracks which characters the assistant generates.
 
-The dialect is the one that model authors write for: ``trim_blocks``, ``lstrip_blocks``, loop controls, ``tojson`` that escapes no
-HTML, ``raise_exception``, ``strftime_now``, and ``{% generation %}`` around what the assistant generates.
+Supports the dialect that model authors use: ``trim_blocks``, ``lstrip_blocks``, loop controls, ``tojson`` without HTML escapes,
+``raise_exception``, ``strftime_now``, and ``{% generation %}`` around what the assistant generates.
 
-``strftime_now`` answers :data:`TODAY`, never the clock: the same rows must give the same ids tomorrow, or no pack could be found again.
+``strftime_now`` returns :data:`TODAY`, never the clock: the same rows must give the same ids tomorrow, or no pack could be found again.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ft_assets.datasets.tokens.probes import OPEN, Opaque, Probe
 from ft_assets.errors import InvalidDataset, InvalidRequest
 
 TODAY = dt.datetime(2024, 7, 26)
-"""The day that templates see: the one that Llama 3.1 to 3.3 write themselves where no clock is offered ("26 Jul 2024")."""
+"""The date that templates see: the one that Llama 3.1 to 3.3 use themselves without a clock ("26 Jul 2024")."""
 TRACKED_FILTERS = frozenset(
     ("trim", "tojson", "length", "count", "default", "d", "string", "list", "first", "last", "reverse", "selectattr", "rejectattr", "items")
 )
-"""Filters under which a probe stays a probe, or says that it was looked at."""
+"""Filters that keep a probe, or record that it was examined."""
 Span = tuple[int, int]
-"""Characters from ... up to (not with) ... of the rendered text."""
+"""Characters of the rendered text from start to end (exclusive)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
     text: str
     spans: tuple[Span, ...]
-    """What each ``{% generation %}`` block wrote, in order."""
+    """Output of each ``{% generation %}`` block, in order."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %} ... {% endgeneration %}``: notes where its body starts and ends in the output."""
+    """``{% generation %} ... {% endgeneration %}``: records where its body starts and ends in the output."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -69,7 +69,7 @@ class _Tracker:
 
 
 class ChatTemplate:
-    """One compiled template. Renders one conversation at a time: not safe to share between threads."""
+    """One compiled template. Renders one conversation at a time: not thread-safe."""
 
     def __init__(self, source: str, *, variables: Mapping[str, str]) -> None:
         self._environment = _environment()
@@ -82,7 +82,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         called = (node.call for node in self._ast.find_all(jinja2.nodes.CallBlock))
         self.marks_generation = any(isinstance(c.node, jinja2.nodes.ExtensionAttribute) for c in called)
-        """Whether the template says what the assistant generates."""
+        """Whether the template marks what the assistant generates."""
 
     @property
     def literal_text(self) -> str:
@@ -93,13 +93,13 @@ class ChatTemplate:
 
     @cached_property
     def read_literals(self) -> frozenset[str]:
-        """Literals that the template looks for (in comparisons and arguments of calls), not those that it only writes."""
+        """Literals that the template searches for (in comparisons and arguments of calls), not those that it only writes."""
         readers = self._ast.find_all((jinja2.nodes.Compare, jinja2.nodes.Call))
         return frozenset(c.value for r in readers for c in r.find_all(jinja2.nodes.Const) if isinstance(c.value, str))
 
     @cached_property
     def can_be_watched(self) -> bool:
-        """Whether content stays a probe on every way through the template: nothing copies it into text before it is written."""
+        """Whether content stays a probe on every path through the template: nothing copies it into text before it is written."""
         nodes = jinja2.nodes
         calls = [c for c in self._ast.find_all(nodes.CallBlock) if not isinstance(c.call.node, nodes.ExtensionAttribute)]
         joined = {id(n) for out in self._ast.find_all(nodes.Output) for n in out.nodes if isinstance(n, nodes.Concat)}
@@ -114,7 +114,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = False
     ) -> Rendered:
-        """The conversation as text; ``InvalidDataset`` when the template refuses it."""
+        """Returns the conversation as text; ``InvalidDataset`` if the template refuses it."""
         tracker = _Tracker()
         self._environment.tracker = tracker  # type: ignore[attr-defined]
         parts: list[str] = []

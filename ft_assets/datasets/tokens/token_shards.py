@@ -1,8 +1,8 @@
-"""Tokens on disk, shard by shard: what a crash keeps, and what packing reads without holding it all.
+"""Tokens on disk, shard by shard: what survives a crash, and what packing reads without loading it all.
 
 One directory per shard (``00000/``) with ``ids.npy`` and ``loss.npy`` (flat), ``lengths.npy`` and ``rows.npy`` (one per example) and
-``shard.json``. A directory appears by a rename, so it is whole or absent; shards left by another fingerprint are never used,
-because the fingerprint is in the name of the directory above.
+``shard.json``. A directory appears by a rename, so it is complete or absent; shards of another fingerprint are never used, because the
+fingerprint is in the name of the parent directory.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ft_assets.errors import InvalidDataset
 
 T = TypeVar("T")
 ENCODE_BATCH = 256
-"""Examples handed to the tokenizer at once."""
+"""Examples passed to the tokenizer at once."""
 MAX_NAMED_ROWS = 20
-"""Dropped rows of a shard that are remembered by number, per reason."""
+"""Dropped rows of a shard that are recorded by number, per reason."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """What happened to the examples of a shard."""
+    """Outcome of the examples of a shard."""
 
     num_examples: int = 0
     truncated: int = 0
     split: int = 0
-    """Examples that are there in pieces."""
+    """Examples that were split into pieces."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason code to number of examples left out."""
+    """Number of omitted examples by reason code."""
     dropped_rows: dict[str, list[int]] = field(default_factory=dict)
-    """Reason code to the first rows left out."""
+    """First omitted rows by reason code."""
     reasons: dict[str, str] = field(default_factory=dict)
-    """Reason code to what the base model's chat template reports of the first row left out."""
+    """Message of the base model's chat template for the first omitted row, by reason code."""
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss, because the template writes them differently once more messages follow."""
 
@@ -80,7 +80,7 @@ class TokenShard:
 
 
 def open_shard(directory: Path) -> TokenShard | None:
-    """The finished shard in `directory`, None if there is none."""
+    """Returns the finished shard in `directory`, None if there is none."""
     meta = directory / "shard.json"
     return TokenShard(directory=directory, tally=Tally(**json.loads(meta.read_text()))) if meta.is_file() else None
 
@@ -96,9 +96,9 @@ def write_shard(
     escape_control_tokens: bool = False,
     split: bool = False,
 ) -> TokenShard:
-    """Tokenize `examples` into `directory`; it appears when everything in it is on disk.
+    """Tokenizes `examples` into `directory`, which appears when all its files are on disk.
 
-    With `split` an example over `max_seq_len` becomes several, which together are all of its tokens.
+    With `split`, an example over `max_seq_len` becomes several, which together have all of its tokens.
     """
     tally = Tally()
     ids: list[NDArray[np.int32]] = []
@@ -157,12 +157,12 @@ def write_shard(
 
 
 def encode_or_drop(encode: Callable[[Sequence[Example]], list[T]], batch: Sequence[Example], tally: Tally) -> Iterator[tuple[Example, T]]:
-    """Each example of `batch` with what `encode` makes of it; `tally` counts those that the base model's chat template does not take."""
+    """Yields each example of `batch` with its `encode` result; `tally` counts those that the base model's chat template refuses."""
     try:
         yield from zip(batch, encode(batch), strict=True)
         return
     except InvalidDataset:
-        pass  # which of them is found one by one
+        pass  # which of them is determined one by one
     for example in batch:
         try:
             (encoded,) = encode([example])
@@ -173,7 +173,8 @@ def encode_or_drop(encode: Callable[[Sequence[Example]], list[T]], batch: Sequen
 
 
 def piece_starts(num_tokens: int, max_seq_len: int) -> list[int]:
-    """Where the pieces of an example begin: whole ones, and the rest, which is two tokens at least, because one alone teaches nothing."""
+    """Returns where the pieces of an example begin: full ones, and the rest of at least two tokens, because a single one teaches
+    nothing."""
     starts = list(range(0, num_tokens, max_seq_len))
     if num_tokens - starts[-1] == 1 and starts[-1] - 1 > (starts[-2] if len(starts) > 1 else 0):
         starts[-1] -= 1
@@ -181,6 +182,6 @@ def piece_starts(num_tokens: int, max_seq_len: int) -> list[int]:
 
 
 def _without_first(loss: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A piece's first token carries no loss, as an example's does not: nothing in its window predicts it."""
+    """Masks a piece's first token, like an example's: nothing in its window predicts it."""
     loss[:1] = False
     return loss

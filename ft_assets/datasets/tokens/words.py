@@ -1,8 +1,8 @@
-"""Ids of texts by their words, each tokenized once: byte-pair encoding is most of the cost of a pack, and words repeat.
+"""Tokenizes texts by their words, each only once: byte-pair encoding is most of the cost of a pack, and words repeat.
 
-A text is cut at single spaces between two characters that are no white space. Every pre-tokenizer in :data:`SPLITS` starts a new piece
-at such a space and looks neither behind a piece nor past one character of white space, and BPE never merges across pieces: so the ids of
-the parts are the ids of the whole. With any other pre-tokenizer texts are tokenized whole.
+A text is cut at single spaces between two characters that are not white space. Every pre-tokenizer in :data:`SPLITS` starts a new piece at
+such a space and looks neither behind a piece nor past one character of white space, and BPE never merges across pieces: so the ids of the
+parts are the ids of the whole. With any other pre-tokenizer texts are tokenized as a whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 MAX_WORDS = 1 << 18
-"""Words remembered of each kind: about 60 MB when all are in use."""
+"""Words remembered of each kind: about 60 MB when full."""
 MAX_WORD_CHARACTERS = 64
 """Longer parts (addresses, Chinese or Thai sentences) hardly repeat and are not remembered."""
 JOINED = 512
 """New words tokenized as one text."""
 SPACE, END = "\ud800", "\ud801"
-"""In marked texts only: a space at which the text is not cut, and an end in white space. Half surrogates stand in no valid text."""
+"""In marked texts only: a space at which the text is not cut, and an end in white space. Lone surrogates occur in no valid text."""
 ODD = re.compile(r" \s+|[^\S ]+ \s*")
-"""White space of two characters or more that holds a space."""
+"""White space of two characters or more that includes a space."""
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD, PUNCTUATION, SPACES = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 LETTERS = (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]")
@@ -62,12 +62,12 @@ class IdBytes:
             self._table[number] = len(added.content.encode())
 
     def ends(self, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The byte after the last of each id."""
+        """Returns the byte after the last of each id."""
         return np.cumsum(self._table[ids])
 
 
 class Words:
-    """Ids of texts that hold no edge of a special token. Not safe to share between threads."""
+    """Ids of texts that contain no edge of a special token. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -82,7 +82,7 @@ class Words:
         return IdBytes(self._tokenizer)
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, as little-endian 32-bit integers."""
+        """Returns the ids of each text, as little-endian 32-bit integers."""
         out = [self._find(text) for text in texts]
         late = [index for index, ids in enumerate(out) if ids is None]
         marked = [mark(texts[index]) if self._cuts else texts[index] for index in late]
@@ -97,7 +97,7 @@ class Words:
         return [ids for ids in out if ids is not None]
 
     def _find(self, text: str) -> bytes | None:
-        """Ids of a text of known parts."""
+        """Returns the ids of a text of known parts."""
         if not self._cuts:
             return self._firsts.get(text)
         first, gap, rest = text.partition(" ")
@@ -108,14 +108,14 @@ class Words:
             return None
 
     def _learn(self, texts: Sequence[str]) -> list[bytes]:
-        """Ids of marked texts of which some parts are new."""
+        """Returns the ids of marked texts of which some parts are new."""
         split = [text.split(" ") if self._cuts else [text] for text in texts]
         firsts = self._ids_of({parts[0] for parts in split}, self._firsts, before="")
         others = self._ids_of({part for parts in split for part in parts[1:]}, self._others, before=" ")
         return [b"".join((firsts[parts[0]], *map(others.__getitem__, parts[1:]))) for parts in split]
 
     def _ids_of(self, parts: Set[str], known: dict[str, bytes], *, before: str) -> dict[str, bytes]:
-        """Ids of `parts`; those that were not known are, afterwards."""
+        """Returns the ids of `parts`, and remembers new ones."""
         found = {part: known[part] for part in parts & known.keys()}
         new = list(parts - found.keys())
         ended = [part for part in new if part.endswith(END)]
@@ -130,7 +130,7 @@ class Words:
         return found
 
     def _encode(self, parts: Sequence[str], before: str) -> list[bytes]:
-        """Ids of each part: of all as one text where they can be told apart in it, which costs half."""
+        """Returns the ids of each part: tokenizes all as one text if they can be separated in it, which costs half."""
         if not before:
             return self._encode_alone(parts, before)
         texts = [before + unmark(part) for part in parts]
@@ -149,7 +149,7 @@ class Words:
 
 
 def mark(text: str) -> str:
-    """`text` so that it can be cut at its spaces and a part means the same wherever it is found.
+    """Returns `text` marked so that it can be cut at its spaces and a part means the same wherever it occurs.
 
     A space next to other white space becomes :data:`SPACE`, and an end in white space is followed by :data:`END`.
     """
@@ -162,7 +162,7 @@ def unmark(part: str) -> str:
 
 
 def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the parts of a text cut at single spaces have the ids of the whole."""
+    """Returns whether the parts of a text cut at single spaces have the ids of the whole."""
     added = tokenizer.get_added_tokens_decoder().values()
     steps = [] if tokenizer.pre_tokenizer is None else _leaves(json.loads(tokenizer.pre_tokenizer.__getstate__()))
     return bool(steps) and all(" " not in t.content for t in added) and any(map(_splits_words, steps)) and all(map(_is_known, steps))

@@ -1,1 +1,1 @@
-"""Whether rows repeat evaluation suites."""
+"""Detects rows that repeat evaluation suites."""

@@ -1,4 +1,4 @@
-"""Public benchmarks in the forms in which they are published: which fields of a row hold the question and what it is answered from."""
+"""Public benchmarks in their published forms: which fields of a row hold the question and the answer choices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "arc_challenge": ("question,choices.text", "question.stem,question.choices.text", "question"),
     "truthfulqa": ("question,best_answer,correct_answers", "question,mc1_targets.choices", "Question,Best Answer,Correct Answers"),
 }
-"""Fields to hash, in order of preference: as the Hub publishes each (Parquet or JSONL), then as its authors did (JSONL or CSV)."""
+"""Fields to hash, in order of preference: as published on the Hub (Parquet or JSONL), then by the authors (JSONL or CSV)."""
 
 
 def field_of(benchmark: str, row: Mapping[str, Any], *, filename: str) -> str:
-    """The first form of `benchmark` whose fields all hold text in `row`, comma-separated; ``InvalidRequest`` where none does."""
+    """Returns the first form of `benchmark` whose fields all hold text in `row`, comma-separated; ``InvalidRequest`` if none does."""
     forms = BENCHMARKS.get(benchmark)
     if forms is None:
         raise InvalidRequest(
@@ -40,7 +40,7 @@ def field_of(benchmark: str, row: Mapping[str, Any], *, filename: str) -> str:
 
 
 def field_text(row: Mapping[str, Any], path: str) -> str:
-    """The text at `path`, as ``question`` or ``choices.text``; of a list (answers to choose from) one a line; empty if there is none."""
+    """Returns the text at `path`, such as ``question`` or ``choices.text``; a list (answer choices) gives one per line; empty if absent."""
     value: Any = row
     for name in [path] if path in row else path.split("."):
         value = [item.get(name) for item in value if isinstance(item, dict)] if isinstance(value, list) else value

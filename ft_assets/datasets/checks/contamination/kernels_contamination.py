@@ -1,4 +1,4 @@
-"""The loops that look for evaluation items in rows, compiled. Import this module inside functions only: it brings numba along."""
+"""Compiled loops that search rows for evaluation items. Import this module inside functions only: it loads numba."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from ft_assets.datasets.dedup.kernels import MIX_1, Codes, Keys, Offsets, mix
 
 GRAM = 13
-"""Words of a gram."""
+"""Words per gram."""
 SHORTEST = 8
-"""Words of the shortest text that is matched whole."""
+"""Words of the shortest text that is matched as a whole."""
 BASE = uint64(0x9E3779B97F4A7C15)
 BASE_POW_GRAM = uint64(pow(0x9E3779B97F4A7C15, GRAM, 1 << 64))
 WHOLE = uint64(0xD6E8FEB86659FD93)
-"""Sets whole short texts apart from grams."""
+"""Distinguishes whole short texts from grams."""
 
 
 @njit(cache=True, nogil=True)
 def word_hashes(codes: Codes, start: int, end: int, classes: Any, out: Keys) -> int:
-    """A hash for each word of ``codes[start:end]``; class 1 continues a word, class 2 is a word alone, 0 is between words."""
+    """Returns a hash for each word of ``codes[start:end]``; class 1 continues a word, class 2 is a word by itself, 0 is between words."""
     n = 0
     h = uint64(0)
     for i in range(start, end):
@@ -46,7 +46,7 @@ def word_hashes(codes: Codes, start: int, end: int, classes: Any, out: Keys) -> 
 
 @njit(cache=True, nogil=True)
 def gram_hashes(words: Keys, num_words: int, out: Keys) -> int:
-    """A hash for each 13-gram of `words`; one for the whole text if it has 8 to 12; none if fewer."""
+    """Returns a hash for each 13-gram of `words`; one for the whole text if it has 8 to 12; none if fewer."""
     h = uint64(0)
     if num_words < GRAM:
         if num_words < SHORTEST:
@@ -66,7 +66,7 @@ def gram_hashes(words: Keys, num_words: int, out: Keys) -> int:
 
 @njit(cache=True, nogil=True)
 def all_grams(codes: Codes, offsets: Offsets, classes: Any, grams: Keys, counts: Offsets) -> int:
-    """Every gram of every text one after another in `grams`, and how many each text has in `counts`."""
+    """Writes the grams of all texts to `grams` in sequence, and the number per text to `counts`."""
     m = 0
     words = np.empty(codes.shape[0] + 1, np.uint64)
     for t in range(offsets.shape[0] - 1):
@@ -78,7 +78,7 @@ def all_grams(codes: Codes, offsets: Offsets, classes: Any, grams: Keys, counts:
 
 @njit(cache=True, nogil=True)
 def fill_table(grams: Keys, owners: NDArray[np.uint16], table: Keys, table_owners: NDArray[np.uint16], shift: Any, sketch: Any) -> None:
-    """Put distinct `grams` into the open-address table, and their bits into the sketch that answers most misses."""
+    """Inserts distinct `grams` into the open-address table, and their bits into the sketch that answers most misses."""
     mask = uint64(table.shape[0] - 1)
     sketch_mask = uint64(sketch.shape[0] - 1)
     for i in range(grams.shape[0]):
@@ -102,7 +102,7 @@ def gram_shares(
     shares: NDArray[np.float32],
     best: NDArray[np.int16],
 ) -> None:
-    """For each text the share of its grams that the table holds, and the suite (column of `sets`) with most of them or -1."""
+    """Returns for each text the share of its grams in the table, and the suite (column of `sets`) with most of them or -1."""
     longest = 1
     for t in range(offsets.shape[0] - 1):
         longest = max(longest, offsets[t + 1] - offsets[t])

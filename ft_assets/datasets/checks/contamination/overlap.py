@@ -1,9 +1,9 @@
-"""Whether rows repeat evaluation suites: the share of a row's 13-grams of words that occur in a suite's test split.
+"""Detects rows that repeat evaluation suites: the share of a row's word 13-grams that occur in a suite's test split.
 
-Words are runs of letters, marks and digits after the fold of near duplicates, so punctuation, case and spacing do not count.
-Scripts written without spaces have one word a character: thirteen sentences are no gram. An index holds all suites in one
-table of 63-bit hashes, is built once, saved, and mapped into every process that checks rows. Hashes stand for grams: ten
-million rows of 150 grams against five million grams give 8e-4 false hits in all, and one hit flags no row.
+Words are runs of letters, marks and digits after the normalization for near duplicates, so punctuation, case and spacing do not count.
+Scripts without spaces have one word per character: thirteen characters are a gram. An index holds all suites in one table of 63-bit hashes,
+is built once, saved, and mapped into every process that checks rows. Hashes stand for grams: ten million rows of 150 grams against five
+million grams give 8e-4 false hits in total, and one hit flags no row.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from ft_assets.datasets.dedup.normalization import CodePoints, fold, read_only
 from ft_assets.errors import IntegrityError, InvalidRequest
 
 VERSION = 1
-"""Of the fold, the words and the hashes; a change makes saved indexes unreadable, on purpose."""
+"""Version of the normalization, the words and the hashes; a change makes saved indexes unreadable on purpose."""
 MAX_SUITES = 64
-"""Suites of one index: which of them hold a gram is a mask of 64 bits while building."""
+"""Suites per index: a 64-bit mask records which of them hold a gram while building."""
 BATCH = 1024
-"""Items folded at a time while building."""
+"""Items normalized at a time while building."""
 SKETCH_BITS = 16
-"""Bits per gram of the sketch in front of the table: one miss in 16 goes on to the table, which no cache holds."""
+"""Bits per gram of the sketch in front of the table: one miss in 16 continues to the table, which no cache holds."""
 ARRAYS = ("table", "owners", "sketch", "sets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteGrams:
-    """One suite as hashes: what an index needs of it, without its text."""
+    """One suite as hashes, without its text."""
 
     grams: NDArray[np.uint64]
     """Distinct hashes, sorted."""
     num_items: int
     unmatchable: int
-    """Items with fewer than 8 words."""
+    """Number of items with fewer than 8 words."""
 
     @classmethod
     def of(cls, items: Iterable[str]) -> SuiteGrams:
-        """The 13-grams of `items`; items of 8 to 12 words are one gram each."""
+        """Hashes the 13-grams of `items`; an item of 8 to 12 words is one gram."""
         from ft_assets.datasets.checks.contamination import kernels_contamination as kernels
 
         found: list[NDArray[np.uint64]] = []
@@ -65,31 +65,31 @@ class SuiteGrams:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteIndex:
-    """The grams of all suites. The arrays are read-only; :meth:`load` maps them, so processes share one copy."""
+    """The grams of all suites. The arrays are read-only; :meth:`load` maps them, so that processes share one copy."""
 
     table: NDArray[np.uint64]
     """Open addressing by the top bits; 0 is free."""
     owners: NDArray[np.uint16]
-    """Of each entry: which row of `sets` names its suites."""
+    """For each entry, the row of `sets` that names its suites."""
     sketch: NDArray[np.uint8]
-    """One bit a gram by its low bits, 16 bits of room a gram."""
+    """One bit per gram, by its low bits; 16 bits of space per gram."""
     sets: NDArray[np.uint8]
     """``sets[k, i]`` is 1 if set k holds suite i."""
     suites: Mapping[str, int]
     """Items of each suite, in the order of their numbers."""
     unmatchable: Mapping[str, int]
-    """Items of each suite with fewer than 8 words: too common to be evidence of anything."""
+    """Items of each suite with fewer than 8 words: too common to be evidence."""
     digest: str
     """sha256 of names, counts and grams: equal for equal suites, and part of a validation's identity."""
 
     @classmethod
     def build(cls, suites: Mapping[str, Iterable[str]]) -> SuiteIndex:
-        """The index of `suites`: 13-grams of their items; items of 8 to 12 words are matched whole."""
+        """Builds the index of `suites`: 13-grams of their items; items of 8 to 12 words are matched as a whole."""
         return cls.from_grams({name: SuiteGrams.of(items) for name, items in suites.items()})
 
     @classmethod
     def from_grams(cls, suites: Mapping[str, SuiteGrams]) -> SuiteIndex:
-        """The index of `suites` that are hashed already."""
+        """Builds the index of hashed `suites`."""
         from ft_assets.datasets.checks.contamination import kernels_contamination as kernels
 
         if len(suites) > MAX_SUITES:
@@ -117,9 +117,9 @@ class SuiteIndex:
         )
 
     def shares(self, texts: CodePoints) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
-        """For each text the share of its 13-grams found in any suite, and the number of the suite that holds most of them or -1.
+        """Returns for each text the share of its 13-grams found in any suite, and the number of the suite with most of them or -1.
 
-        A text of 8 to 12 words has share 1 if it is, word for word, a whole item of a suite; shorter texts have share 0.
+        A text of 8 to 12 words has share 1 if it is, word for word, an item of a suite; shorter texts have share 0.
         """
         from ft_assets.datasets.checks.contamination import kernels_contamination as kernels
 
@@ -130,7 +130,7 @@ class SuiteIndex:
         return shares, best
 
     def save(self, directory: Path) -> None:
-        """Write the index into `directory`; its description comes last, so a half-written one does not load."""
+        """Writes the index into `directory`; its description comes last, so that a partial index does not load."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.json").unlink(missing_ok=True)
         for name in ARRAYS:
@@ -143,7 +143,7 @@ class SuiteIndex:
 
     @classmethod
     def load(cls, directory: Path) -> SuiteIndex:
-        """The index saved in `directory`, its arrays mapped; ``IntegrityError`` if it is torn or of another version."""
+        """Loads the index saved in `directory`, its arrays mapped; ``IntegrityError`` if it is torn or of another version."""
         try:
             meta: dict[str, Any] = json.loads((directory / "index.json").read_text())
             arrays = {name: read_only(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r"))) for name in ARRAYS}
@@ -167,7 +167,7 @@ def _batches(items: Iterable[str]) -> Iterator[list[str]]:
 def _merge(
     grams: list[NDArray[np.uint64]], masks: list[NDArray[np.uint64]], num_suites: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint16], NDArray[np.uint8]]:
-    """Distinct grams, the set of suites that each belongs to, and the sets as rows of zeros and ones."""
+    """Returns the distinct grams, each one's set of suites, and the sets as rows of zeros and ones."""
     if not any(map(len, grams)):
         return np.empty(0, np.uint64), np.empty(0, np.uint16), np.zeros((1, max(1, num_suites)), np.uint8)
     keys, where = np.unique(np.concatenate(grams), return_inverse=True)
@@ -179,15 +179,15 @@ def _merge(
 
 
 def _shift(table: NDArray[np.uint64]) -> np.uint64:
-    """What is left of a hash after this shift is a place in `table`, whose size is a power of two."""
+    """Returns the shift after which a hash is an index into `table`, whose size is a power of two."""
     return np.uint64(64 - (len(table) - 1).bit_length())
 
 
 @functools.cache
 def word_classes() -> NDArray[np.uint8]:
-    """For every code point: 1 part of a word (letters, marks, digits), 2 a word of its own, 0 neither."""
+    """Returns for every code point: 1 part of a word (letters, marks, digits), 2 a word by itself, 0 neither."""
     classes = np.zeros(0x110000, np.uint8)
-    for c in range(0x20000):  # all scripts; beyond lie ideographs and private use
+    for c in range(0x20000):  # all scripts; ideographs and private use follow
         if unicodedata.category(chr(c))[0] in "LMN":
             classes[c] = 1
     for first, last in SPACELESS:
@@ -206,4 +206,4 @@ SPACELESS = (
     (0x31A0, 0x9FFF),  # Bopomofo and kana extensions, ideographs
     (0xF900, 0xFAFF),  # compatibility ideographs
 )
-"""Blocks whose letters are words of their own, because their scripts put no space between words."""
+"""Blocks whose letters are separate words, because their scripts have no space between words."""

@@ -1,7 +1,7 @@
-"""Evaluation suites that ship as hashes of their 13-grams: datasets are compared with them before an operator registers any.
+"""Evaluation suites shipped as hashes of their 13-grams: datasets are checked against them without any set-up.
 
-Only suites whose licence allows it are here, each with its licence notice and without its text. ``python -m tools.suite_hashes``
-makes the files. Hashes depend on the fold and the words of ``contamination``: files of another version are refused.
+Includes only suites whose license allows it, each with its license notice and without its text. ``python -m tools.suite_hashes`` makes the
+files. Hashes depend on the normalization and the words of ``contamination``: files of another version are refused.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class ShippedSuite:
     """Fields of a row of the source whose texts were hashed."""
     num_items: int
     unmatchable: int
-    """Items with fewer than 8 words."""
+    """Number of items with fewer than 8 words."""
     sha256: str
-    """Of the source file."""
+    """sha256 of the source file."""
     version: int
-    """Of the hashes; see ``contamination.VERSION``."""
+    """Version of the hashes; see ``contamination.VERSION``."""
     license: str
-    """Name of the licence; its notice is in ``NAME.license.txt``."""
+    """Name of the license; its notice is in ``NAME.license.txt``."""
 
     def grams(self) -> SuiteGrams:
-        """The suite's hashes; ``IntegrityError`` where they were made for other words than those of today."""
+        """Reads the suite's hashes; ``IntegrityError`` if they are of another version."""
         if self.version != VERSION:
             raise IntegrityError(
                 f"the hashes of suite {self.name} have version {self.version}, this is version {VERSION}; make them again with "
@@ -51,19 +51,20 @@ class ShippedSuite:
 
 @functools.cache
 def shipped_suites() -> Sequence[ShippedSuite]:
-    """Every suite that ships, by name."""
+    """Returns every shipped suite by name."""
     return tuple(ShippedSuite(**json.loads(file.read_text())) for file in sorted(DIRECTORY.glob("*.json")))
 
 
 def write_suite(directory: Path, suite: ShippedSuite, grams: SuiteGrams) -> None:
-    """The files of `suite`; gaps between sorted hashes take a quarter less room than the hashes."""
+    """Writes the files of `suite`; gaps between sorted hashes take a quarter less space than the hashes."""
     directory.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(directory / f"{suite.name}.npz", gaps=np.diff(grams.grams, prepend=np.uint64(0)))
     (directory / f"{suite.name}.json").write_text(json.dumps(asdict(suite), indent=1) + "\n")
 
 
 def shipped_index(directory: Path) -> Path:
-    """The index over all shipped suites, below `directory`: built by the first call, in less than a second; two at once make the same."""
+    """Returns the index over all shipped suites in `directory`; the first call builds it in less than a second. Concurrent calls make
+    the same."""
     target = directory / f"{VERSION}-{'-'.join(suite.sha256[:16] for suite in shipped_suites())}"
     if (target / "index.json").is_file():
         return target

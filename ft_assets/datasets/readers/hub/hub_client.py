@@ -1,8 +1,8 @@
-"""The one process that talks to a Hugging Face Hub: a request as JSON on stdin, the answer as JSON on stdout.
+"""The only process that talks to a Hugging Face Hub: a request as JSON on stdin, the response as JSON on stdout.
 
-It runs apart because huggingface_hub reads its environment once, when it is imported: the platform works offline by default,
-and only the endpoint that its operator has set may be asked. The token stands in the request, never in arguments or a file, and
-without one, a token that the machine may hold is not used.
+It runs separately because huggingface_hub reads its environment once, on import: the platform is offline by default, and only the endpoint
+that its operator has set may be contacted. The token is part of the request, never of arguments or a file; without one, a token on the
+machine is not used.
 
     {"op": "sha", repo, revision}             -> {"sha": ...}          (repo_type, if not "dataset", in each)
     {"op": "list", repo, revision}            -> {"files": [{"path", "size", "oid", "sha256"}], "readme": text}
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 MAX_README_BYTES = 1 << 20
-"""Of a dataset card; only its front matter is read."""
+"""Bytes of a dataset card; only its front matter is read."""
 TIMEOUT_S = 6 * 3600.0
-"""For a download: 10 GB at half a megabyte a second."""
+"""Seconds for a download: 10 GB at half a megabyte per second."""
 
 
 def ask(request: dict[str, Any], *, home: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The answer of a client process to `request`; `home` takes whatever the library wants to keep."""
+    """Returns the response of a client process to `request`; `home` receives the library's own files."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))},
         "HF_HOME": str(home),
@@ -62,13 +62,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": "gated", "detail": _first_line(error)}
     except errors.RepositoryNotFoundError as error:
         return {"error": "absent", "detail": _first_line(error)}
-    except errors.LocalEntryNotFoundError as error:  # no answer, and no copy here
+    except errors.LocalEntryNotFoundError as error:  # no response, and no local copy
         return {"error": "unreachable", "detail": _first_line(error)}
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         return {"error": "revision", "detail": _first_line(error)}
     except errors.HFValidationError as error:
         return {"error": "absent", "detail": _first_line(error)}
-    except Exception as error:  # whatever the network, the disk or the library may raise: the caller has words for it
+    except Exception as error:  # the network, the disk or the library may raise anything: the caller words it
         return {"error": "unreachable", "detail": f"{type(error).__name__}: {_first_line(error)}"}
 
 
@@ -77,7 +77,7 @@ def _do(request: dict[str, Any], api: Any) -> dict[str, Any]:
     if request["op"] == "sha":
         return {"sha": api.repo_info(repo, revision=revision, repo_type=kind, timeout=20).sha}
     if request["op"] == "list":
-        api.repo_info(repo, revision=revision, repo_type=kind, timeout=20)  # fails at once where listing would try for minutes
+        api.repo_info(repo, revision=revision, repo_type=kind, timeout=20)  # fails at once where listing would retry for minutes
         tree = api.list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
         files = [
             {"path": f.path, "size": f.size, "oid": f.blob_id, "sha256": f.lfs.sha256 if f.lfs else None}

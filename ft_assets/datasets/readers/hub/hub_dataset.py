@@ -1,12 +1,12 @@
-"""A dataset on a Hugging Face Hub as input: its id, which pins a commit, and the file that its split becomes here.
+"""A dataset on a Hugging Face Hub as input: its id, which pins a commit, and the file made from its split.
 
     hf://ORG/NAME@COMMIT                    the split ``train``
     hf://ORG/NAME@COMMIT:validation         another split
     hf://ORG/NAME@COMMIT/CONFIG:test        of one configuration
     hf://ORG/NAME@COMMIT/data/some.jsonl    one file
-    hf://datasets/...                       the same, as the Hub's own tools write it
+    hf://datasets/...                       the same, as written by the Hub's own tools
 
-COMMIT is a full commit hash: a branch moves, and with it the data that a job has been trained on.
+COMMIT is a full commit hash: a branch moves, and with it the data that a job was trained on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPE = re.compile(
     re.ASCII,
 )
 LOOK_S = 60.0
-"""Time that the Hub has to list a repository."""
+"""Seconds that the Hub has to list a repository."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +55,12 @@ class HubId:
 class HubFile:
     hub_id: HubId
     path: Path
-    """One file with every row of the split: its only file, or its shards in order; rows are numbered through."""
+    """One file with every row of the split: its only file, or its shards in order; rows are numbered continuously."""
     filename: str
     sources: tuple[str, ...]
     """Files of the repository that it was made of."""
     num_bytes: int
-    """Of the sources, as the Hub stores them."""
+    """Bytes of the sources, as stored on the Hub."""
 
 
 def is_hub_id(text: str) -> bool:
@@ -68,7 +68,7 @@ def is_hub_id(text: str) -> bool:
 
 
 def parse_hub_id(text: str, *, endpoint: str | None = None, token: str | None = None, scratch: Path | None = None) -> HubId:
-    """The id that `text` spells. One without a commit is refused; with `endpoint` and `scratch`, the refusal names today's."""
+    """Parses an id. One without a commit is refused; with `endpoint` and `scratch`, the refusal names the current one."""
     match = SHAPE.fullmatch(text.strip())
     if match is None:
         raise InvalidRequest(f"{text[:200]!r} is no id of the form hf://ORG/NAME@COMMIT[/CONFIG][:SPLIT]", code="invalid_hub_id")
@@ -102,9 +102,9 @@ def _unpinned(repo: str, revision: str, *, endpoint: str | None, token: str | No
 
 
 def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str | None = None, max_bytes: int = MAX_BYTES) -> HubFile:
-    """Downloads the split that `hub_id` names into `target_dir` and joins its shards. What was downloaded before is not again.
+    """Downloads the split that `hub_id` names into `target_dir` and joins its shards. Files downloaded before are reused.
 
-    Every byte is checked against the hashes that the commit records. `max_bytes`: of the files as they are stored there.
+    Every byte is checked against the hashes that the commit records. `max_bytes`: limit on the stored files.
     """
     if not endpoint:
         raise InvalidRequest(f"{hub_id} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled")
@@ -156,7 +156,7 @@ def _refusal(kind: str, detail: str, hub_id: HubId, endpoint: str, has_token: bo
 
 
 def _verify(path: Path, listed: Mapping[str, Any]) -> None:
-    """Refuses a download that is not the file of the commit: by sha256 for large files, by git's own hash for the others."""
+    """Refuses a download that differs from the file of the commit: by sha256 for large files, by git's own hash for the others."""
     sha256, size = listed["sha256"], path.stat().st_size
     digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with path.open("rb") as stream:

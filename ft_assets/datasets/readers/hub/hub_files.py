@@ -1,4 +1,4 @@
-"""Which files of a Hub repository make up a split: by its card's ``configs``, by names, or by the path that was asked for."""
+"""Chooses the files of a Hub repository that make up a split: by its card's ``configs``, by names, or by the requested path."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ft_assets.errors import InvalidRequest, NotFound
 
 DATA_FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet)(\.gz|\.zst)?\Z", re.IGNORECASE)
 NO_DATA = re.compile(r"(?:^|/)(?:\.[^/]*|dataset_infos?\.json|state\.json|config\.json|package(?:-lock)?\.json)(?:/|\Z)")
-"""Hidden files, and JSON that describes instead of holding rows."""
+"""Hidden files, and JSON metadata without rows."""
 SHARD = re.compile(r"(?:^|/)([\w.]+)-\d{5}-of-\d{5}\.")
-"""``data/train_sft-00000-of-00002.parquet``: the library that writes it names the split so."""
+"""``data/train_sft-00000-of-00002.parquet``: the naming scheme of the library that writes it."""
 SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Words in paths that name a split, as the Hub itself takes them."""
+"""Words in paths that name a split, as on the Hub itself."""
 MAX_PATTERN_CHARS = 512
-"""Of a card's pattern for files; a path of ten folders is shorter."""
+"""Length of a card's file pattern; a path of ten folders is shorter."""
 MAX_COMPARISONS = 1_000_000
-"""Of files with a card's patterns: 100 patterns in a repository of 10,000 files."""
+"""Comparisons of files with a card's patterns: 100 patterns in a repository of 10,000 files."""
 FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
 def pick(paths: Sequence[str], readme: str, *, config: str | None, path: str | None, split: str) -> list[str]:
-    """The files of `split` in order. Raises with what there is to choose from, where nothing or too much fits."""
+    """Returns the files of `split` in order. If none or too many match, raises with the choices."""
     data = sorted(p for p in paths if DATA_FILE.search(p) and not NO_DATA.search(p))
     if path is not None:
         if path not in paths:
@@ -59,7 +59,7 @@ def _kind(path: str) -> str:
 
 
 def _of_config(data: Sequence[str], config: str | None) -> list[str]:
-    """Files below a folder that is called as the configuration."""
+    """Returns the files below a folder named like the configuration."""
     if config is None:
         return list(data)
     found = [p for p in data if p.startswith((f"{config}/", f"data/{config}/"))]
@@ -70,7 +70,7 @@ def _of_config(data: Sequence[str], config: str | None) -> list[str]:
 
 
 def _by_name(data: Iterable[str]) -> dict[str, list[str]]:
-    """Splits that the names of files and folders speak of; files that speak of none are ``train`` if no other file does."""
+    """Returns the splits named by files and folders; files that name none are ``train`` if no other file is."""
     splits: dict[str, list[str]] = {}
     unnamed: list[str] = []
     for path in data:
@@ -85,7 +85,7 @@ def _by_name(data: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _by_card(data: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None) -> dict[str, list[str]] | None:
-    """Splits as the dataset card declares them; None for a card that declares no files."""
+    """Returns the splits that the dataset card declares; None for a card that declares no files."""
     configs = [c for c in configs if c.get("data_files") or c.get("data_dir")]
     if not configs:
         return None
@@ -125,10 +125,10 @@ def _card_configs(readme: str) -> list[Mapping[str, Any]]:
     match = FRONT_MATTER.match(readme)
     if not match:
         return []
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # twenty times as fast, where it was built
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # twenty times as fast, if it was built
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(match.group(1), Loader=loader)):
-            return []  # a few aliases of aliases can stand for gigabytes, and no card needs them
+            return []  # nested aliases can expand to gigabytes, and no card needs them
         front = yaml.load(match.group(1), Loader=loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
@@ -137,7 +137,7 @@ def _card_configs(readme: str) -> list[Mapping[str, Any]]:
 
 
 def _matching(pattern: str, paths: Sequence[str]) -> list[str]:
-    """The `paths` that `pattern` means: ``*`` within a folder, ``**`` as a folder for any number of them, ``?`` one character."""
+    """Returns the `paths` that match `pattern`: ``*`` within a folder, ``**`` as a folder for any number of them, ``?`` one character."""
     pattern = pattern.removeprefix("./")
     if len(pattern) > MAX_PATTERN_CHARS:
         raise InvalidRequest(
@@ -153,9 +153,9 @@ def _same_name(pattern: str, name: str) -> bool:
 
 
 def _matches(pattern: Sequence[str], items: Sequence[str], star: str, same: Callable[[str, str], bool]) -> bool:
-    """`items` are what `pattern` says, where `star` stands for any number of them.
+    """Returns whether `items` match `pattern`, where `star` stands for any number of them.
 
-    Only the last star is ever given more: every item is compared with every part of the pattern once at most.
+    Only the last star is ever extended: every item is compared with every part of the pattern at most once.
     """
     part = item = given = 0
     last_star = -1

@@ -14,13 +14,13 @@ from ft_assets.datasets.readers.parquet_rows import decoded_bytes, plan_reading
 from ft_assets.datasets.readers.raw_row import MAX_ROW_BYTES
 
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 64 << 20
-"""Rows, and bytes of values, of a row group that is written: many small ones would make the footer long."""
+"""Rows, and bytes of values, per written row group: many small ones would make the footer long."""
 MAX_HEADER_BYTES = 1 << 20
-"""Of a CSV: 10,000 columns with names of 100 characters."""
+"""Bytes of a CSV header: 10,000 columns with names of 100 characters."""
 
 
 def join_shards(paths: Sequence[Path], target: Path, *, max_bytes: int) -> Path:
-    """One file with the rows of all `paths`: the only one itself, or `target` with a suffix for its format."""
+    """Returns one file with the rows of all `paths`: the only one itself, or `target` with a suffix for its format."""
     if len(paths) == 1:
         return paths[0]
     kinds = {sniff(p, filename=p.name, max_bytes=max_bytes).format for p in paths}
@@ -39,7 +39,7 @@ def join_shards(paths: Sequence[Path], target: Path, *, max_bytes: int) -> Path:
 
 
 def _join_text(paths: Sequence[Path], target: Path, *, one_header: bool, max_bytes: int) -> None:
-    """Lines after lines, decompressed; the header of each CSV but the first is left out, and must be the same."""
+    """Concatenates lines, decompressed; the header of each CSV except the first is left out, and must be the same."""
     header: bytes | None = None
     with target.open("wb") as out:
         for path in paths:
@@ -67,7 +67,7 @@ def _join_text(paths: Sequence[Path], target: Path, *, one_header: bool, max_byt
 
 
 def _join_parquet(paths: Sequence[Path], target: Path, *, max_bytes: int) -> None:
-    """Row groups of rows as they come; values that a dictionary repeats are written out a few rows at a time."""
+    """Writes row groups as rows arrive; values that a dictionary repeats are expanded a few rows at a time."""
     total = 0
     try:
         planned = [(path, *plan_reading(path, max_bytes=max_bytes)) for path in paths]
@@ -96,7 +96,7 @@ def _join_parquet(paths: Sequence[Path], target: Path, *, max_bytes: int) -> Non
 
 
 def _pieces(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The rows of `batches` in parts that take at most ``GROUP_BYTES`` written out, and how many bytes each part takes."""
+    """Yields the rows of `batches` in parts of at most ``GROUP_BYTES`` expanded, with the bytes of each part."""
     for batch in batches:
         waiting = [batch]
         while waiting:
@@ -118,7 +118,7 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _plain_field(field: pa.Field) -> pa.Field:
-    """`field` with the values themselves where it has a dictionary of them."""
+    """Returns `field` with the plain value type instead of a dictionary."""
     return pa.field(field.name, _plain(field.type), nullable=field.nullable)
 
 
