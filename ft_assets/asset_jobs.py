@@ -1,4 +1,5 @@
-"""The Dagster jobs of a fine-tuning job, keyed by ``<tenant>:<job>``: the scheduler releases the first three, an order the last."""
+"""The Dagster jobs of a fine-tuning job, keyed by ``<tenant>:<job>``: the scheduler releases the first three, an ordered evaluation the
+last."""
 
 import os
 

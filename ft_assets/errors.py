@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 
 class Fault(enum.StrEnum):
-    """Who is answerable for a failure."""
+    """Who is responsible for a failure."""
 
     USER = "user"
     PLATFORM = "platform"
@@ -39,7 +39,7 @@ class FtError(Exception):
     fault: ClassVar[Fault] = Fault.PLATFORM
     http_status: ClassVar[int] = 500
     request_id: str | None = None
-    """Of the API call that was answered with it, where one was: what an operator needs to find it."""
+    """Id of the API call that returned it, if any: an operator finds it by this id."""
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class FtError(Exception):
         return (_rebuild, (type(self), self.message, self.code, self.param), {"request_id": self.request_id})
 
     def to_dict(self) -> dict[str, str | None]:
-        """``{code, message, param}``: what a job's ``error`` field and an API error body carry."""
+        """Returns ``{code, message, param}``: the content of a job's ``error`` field and of an API error body."""
         return {"code": self.code, "message": self.message, "param": self.param}
 
 
@@ -68,7 +68,7 @@ class InvalidRequest(FtError):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body of a request is larger than its path takes."""
+    """The body of a request exceeds the limit of its path."""
 
     default_code = "body_too_large"
     http_status = 413
@@ -79,7 +79,7 @@ class InvalidDataset(InvalidRequest):
 
     default_code = "invalid_training_file"
     options: str = ""
-    """Options of ``ft check`` and ``ft upload`` that would read the file, as ``--encoding windows-1252``; empty where none would."""
+    """Options of ``ft check`` and ``ft upload`` that would read the file, such as ``--encoding windows-1252``; empty if none would."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, fields, state = super().__reduce__()
@@ -87,7 +87,7 @@ class InvalidDataset(InvalidRequest):
 
 
 class QuotaExceeded(InvalidRequest):
-    """Admission would pass one of the tenant's limits."""
+    """Admission would exceed one of the tenant's limits."""
 
     default_code = "exceeded_quota"
     http_status = 429
@@ -102,7 +102,7 @@ class Unauthenticated(FtError):
 
 
 class Forbidden(FtError):
-    """The key is valid but lacks the scope that the call needs."""
+    """The key is valid but lacks the scope that the call requires."""
 
     default_code = "insufficient_scope"
     fault = Fault.USER
@@ -110,7 +110,7 @@ class Forbidden(FtError):
 
 
 class NotFound(FtError):
-    """No such object of this tenant; another tenant's object looks just the same."""
+    """No such object of this tenant; another tenant's object looks the same."""
 
     default_code = "not_found"
     fault = Fault.USER
@@ -118,7 +118,7 @@ class NotFound(FtError):
 
 
 class Conflict(FtError):
-    """The object's present state forbids the call."""
+    """The object's current state forbids the call."""
 
     default_code = "invalid_state"
     fault = Fault.USER
@@ -126,7 +126,7 @@ class Conflict(FtError):
 
 
 class RateLimited(FtError):
-    """More requests than the key, or an address without one, may send; the same call is answered a moment later."""
+    """More requests than the key, or an address without one, may send; retry after a moment."""
 
     default_code = "rate_limit_exceeded"
     fault = Fault.USER
@@ -140,7 +140,7 @@ class LineageIncomplete(FtError):
 
 
 class NotAdmitted(FtError):
-    """Training was started for a job that holds no reservation; nothing was run."""
+    """Training was started for a job without a reservation; nothing was run."""
 
     default_code = "not_admitted"
     fault = Fault.AMBIGUOUS
@@ -148,7 +148,7 @@ class NotAdmitted(FtError):
 
 
 class Unavailable(FtError):
-    """A part of the platform did not answer; the same call may succeed later."""
+    """A part of the platform did not answer; a retry may succeed."""
 
     default_code = "unavailable"
     http_status = 503
@@ -161,12 +161,12 @@ class IntegrityError(FtError):
 
 
 def family(root: type[FtError] = FtError) -> list[type[FtError]]:
-    """Every class of the family, root first, depth first: the documentation test walks it."""
+    """Returns every class of the family, root first, depth first; the documentation test uses it."""
     return [root, *(c for sub in root.__subclasses__() for c in family(sub))]
 
 
 def from_dict(data: dict[str, Any], cls: type[FtError] = FtError) -> FtError:
-    """Rebuild an error from :meth:`FtError.to_dict`, as the class that owns its code if one does."""
+    """Rebuilds an error from :meth:`FtError.to_dict`, as the class that owns its code if there is one."""
     by_code: dict[str, type[FtError]] = {c.default_code: c for c in family()}
     kind = by_code.get(str(data["code"]), cls)
     return kind(str(data["message"]), code=str(data["code"]), param=data.get("param"))

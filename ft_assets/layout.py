@@ -31,7 +31,7 @@ FILENAME = re.compile(r"[A-Za-z0-9._ ()+@=,-]{1,255}")
 
 
 def checked_id(value: str, *, what: str = "id") -> str:
-    """`value` if it is safe as one path segment; a clear refusal if not."""
+    """Returns `value` if it is safe as one path segment; refuses it otherwise."""
     if not ID.fullmatch(value):
         raise InvalidRequest(
             f"{what} {value[:80]!r} is not valid: use letters, digits, '_' and '-', at most 128, starting with a letter or digit",
@@ -42,7 +42,7 @@ def checked_id(value: str, *, what: str = "id") -> str:
 
 
 def safe_filename(name: str) -> str:
-    """`name` reduced to its last segment and to characters that are safe in a key."""
+    """Returns `name` reduced to its last segment and to characters that are safe in a key."""
     last = name.replace("\\", "/").rsplit("/", 1)[-1].lstrip(".")
     cleaned = "".join(c if FILENAME.fullmatch(c) else "_" for c in last)[-255:]
     return cleaned or "file"
@@ -69,7 +69,7 @@ def dataset_prefix(tenant: str, dataset_id: str) -> str:
 
 
 def suite_key(tenant: str | None, suite_id: str) -> str:
-    """Items of a suite; without a tenant it is the operator's."""
+    """Key of a suite's items; without a tenant it is the operator's."""
     root = "suites" if tenant is None else f"{tenant_prefix(tenant)}/suites"
     return f"{root}/{checked_id(suite_id)}.jsonl"
 
@@ -107,7 +107,7 @@ def adapter_prefix(tenant: str, adapter_id: str) -> str:
 
 
 def evaluation_key(tenant: str, adapter_id: str, evaluation_id: str) -> str:
-    """Report of an evaluation of the registered adapter; its job's own lies under :func:`eval_prefix`."""
+    """Key of an evaluation report of the registered adapter; its job's own is under :func:`eval_prefix`."""
     return f"{adapter_prefix(tenant, adapter_id)}/evaluations/{checked_id(evaluation_id)}/report.json"
 
 

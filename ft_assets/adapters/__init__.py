@@ -1,1 +1,1 @@
-"""Adapters: the record of what a job produced, its package, its promotion, and the state that the fleet should reach."""
+"""Adapters: the record of a job's result, its package, its promotion, and the desired state of the inference servers."""

@@ -1,4 +1,4 @@
-"""The ``adapter`` asset: the registered, versioned result of a job, with its complete lineage; and what it is judged by later."""
+"""The ``adapter`` asset: the registered, versioned result of a job, with its complete lineage; and its later evaluations."""
 
 import dagster as dg
 
@@ -15,7 +15,7 @@ from resources.dagster.run_tags import page_of_asset, runs_of_job
 
 @dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"])
 def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """Registered as a draft, promoted or quarantined; ends the job."""
+    """The adapter, registered as a draft, promoted or quarantined; ends the job."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
@@ -47,7 +47,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
 
 
 class EvaluationOrder(dg.Config):
-    """Which ordered evaluation to carry out."""
+    """Id of the ordered evaluation."""
 
     evaluation_id: str
 

@@ -1,4 +1,4 @@
-"""What objects of a cluster have in common here: names, labels, and pods that hold no more rights than a model server needs."""
+"""Common parts of cluster objects: names, labels, and pods with no more rights than a model server needs."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from ft_assets.training.memory.gpus import CONTEXT_BYTES, GIB, GPUS
 from ft_assets.training.model_shapes import ModelShape
 
 Manifest = dict[str, Any]
-"""One object, as it is written in YAML."""
+"""One object, as written in YAML."""
 DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}", re.ASCII)
 PORT = 8000
 USER = 10_001
-"""Any but root: nothing in the images belongs to it."""
+"""Any user but root: nothing in the images belongs to it."""
 GPU_SHARE = 0.9
-"""Of a GPU's memory that vLLM takes (its ``--gpu-memory-utilization``)."""
+"""Share of a GPU's memory that vLLM uses (its ``--gpu-memory-utilization``)."""
 FULL_SEQUENCES = 4
-"""Sequences of full length that the cache has room for at least; vLLM does not start where not one fits."""
+"""Least sequences of full length that fit into the cache; vLLM does not start if not one fits."""
 WORKING_BYTES = 3 * GIB
-"""On each GPU: activations of a batch of prompts, and CUDA graphs."""
+"""Memory on each GPU for activations of a batch of prompts, and CUDA graphs."""
 PARALLEL = (1, 2, 4, 8)
 WEIGHT_BYTES = 2
-"""Of a parameter, served in bfloat16."""
+"""Bytes per parameter, served in bfloat16."""
 VLLM = ("python3", "-m", "vllm.entrypoints.openai.api_server")
-"""Without the ``vllm`` command: builds for other hardware are distributed under other names, which that command does not find."""
+"""Avoids the ``vllm`` command: builds for other hardware are distributed under other names, which that command does not find."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSettings:
-    """Where model servers run; of the operator."""
+    """The operator's settings for model servers."""
 
     vllm_image: str
-    """By digest: what is served tomorrow is what was tried today. For pools, with the plugin of ``deploy/vllm`` in it."""
+    """By digest, so that the image does not change. For pools, with the plugin of ``deploy/vllm`` in it."""
     platform_image: str
     """By digest, with this package: fetches and checks a model's files before its server starts."""
     object_store: str
     """``s3://bucket/prefix``, as the platform's ``FT_OBJECT_STORE``."""
     namespace: str = "ft-platform"
-    """The platform's own: a claim can be mounted in its namespace alone, and platform and servers share the adapters'."""
+    """The platform's own namespace: a claim can be mounted only in its namespace, and platform and servers share the adapters'."""
     gpu: str = "h100-80gb"
-    """One of the names of ``ft_assets.training.memory.GPUS``: how much memory a server has."""
+    """A key of ``ft_assets.training.memory.GPUS``: how much memory a server has."""
     gpu_resource: str = "nvidia.com/gpu"
     node_selector: Mapping[str, str] = field(default_factory=dict)
     base_models_claim: str = "ft-base-models"
-    """Volume claim with a directory for each base model, read-only; its name there is the model's digest."""
+    """Volume claim with a directory for each base model, read-only; named by the model's digest."""
     adapters_claim: str = "ft-adapters"
     """Volume claim with the directories of served adapters and their index, ``ReadWriteMany``: the platform mounts it at
     ``<FT_HOME>/work/adapters`` and writes, servers read."""
     credentials_secret: str = "ft-object-store"
     """Secret whose keys are environment variables of the object store's client: read access is enough."""
     inference_secret: str = "ft-inference"
-    """Secret whose key ``token`` is the platform's ``FT_INFERENCE_TOKEN``: servers answer ``/v1`` with it alone."""
+    """Secret whose key ``token`` is the platform's ``FT_INFERENCE_TOKEN``: servers require it for ``/v1``."""
     max_model_len: int = 8192
-    """Tokens of prompt and answer together, where the model can take more: room in the cache is paid for in GPUs."""
+    """Tokens of prompt and answer together, if the model can take more: cache space is paid for in GPUs."""
     gateway_namespace: str = ""
-    """Of the inference gateway, whose proxy calls the servers that the endpoint picker names. Empty: there is none."""
+    """Namespace of the inference gateway, whose proxy calls the servers that the endpoint picker names. Empty: there is none."""
     callers: tuple[str, ...] = ()
-    """Further namespaces whose pods may call a server, next to `namespace` (with the platform and the endpoint picker in it) and the
+    """Additional namespaces whose pods may call a server, besides `namespace` (with the platform and the endpoint picker in it) and the
     gateway's. vLLM requires its key under ``/v1`` only; anyone who reaches it may call the rest (``/metrics``, ``/tokenize``)."""
 
     def __post_init__(self) -> None:
@@ -75,9 +75,9 @@ class ClusterSettings:
 
 
 def num_gpus(shape: ModelShape, settings: ClusterSettings, *, max_model_len: int, adapters_bytes: int = 0) -> int:
-    """The fewest GPUs that hold weights, adapters and a cache; ``ValueError`` where a node's eight do not.
+    """Returns the fewest GPUs that hold weights, adapters and a cache; ``ValueError`` if a node's eight do not.
 
-    Heads are shared out whole, so only numbers that divide them are looked at.
+    A GPU holds whole heads, so only numbers that divide them are considered.
     """
     cache = 2 * shape.num_layers * shape.kv_size * WEIGHT_BYTES * max_model_len * FULL_SEQUENCES
     needed = shape.num_parameters * WEIGHT_BYTES + cache + adapters_bytes
@@ -92,7 +92,7 @@ def num_gpus(shape: ModelShape, settings: ClusterSettings, *, max_model_len: int
 
 
 def label(value: str) -> str:
-    """`value` as the value of a label: as it is where it may, else shortened and told apart by a hash."""
+    """Returns `value` as the value of a label: unchanged if allowed, else shortened with a hash."""
     if re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", value, re.ASCII):
         return value
     safe = re.sub(r"[^A-Za-z0-9]+", "-", value).strip("-")[:50].rstrip("-")
@@ -100,7 +100,8 @@ def label(value: str) -> str:
 
 
 def object_name(*parts: str, longest: int = 63) -> str:
-    """A name that Services take too: lower-case letters, digits and hyphens, at most `longest`. Other parts make another name."""
+    """Returns a name that Services accept too: lower-case letters, digits and hyphens, at most `longest`. Different parts give different
+    names."""
     text = "-".join(parts)
     safe = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if safe == text and len(safe) <= longest and len(parts) <= 2:
@@ -121,12 +122,12 @@ def labels(component: str, instance: str, **more: str) -> dict[str, str]:
 
 
 def selector(component: str, instance: str) -> dict[str, str]:
-    """What never changes of the labels of a server's pods."""
+    """Returns the immutable labels of a server's pods."""
     return {"app.kubernetes.io/component": component, "app.kubernetes.io/instance": instance}
 
 
 def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str, str], mounts: Iterable[Manifest]) -> Manifest:
-    """A container that can write to its mounts alone and gain nothing."""
+    """Security context of a container that can write only to its mounts and cannot gain privileges."""
     return {
         "name": name,
         "image": image,
@@ -144,7 +145,8 @@ def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str
 def vllm_container(
     settings: ClusterSettings, args: Sequence[str], *, gpus: int, env: Mapping[str, str], mounts: Iterable[Manifest]
 ) -> Manifest:
-    """vLLM with its probes: not asked before its weights are loaded, and replaced when its engine has died (``/health`` is 503 then)."""
+    """vLLM with its probes: receives no requests before its weights are loaded, and is replaced when its engine has died (``/health`` is
+    503 then)."""
     quiet = {"HOME": "/tmp", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CACHE_ROOT": "/tmp/vllm"}
     command = [*VLLM, *args, "--port", str(PORT)]
     if gpus > 1:
@@ -223,7 +225,7 @@ def service(name: str, settings: ClusterSettings, labels: Mapping[str, str], sel
 
 
 def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
-    """Ingress from the servers' own namespace, the gateway's and the callers', to the one port."""
+    """Ingress from the servers' own namespace, the gateway's and the callers', to one port."""
     spaces = dict.fromkeys(space for space in (settings.namespace, settings.gateway_namespace, *settings.callers) if space)
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in spaces]
     return {
@@ -254,14 +256,14 @@ def deployment(meta: Manifest, template: Manifest, *, selects: Mapping[str, str]
 
 
 def headless(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
-    """A DNS name for each pod of a StatefulSet, from its start on: whether it answers is seen by asking."""
+    """A DNS name for each pod of a StatefulSet, from its start on: callers test whether it answers."""
     ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(selects), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(name, settings, labels), "spec": spec}
 
 
 def stateful_set(meta: Manifest, template: Manifest, *, selects: Mapping[str, str], replicas: int) -> Manifest:
-    """Pods that keep their names, behind the headless Service of the same name. All start at once; an update replaces one by one."""
+    """Pods with stable names, behind the headless Service of the same name. All start at once; an update replaces them one by one."""
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -278,5 +280,5 @@ def stateful_set(meta: Manifest, template: Manifest, *, selects: Mapping[str, st
 
 
 def to_yaml(objects: Iterable[Manifest]) -> str:
-    """One document for each object, fields in the order in which people write them."""
+    """Returns one YAML document for each object, with fields in the usual order."""
     return "---\n".join(yaml.safe_dump(o, sort_keys=False, width=140) for o in objects)

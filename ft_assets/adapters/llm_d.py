@@ -1,9 +1,9 @@
-"""Pools and routes for llm-d: many adapters on one base behind an inference gateway, and a tenant's weights between versions.
+"""Pools and routes for llm-d: many adapters on one base behind an inference gateway, and a tenant's traffic weights between versions.
 
-A pool is a StatefulSet of vLLM with the platform's plugin, whose replicas the platform reaches by name, and an InferencePool over its
-pods: the endpoint picker sends a request to the replica that has its adapter and its prefix in memory, and where it is new the plugin
-finds it in the index. A route is an InferenceModelRewrite: requests for the tenant's own name are shared out by weight. Such a route draws
-anew for each request; the platform's own gateway keeps a caller with one version.
+A pool is a StatefulSet of vLLM with the platform's plugin, whose replicas the platform reaches by name, and an InferencePool over its pods:
+the endpoint picker sends a request to the replica that has its adapter and its prefix in memory; for a new adapter the plugin finds it in
+the index. A route is an InferenceModelRewrite: requests for the tenant's own name are distributed by weight. Such a route draws anew for
+each request; the platform's own gateway keeps a caller on one version.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ COMPONENT = "adapter-pool"
 BASE, ADAPTERS = "/base-model", "/adapters"
 POOL_GROUP, REWRITE_GROUP = "inference.networking.k8s.io", "inference.networking.x-k8s.io"
 PLUGINS = "ft_adapter_index,ft_base_rows,ft_free_on_unload"
-"""The plugins of ``deploy/vllm`` alone: vLLM's own file resolver follows ``..`` in names."""
+"""Only the plugins of ``deploy/vllm``: vLLM's own file resolver follows ``..`` in names."""
 MAX_WEIGHT = 1_000_000
 LONGEST_NAME = 52
-"""Of a StatefulSet: a label of its pods holds its name, a hyphen and a hash, in 63 characters."""
+"""Length of a StatefulSet's name: a label of its pods holds its name, a hyphen and a hash, in 63 characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Pool:
     max_loras: int = 8
     """Adapters in one batch: each has a slot on the GPU."""
     max_cpu_loras: int = 256
-    """Adapters that a replica holds in memory. At least as many as are loaded: others are read from disk in the middle of traffic."""
+    """Adapters that a replica holds in memory. At least as many as are loaded: others are read from disk under traffic."""
     max_rank: int = MAX_RANK
     picker: str = "ft-endpoint-picker"
     """Service of the endpoint picker, in the same namespace."""
@@ -52,18 +52,18 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """Of the bytes, not of the model's id alone: servers of an updated base are a pool of their own."""
+        """Digest of the bytes, not the model's id alone: servers of an updated base are a pool of their own."""
         return cluster.object_name("ft-pool", self.base_model, self.base_digest[:12], longest=LONGEST_NAME)
 
 
 def environment(pool: Pool, settings: ClusterSettings) -> dict[str, str]:
-    """What the platform's processes are told to lead this pool; URLs of further pools go into the same variable."""
+    """Environment variables with which the platform manages this pool; URLs of further pools go into the same variable."""
     urls = (f"http://{pool.name}-{number}.{pool.name}.{settings.namespace}.svc:{cluster.PORT}" for number in range(pool.replicas))
     return {"FT_INFERENCE_URLS": ",".join(urls), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
 
 
 def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
-    """StatefulSet with its headless Service, NetworkPolicy and InferencePool."""
+    """Returns a StatefulSet with its headless Service, NetworkPolicy and InferencePool."""
     labels = cluster.labels(COMPONENT, pool.name, base_model=pool.base_model, base_digest=pool.base_digest[:12])
     selects = cluster.selector(COMPONENT, pool.name)
     traces = {"base_model": pool.base_model, "base_digest": pool.base_digest}
@@ -114,10 +114,11 @@ def _server(pool: Pool, settings: ClusterSettings) -> Manifest:
 
 
 def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], pool: str, settings: ClusterSettings) -> Manifest:
-    """Requests for ``<tenant>/<name>`` shared out between `targets`: the models' names on the servers of `pool`, with their weights.
+    """Returns a route that distributes requests for ``<tenant>/<name>`` between `targets`: the models' names on the servers of `pool`, with
+    their weights.
 
-    The tenant is part of what is matched: a rewrite holds for the whole pool, and two tenants may have the same name. Whoever fronts the
-    gateway has to put it there, as it knows who is asking.
+    The tenant is part of what is matched: a rewrite holds for the whole pool, and two tenants may use the same name. The proxy in front of
+    the gateway must add it, because it knows the caller.
     """
     shares = [(model, weight) for model, weight in targets if weight > 0]
     if not shares:

@@ -1,8 +1,8 @@
-"""The package of an adapter: what may be served, and the manifest that says which bytes it is.
+"""The package of an adapter: the servable files, and the manifest with their digests.
 
-A package is a directory of ``adapter_model.safetensors``, ``adapter_config.json`` and ``manifest.json``. The servers
-themselves check little (wrong shapes, another base's weights and NaN load with a 200 and then answer wrongly, also to
-other tenants), so everything is checked here and in :mod:`ft_assets.adapters.servability`, before a byte reaches a server.
+A package is a directory of ``adapter_model.safetensors``, ``adapter_config.json`` and ``manifest.json``. The servers themselves check
+little (wrong shapes, another base's weights and NaN load with a 200 and then give wrong answers, also to other tenants), so everything is
+checked here and in :mod:`ft_assets.adapters.servability`, before a byte reaches a server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Package:
 
 
 def read(directory: Path) -> Package:
-    """Config and tensor shapes of the adapter in `directory`; ``IntegrityError`` if a file is absent or torn."""
+    """Reads config and tensor shapes of the adapter in `directory`; ``IntegrityError`` if a file is missing or torn."""
     for name in (CONFIG, WEIGHTS):
         if (directory / name).is_symlink() or not (directory / name).is_file():
             raise IntegrityError(f"{directory} holds no file {name}; an adapter is {CONFIG} and {WEIGHTS}")
@@ -60,13 +60,14 @@ def read(directory: Path) -> Package:
 
 
 def verify(directory: Path, *, base_shapes: Mapping[str, Sequence[int]], served_name: str, max_rank: int = MAX_RANK) -> list[Refusal]:
-    """Every reason why the adapter in `directory` may not be served on this base; empty if it may. Whatever the files hold, it answers.
+    """Returns every reason why the adapter in `directory` may not be served on this base; empty if it may. Never raises, whatever the files
+    hold.
 
-    1. The files are there, whole, plain, safetensors only, and there are no others.
-    2. The config is well formed, asks for nothing that the servers refuse or ignore, and names the base as it is served.
+    1. The files exist, are complete, plain, safetensors only, and there are no others.
+    2. The config is well formed, uses nothing that the servers refuse or ignore, and names the base as it is served.
     3. Ranks are allowed and at most `max_rank`.
-    4. Each tensor belongs to a module of the base that the config names, in pairs, of a type that servers read, with the shapes of base
-       and rank.
+    4. Each tensor belongs to a module of the base that the config names, in pairs, of a type that servers read, with the shapes of base and
+       rank.
     5. Every number is finite, and within the range of half precision.
     """
     try:
@@ -97,7 +98,7 @@ def unsafe_files(directory: Path) -> Iterator[Refusal]:
 
 
 def odd_files(directory: Path) -> Iterator[Refusal]:
-    """What an adapter has no use for: other files, directories, links (which could lead to bytes of others), devices."""
+    """Returns what an adapter does not need: other files, directories, links (which could lead to bytes of others), devices."""
     for path in sorted(directory.iterdir()):
         if path.is_symlink() or not path.is_file():
             yield Refusal(code="odd_files", detail=f"{path.name[:160]!r} is not a plain file")
@@ -106,9 +107,9 @@ def odd_files(directory: Path) -> Iterator[Refusal]:
 
 
 def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
-    """Make the package of a trained adapter in the new directory `target`; returns the sha256 of its manifest.
+    """Makes the package of a trained adapter in the new directory `target`; returns the sha256 of its manifest.
 
-    The weights are copied as they are; the config names the base as it is served (servers match it by that text).
+    The weights are copied unchanged; the config names the base as it is served (servers match it by that text).
     """
     package = read(source)
     target.mkdir(parents=True)
@@ -119,7 +120,7 @@ def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> 
 
 
 def write_manifest(target: Path, *, served_name: str, base_digest: str) -> str:
-    """List the files of a package and the base that they came from; returns the sha256 of the list."""
+    """Lists the files of a package and the base that they came from; returns the sha256 of the list."""
     files = {p.name: {"sha256": file_sha256(p), "bytes": p.stat().st_size} for p in sorted(target.iterdir())}
     body = json.dumps({"format": 1, "base_model": served_name, "base_digest": base_digest, "files": files}, indent=2, sort_keys=True)
     (target / MANIFEST).write_text(body, encoding="utf-8")
@@ -127,7 +128,7 @@ def write_manifest(target: Path, *, served_name: str, base_digest: str) -> str:
 
 
 def manifest_files(manifest: bytes, *, sha256: str) -> dict[str, str]:
-    """Name and sha256 of each file that `manifest` lists, after checking that it is the manifest meant by `sha256`."""
+    """Returns name and sha256 of each file that `manifest` lists, after comparing its digest with `sha256`."""
     actual = hashlib.sha256(manifest).hexdigest()
     if actual != sha256:
         raise IntegrityError(f"the manifest's sha256 is {actual}, the registry says {sha256}; restore the adapter's files from a backup")
@@ -135,7 +136,7 @@ def manifest_files(manifest: bytes, *, sha256: str) -> dict[str, str]:
 
 
 def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
-    """Differences between the files in `directory` and their manifest; empty if there are none."""
+    """Returns the differences between the files in `directory` and their manifest; empty if there are none."""
     try:
         files = manifest_files((directory / MANIFEST).read_bytes(), sha256=manifest_sha256)
     except (IntegrityError, OSError) as e:

@@ -1,12 +1,12 @@
-"""Promotion: every reason why an adapter may not go to production, at once.
+"""Promotion: all reasons why an adapter may not go to production.
 
-1. ``needs_own_server``: it is an adapter. A whole model is refused for that alone, whatever else may be said of it.
+1. ``needs_own_server``: it is an adapter. A whole model is refused for that reason alone.
 2. ``stage``: its stage may become production (a quarantined or archived one may not).
 3. ``gate_failed``: its evaluation passed the gate.
-4. ``needs_approval``: a person has approved it, where its job asked for that.
-5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it
-   was judged again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on.
-6. ``manifest_mismatch``: its files are the ones that were registered.
+4. ``needs_approval``: a person has approved it, if its job requires that.
+5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it was evaluated
+   again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on.
+6. ``manifest_mismatch``: its files are the registered ones.
 7. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
 """
 
@@ -23,17 +23,17 @@ from ft_assets.adapters.whole_model import OWN_SERVER
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """What promotion looks at: the record, what is being served, and what was found in the files."""
+    """Input of promotion: the record, the served bases, and the findings in the files."""
 
     record: AdapterRecord
     served_digests: Sequence[str]
-    """Digests of the base, of every server that tells it; the catalogue's if none does."""
+    """Digests of the base, of every server that reports it; the catalogue's if none does."""
     from_servers: bool
     """Whether the servers reported `served_digests`."""
     accepted_digests: Set[str]
-    """Digests on which it may be served: the one that it was trained on, and those on which it was judged again and passed."""
+    """Digests on which it may be served: the one that it was trained on, and those on which it was evaluated again and passed."""
     catalogue_digest: str = ""
-    """Digest that the base's id stands for: after an update, servers serve the bytes of before until they are started again."""
+    """Digest that the base's id stands for: after an update, servers serve the earlier bytes until they are restarted."""
     file_refusals: Sequence[Refusal]
     """Differences from the manifest (``package.check_files``)."""
     package_refusals: Sequence[Refusal]
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def refusals(candidate: Candidate) -> list[Refusal]:
-    """Why `candidate` may not be promoted, in the order of the rules; empty if it may."""
+    """Returns why `candidate` may not be promoted, in the order of the rules; empty if it may."""
     if candidate.record.type == FULL:
         return [OWN_SERVER]
     return [*_record_refusals(candidate), *candidate.file_refusals, *candidate.package_refusals]
@@ -61,7 +61,7 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
 
 
 def base_mismatch(candidate: Candidate) -> Refusal | None:
-    """Why it may not be served on what is served, or will be once the servers are started again."""
+    """Returns why it may not be served on the served base, or on the one that servers load at their next start."""
     record, catalogue = candidate.record, candidate.catalogue_digest
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:

@@ -14,7 +14,7 @@ from ft_assets.errors import LineageIncomplete
 LORA, FULL = "lora_adapter", "full_model"
 MAY_BE_NULL = frozenset({"promoted_at", "parent_adapter_id", "parent_checkpoint_id"})
 LORA_ONLY = frozenset({"rank", "alpha", "modules"})
-"""Fields that a full model has no value for."""
+"""Fields without a value for a full model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class AdapterRecord:
     id: str
     tenant_id: str
     name: str
-    """``ft:<base>:<tenant>:<suffix>:<opaque>``: what a request puts into ``model``; never used for anything else again."""
+    """``ft:<base>:<tenant>:<suffix>:<opaque>``: the value of ``model`` in requests; never reused."""
     type: str
     """``lora_adapter`` or ``full_model``."""
     base_model: str
@@ -44,20 +44,20 @@ class AdapterRecord:
     stage: Stage
     created_at: datetime
     promoted_at: datetime | None
-    """When it last became a production adapter; None before the first time."""
+    """When it last became a production adapter; None if never."""
     parent_adapter_id: str | None = None
-    """The adapter that its training started from; None unless it was a warm start."""
+    """The adapter that its training started from; None without a warm start."""
     parent_checkpoint_id: str | None = None
     """The same for a start from a checkpoint."""
     approval: str = "none"
-    """``none`` where nobody has to approve it; else ``pending``, ``approved`` or ``rejected``."""
+    """``none`` if no approval is required; else ``pending``, ``approved`` or ``rejected``."""
 
     @property
     def suffix(self) -> str:
         return parse_name(self.name).suffix
 
     def to_row(self) -> dict[str, Any]:
-        """Columns of the table ``adapters``."""
+        """Returns the columns of the table ``adapters``."""
         return {**asdict(self), "modules": list(self.modules), "metrics": dict(self.metrics), "stage": self.stage.value}
 
     @classmethod
@@ -67,7 +67,7 @@ class AdapterRecord:
 
 
 def check_complete(record: AdapterRecord) -> AdapterRecord:
-    """`record` if every link of its lineage is there; ``LineageIncomplete`` naming the gaps if not."""
+    """Returns `record` if every link of its lineage exists; raises ``LineageIncomplete`` naming the gaps."""
     optional = MAY_BE_NULL | (LORA_ONLY if record.type == FULL else frozenset())
     gaps = [f.name for f in fields(record) if f.name not in optional and _is_gap(getattr(record, f.name))]
     if gaps:
@@ -94,12 +94,12 @@ class AdapterName:
 
     @property
     def logical(self) -> str:
-        """The name without its version: stands for the newest production adapter of this lineage."""
+        """Returns the name without its version, which stands for the newest production adapter of this lineage."""
         return f"ft:{self.base}:{self.tenant}:{self.suffix}"
 
 
 def make_name(base: str, tenant: str, suffix: str | None, opaque: str) -> AdapterName:
-    """The name of a new adapter; what the user wrote as suffix is reduced to what is safe in a name."""
+    """Returns the name of a new adapter; the user's suffix is reduced to characters that are safe in a name."""
     safe = re.sub(r"[^a-z0-9_-]+", "-", (suffix or "").lower()).strip("-")[:64]
     return AdapterName(base=base, tenant=tenant, suffix=safe, opaque=opaque)
 

@@ -1,7 +1,7 @@
-"""One ordered evaluation is carried out: the registered files of an adapter, judged on the base that was named; the end is written.
+"""Carries out one ordered evaluation: evaluates the registered files of an adapter on the named base, and records the outcome.
 
-A failed run leaves the order for the next one, three in all. Its tenant is told of a verdict that fails, in the adapter's job. An adapter
-that waited for a verdict on its updated base is promoted after a pass, if its job asked for that.
+A failed run leaves the order for the next one, three in all. The tenant is notified of a failed verdict in the adapter's job. An adapter
+that waited for a verdict on its updated base is promoted after a pass, if its job requested that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ft_assets.evals.step import Judged
 BEAT_EVERY_S = 5.0
 PASSED_EVENT = "reevaluation_passed"
 SETTLED, LOOKED_BACK = timedelta(minutes=1), timedelta(days=1)
-"""A run that lives goes on in seconds; what nobody took up in a day is a person's to promote."""
+"""A live run continues within seconds; a promotion that was not continued within a day is left to a person."""
 UPDATED = (
     "does not pass its gate on the bytes that its base model was updated to while it was trained, and is not served: train it again on "
     "those:"
@@ -61,7 +61,7 @@ ABOUT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """What is judged, read when its run begins."""
+    """Subject of the evaluation, read when its run begins."""
 
     record: AdapterRecord
     job: sa.Row[Any]
@@ -70,14 +70,14 @@ class Subject:
 
 
 def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMapping:
-    """Carry out a queued evaluation and return its row as it is then; one that is not queued any more is returned as it is.
+    """Carries out a queued evaluation and returns its updated row; one that is no longer queued is returned unchanged.
 
-    An error is written down first and then raised: whoever runs this sees it too.
+    An error is recorded first and then raised, so that the caller sees it too.
     """
     held = evaluations.claim(platform, evaluation_id)
     if held is None:
         ended = evaluations.find(platform, evaluation_id)
-        _go_on(platform, ended)  # the run before may have died between verdict and promotion
+        _go_on(platform, ended)  # the previous run may have died between verdict and promotion
         return ended
     with _beating(platform, held) as watch:
         try:
@@ -108,7 +108,7 @@ def _subject(platform: Platform, held: RowMapping) -> Subject:
 
 
 def _check_reads_alike(platform: Platform, record: AdapterRecord, digest: str) -> None:
-    """Held-out rows are kept as tokens: they say nothing to a base that splits text otherwise."""
+    """Refuses a base with another tokenizer: held-out rows are kept as tokens, which are meaningless to it."""
     if digest == record.base_digest:
         return
     trained_on, judged_on = (platform.models.get_pinned(record.base_model, d) for d in (record.base_digest, digest))
@@ -148,7 +148,7 @@ def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: S
 
 
 def _end(platform: Platform, held: RowMapping, subject: Subject, evaluated: Evaluated) -> None:
-    """The verdict and what its tenant is told, in one transaction; nothing of a run that was taken for dead."""
+    """Records the verdict and the tenant's notification in one transaction; does nothing for a run that was declared dead."""
     with platform.engine.begin() as conn:
         if not evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated, subject.rules, platform.clock())):
             return
@@ -168,12 +168,13 @@ def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated, *, waited: 
 
 
 def _waits(record: AdapterRecord) -> bool:
-    """Whether the adapter was never served: what keeps it from that is the verdict on its updated base, a person, or its job's wish."""
+    """Returns whether the adapter was never served: it waits for the verdict on its updated base, an approval, or its job's request."""
     return record.stage in (Stage.DRAFT, Stage.STAGING) and record.promoted_at is None
 
 
 def take_up(platform: Platform) -> list[str]:
-    """Go on after passes on updated bases whose run died before it did; the ids of those evaluations. A second call finds nothing."""
+    """Continues after passes on updated bases whose run died before it did; returns the ids of those evaluations. A second call finds
+    nothing."""
     table, seen = evaluations_table, job_events
     now = platform.clock()
     told = sa.exists().where(
@@ -196,9 +197,9 @@ def take_up(platform: Platform) -> list[str]:
 
 
 def _go_on(platform: Platform, ended: RowMapping) -> None:
-    """After a pass on the base that was updated while it was trained: promote the adapter if its job asked for that, or say what to do.
+    """After a pass on a base that was updated during training: promotes the adapter if its job requested that, or records the next step.
 
-    Where the base was updated once more meanwhile, the evaluation on the present bytes is ordered.
+    If the base was updated again meanwhile, orders the evaluation on the current bytes.
     """
     record = adapters.find_record(platform, ended["tenant_id"], ended["adapter_id"])
     if not (ended["state"] == evaluations.SUCCEEDED and ended["kind"] == evaluations.BASE_UPDATE and _waits(record)):
@@ -215,7 +216,7 @@ def _go_on(platform: Platform, ended: RowMapping) -> None:
 
 
 def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
-    """Promote it where its job asked for that and nobody has to approve it first; what its tenant is told."""
+    """Promotes it if its job requested that and no approval is pending; returns the tenant's notification."""
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
     said = f"Adapter {record.name} holds on the bytes that its base was updated to"
@@ -231,7 +232,7 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
 
 
 class _Held:
-    """Beats for a claimed evaluation until its run is not its own any more; then nobody wants the result."""
+    """Sends heartbeats for a claimed evaluation until the run no longer owns it; then its result is not needed."""
 
     def __init__(self, platform: Platform, held: RowMapping) -> None:
         self._platform, self._held = platform, held

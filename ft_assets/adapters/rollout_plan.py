@@ -1,15 +1,15 @@
-"""Rollout: what each inference server has to do so that it serves what is desired, and what the servers amount to together.
+"""Rollout: the actions that bring each inference server to the desired state, and the combined state of the servers.
 
 Rules, for one server:
 
-1. Desired and not served: load. One that was refused for good is left alone until it is promoted again; one that failed for
-   now is left alone until its time comes.
-2. Desired and served from another directory than the desired one: unload and load; a name must mean one directory. Where the unload
-   fails, the load is left to a later round.
-3. Desired, served, and not seen to answer yet: probe. Only then do requests go there.
-4. Served but desired unloaded: unload, once the requests that were on their way have had the time to end.
+1. Desired and not served: load. One that was refused permanently is left alone until it is promoted again; one that failed temporarily
+   until its time comes.
+2. Desired and served from another directory than the desired one: unload and load; a name must mean one directory. If the unload fails, the
+   load is left to a later round.
+3. Desired, served, and not yet observed to answer: probe. Requests are routed there only after that.
+4. Served but desired unloaded: unload, after the requests in flight have had time to end.
 5. Desired and served on bytes of the base that it is not (any more) accepted on: unload at once.
-6. Served under an ``ft:`` name that nobody desires (left by an older state): unload. Other names are not ours.
+6. Served under an ``ft:`` name that is not desired (left by an older state): unload. Other names are not ours.
 7. Loads come before the unloads of rules 4 and 6, so that a swap never leaves a moment without an answer; then by name.
 """
 
@@ -23,25 +23,25 @@ LOADED, UNLOADED, FAILED = "loaded", "unloaded", "failed"
 WITHDRAWN = "no longer desired"
 NOT_ACCEPTED = "not accepted on the bytes that this server serves"
 LONGEST_WAIT_S = 60.0
-"""Between two attempts to load, however often it failed."""
+"""Longest pause between two attempts to load, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Desired:
-    """One row of the desired state, as it concerns one server."""
+    """One row of the desired state for one server."""
 
     name: str
     loaded: bool
     directory: str
-    """Where its files are (or will be) on the server's node."""
+    """Directory of its files on the server's node, present or future."""
     proven: bool = False
-    """The server was seen to answer with it."""
+    """The server was observed to answer with it."""
     accepted: bool = True
     """It may be served on the bytes of this server's base."""
     refused: bool = False
-    """The server refused it for good."""
+    """The server refused it permanently."""
     not_before: float = 0.0
-    """Unix seconds before which nothing is done: a failed load waits for its next attempt, an unload for requests under way."""
+    """Unix seconds before which nothing is done: a failed load waits for its next attempt, an unload for requests in flight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What one server makes of one adapter."""
+    """State of one adapter on one server."""
 
     url: str
     ready: bool
@@ -62,7 +62,7 @@ class Seen:
 
 
 def plan(desired: Sequence[Desired], served: Mapping[str, str], *, now: float) -> list[Action]:
-    """Actions that lead one server from `served` (directory by name) to `desired`; none if they agree."""
+    """Returns the actions that lead one server from `served` (directory by name) to `desired`; none if they agree."""
     loads: list[Action] = []
     unloads: list[Action] = []
     for want in sorted(desired, key=lambda d: d.name):
@@ -94,15 +94,15 @@ def _towards(want: Desired, where: str | None, now: float) -> list[Action]:
 
 
 def wait_s(failures: int) -> float:
-    """Seconds from the last of so many failed attempts in a row to the next one: 1, 2, 4, ..., 60."""
+    """Returns the seconds from the last of so many consecutive failed attempts to the next one: 1, 2, 4, ..., 60."""
     return min(LONGEST_WAIT_S, 2.0 ** min(failures - 1, 10)) if failures > 0 else 0.0
 
 
 def together(pool: Sequence[Seen], *, loaded: bool) -> tuple[str, str | None]:
-    """What the servers of one base make of an adapter, and why that is not what is desired (`loaded`); None where it is.
+    """Returns the state of an adapter on the servers of one base, and why it differs from what is desired (`loaded`); None if it does not.
 
-    Desired loaded, it counts as ``loaded`` once every server that is ready serves it, and as ``failed`` when none does and
-    one refused it for good. Desired unloaded, it counts as ``unloaded`` once no server that is ready has it.
+    Desired loaded, it counts as ``loaded`` once every server that is ready serves it, and as ``failed`` when none does and one refused it
+    permanently. Desired unloaded, it counts as ``unloaded`` once no server that is ready has it.
     """
     ready = [s for s in pool if s.ready]
     have = [s for s in ready if s.observed == LOADED]

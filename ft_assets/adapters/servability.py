@@ -1,7 +1,7 @@
-"""What a server can make of an adapter: every reason against it, from the config's text and the tensors' names, types and shapes.
+"""Whether servers can serve an adapter: every reason against it, from the config's text and the tensors' names, types and shapes.
 
-The rules are vLLM's, and stricter where vLLM loads with a 200 what it then computes wrongly: another base's shapes, a config whose rank
-is not the tensors', a switch that it does not know, tensors that the config does not speak of.
+The rules are vLLM's, and stricter where vLLM loads with a 200 what it then computes wrongly: another base's shapes, a config whose rank is
+not the tensors', an unknown switch, tensors that the config does not mention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ RANKS = hyperparameters.ENGINE_RANKS
 MAX_RANK = hyperparameters.MAX_RANK
 """The limit at submission is the limit here."""
 MAX_ALPHA = hyperparameters.LIMITS["alpha"].high
-"""As at submission. Beyond any sense the product overflows in half precision, and one adapter's NaN reaches other tenants' caches."""
+"""Same as at submission. With extreme values the product overflows in half precision, and one adapter's NaN reaches other tenants'
+caches."""
 UNSUPPORTED: Mapping[str, str] = {
     "use_dora": "DoRA",
     "lora_bias": "biases on the LoRA matrices",
@@ -37,17 +38,17 @@ UNSUPPORTED: Mapping[str, str] = {
     "monteclora_config": "MonteCLoRA",
     "ensure_weight_tying": "tied embeddings trained with the adapter",
 }
-"""Switches of adapter_config.json that no server here can serve, and what they stand for."""
+"""Switches of adapter_config.json that no server here can serve, and their meaning."""
 HARMLESS = frozenset((
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode",
     "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
     "megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
     "runtime_config", "target_modules", "task_type", "use_rslora",
 ))  # fmt: skip
-"""Fields of PEFT 0.21 that say how it was trained, or that are looked at below. What is in neither list is a later library's switch:
-refused where it is set, as nobody knows what a server makes of it."""
+"""Fields of PEFT 0.21 about training, or checked below. A field in neither list is a later library's switch: refused if set, because its
+effect on a server is unknown."""
 PLAIN_STARTS = frozenset(("gaussian", "orthogonal", "eva"))
-"""Starts that leave the base as it is; PiSSA, OLoRA, CorDA and LoftQ change it."""
+"""Initializations that leave the base unchanged; PiSSA, OLoRA, CorDA and LoftQ change it."""
 OUTSIDE_LAYERS = frozenset(("lm_head", "embed_tokens", "embed_in", "embed_out", "wte", "wpe", "score", "classifier"))
 """Heads and embeddings: a server would need a copy of them for each adapter, and those with a changed vocabulary cannot be batched."""
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -59,9 +60,9 @@ OTHER_TENSORS: Mapping[str, str] = {
     "lm_head": "is a head, as one is saved when the vocabulary was resized",
     "bias": "is a trained bias",
 }
-"""Parts of names that say what a tensor is which is no LoRA matrix of a linear layer."""
+"""Parts of names of tensors that are not LoRA matrices of a linear layer."""
 PATTERN = re.compile(r"\^?[A-Za-z0-9_.\\]{1,200}\$?")
-"""Names of modules, as whole or as an end; a free expression could be made to run for minutes."""
+"""Names of modules, complete or as a suffix; an arbitrary regular expression could run for minutes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ class Refusal:
 
 
 def of_config(config: object, *, served_name: str, max_rank: int) -> list[Refusal]:
-    """Reasons in the config. A config that is not even formed as one is refused for that alone (``malformed_config``)."""
+    """Returns the reasons in the config. A malformed config is refused for that alone (``malformed_config``)."""
     if malformed := list(_malformed(config)):
         return malformed
     assert isinstance(config, dict)
@@ -81,7 +82,7 @@ def of_config(config: object, *, served_name: str, max_rank: int) -> list[Refusa
 
 
 def _malformed(config: object) -> Iterator[Refusal]:
-    """A NaN in JSON is legal for Python, and as alpha it makes every answer of the batch NaN."""
+    """Checks for NaN, which Python accepts in JSON: as alpha it makes every answer of the batch NaN."""
     if not isinstance(config, dict):
         yield _bad(f"it is a {type(config).__name__}, not an object")
         return
@@ -165,28 +166,28 @@ def _ranks(config: Mapping[str, Any], max_rank: int) -> Iterator[Refusal]:
 
 
 def rank_of(config: Mapping[str, Any], module: str) -> int:
-    """Rank of one module: that of the first matching pattern, else the adapter's."""
+    """Returns the rank of one module: that of the first matching pattern, else the adapter's."""
     return int(_by_pattern(config.get("rank_pattern"), module, config["r"]))
 
 
 def scale_of(config: Mapping[str, Any], module: str) -> float:
-    """What the product of the two matrices is multiplied with: alpha / r, or alpha / sqrt(r) for rsLoRA."""
+    """Returns the factor of the product of the two matrices: alpha / r, or alpha / sqrt(r) for rsLoRA."""
     rank, alpha = rank_of(config, module), float(_by_pattern(config.get("alpha_pattern"), module, config["lora_alpha"]))
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """PEFT's rule: a pattern matches a module whose name it is, or ends with it after a dot."""
+    """Applies PEFT's rule: a pattern matches a module with that name, or whose name ends with it after a dot."""
     return next((value for pattern, value in (patterns or {}).items() if re.match(rf"(.*\.)?({pattern})$", module)), default)
 
 
 def of_tensors(config: Mapping[str, Any], weights: Mapping[str, TensorInfo], base_shapes: Mapping[str, Sequence[int]]) -> list[Refusal]:
-    """Reasons in the names, types and shapes of the tensors, next to a config that has none of its own.
+    """Returns the reasons in the names, types and shapes of the tensors, for a config without reasons.
 
     1. There are tensors, each of a type that servers read.
-    2. Each is the half of a pair on a linear layer of the base, inside of its blocks.
+    2. Each is half of a pair on a linear layer of the base, inside of its blocks.
     3. Its shape follows from the base's and from the config's rank for that module.
-    4. The config's target modules and the tensors' modules are the same ones.
+    4. The config's target modules and the tensors' modules are the same.
     """
     if not weights:
         return [Refusal(code="empty_adapter", detail="the adapter holds no tensors")]
@@ -230,7 +231,7 @@ def _pairing(sides: Mapping[str, set[str]]) -> Iterator[Refusal]:
 
 
 def _targets(config: Mapping[str, Any], adapted: Sequence[str] | Any, base_shapes: Mapping[str, Sequence[int]]) -> Iterator[Refusal]:
-    """Training and evaluation adapt what the config names; a server adapts what has tensors. Both have to be the same."""
+    """Compares modules: training and evaluation adapt what the config names; a server adapts what has tensors. They must be the same."""
     targets = config["target_modules"]
     if isinstance(targets, str):
         return

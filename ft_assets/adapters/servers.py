@@ -1,7 +1,8 @@
-"""A server of its own for a model that was trained whole: the objects that run it on a cluster.
+"""A dedicated server for a fully trained model: the objects that run it on a cluster.
 
-Its files are fetched from the object store by an init container that holds them against the registry's sha256, so what answers is what was
-evaluated; tokenizer and template come from the base model, whose digest is checked too. The server sees neither the store nor its keys.
+An init container fetches its files from the object store and compares them with the registry's sha256, so what is served is what was
+evaluated; tokenizer and template come from the base model, whose digest is checked too. The server has access to neither the store nor its
+keys.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ MODEL, BASES = "/model", "/base-models"
 FETCHES = "resources.inference.fetch_package"
 """Module of the init container."""
 ROOM = 4
-"""Bytes for a parameter on the node: models trained in float32 are stored so."""
+"""Bytes per parameter on the node: models trained in float32 are stored that way."""
 
 
 def render(
     record: AdapterRecord, shape: ModelShape, settings: ClusterSettings, *, context_length: int, replicas: int = 1
 ) -> list[Manifest]:
-    """Deployment, Service and NetworkPolicy; ``Conflict`` for an adapter, which shares a server."""
+    """Returns Deployment, Service and NetworkPolicy; ``Conflict`` for an adapter, which shares a server."""
     if record.type != FULL:
         raise Conflict(
             f"{record.id} is an adapter: it is served beside others on the servers of {record.base_model}; promote it",

@@ -1,8 +1,8 @@
-"""The index of served adapters: what an inference server may load on its own, and which bytes that means.
+"""The index of served adapters: which adapters an inference server may load on its own, and their exact bytes.
 
-A server that was restarted does not wait for the platform: it looks a requested name up here, checks the files against the manifest's
-sha256, and loads them. So the index is written before an adapter is loaded, and an adapter leaves it before it is unloaded: a server
-that is asked in between loads what is wanted, and nothing that is not. Servers of different bytes of a base read different files.
+A restarted server does not wait for the platform: it looks up a requested name here, checks the files against the manifest's sha256, and
+loads them. So the index is written before an adapter is loaded, and an adapter leaves it before it is unloaded: a server that gets a
+request in between loads only what is desired. Servers of different bytes of a base read different files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATTERN = "index-*.json"
 
 
 def filename(base_digest: str) -> str:
-    """Beside the directories of the adapters."""
+    """Located beside the directories of the adapters."""
     return f"index-{base_digest[:16]}.json"
 
 
@@ -26,13 +26,13 @@ def filename(base_digest: str) -> str:
 class Entry:
     name: str
     directory: str
-    """One path segment, below the directory that the index lies in: each node may mount it where it likes."""
+    """One path segment, below the directory of the index: each node may mount it anywhere."""
     manifest_sha256: str
     base_digest: str
 
 
 def render(entries: Iterable[Entry]) -> bytes:
-    """The index of `entries`: the same ones give the same bytes, in whatever order."""
+    """Returns the index of `entries`: the same entries give the same bytes, in any order."""
     body: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: e.name):
         if entry.name in body:
@@ -42,7 +42,7 @@ def render(entries: Iterable[Entry]) -> bytes:
 
 
 def write(path: Path, entries: Iterable[Entry]) -> bool:
-    """Replace the index at `path` as a whole; whether it changed. A reader sees the old one or the new one."""
+    """Replaces the index at `path` atomically; returns whether it changed."""
     body = render(entries)
     if path.is_file() and path.read_bytes() == body:
         return False

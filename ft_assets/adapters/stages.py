@@ -34,7 +34,7 @@ class Stage(enum.StrEnum):
 
 S = Stage
 GRACE = timedelta(days=30)
-"""From deprecation to deletion."""
+"""Time from deprecation to deletion."""
 
 TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.DRAFT: frozenset({S.STAGING, S.PRODUCTION, S.QUARANTINED, S.DEPRECATED, S.ARCHIVED}),
@@ -47,7 +47,7 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
 
 
 def check_transition(adapter_id: str, current: Stage, target: Stage) -> None:
-    """Refuse an illegal move with what would be legal."""
+    """Refuses an illegal move and names the legal ones."""
     if target in TRANSITIONS[current]:
         return
     legal = ", ".join(sorted(TRANSITIONS[current])) or "none: it is final"

@@ -1,4 +1,4 @@
-"""How an evaluated job ends: its adapter registered with its complete lineage, promoted, waiting for a person, or kept in quarantine."""
+"""Ends an evaluated job: registers its adapter with complete lineage, then promotes it, leaves it for approval, or quarantines it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Adapter = Mapping[str, Any]
 
 
 def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
-    """Register the adapter with its complete lineage, keep the verdict, promote it if the job asks for that, and end the job.
+    """Registers the adapter with its complete lineage, stores the verdict, promotes it if the job requests that, and ends the job.
 
-    1. Gate failed: the adapter is kept in quarantine and not served; the job fails with ``gate_failed`` and advice. A monitored
-       job's verdict blocks only an adapter that is not applied or not servable; whatever else failed is told (``monitor_failed``).
-    2. Its base was updated while it was trained: its evaluation on the present one is ordered, and a pass goes on with 3 or 4
+    1. Gate failed: the adapter is quarantined and not served; the job fails with ``gate_failed`` and advice. A monitored job's verdict
+       blocks only an adapter that is not applied or not servable; other failures are reported (``monitor_failed``).
+    2. Its base was updated during training: its evaluation on the current one is ordered, and a pass continues with 3 or 4
        (:mod:`ft_assets.adapters.reevaluation_step`); the job succeeds.
-    3. Approval required: it waits in ``staging`` until somebody approves it; the job succeeds.
+    3. Approval required: it waits in ``staging`` for approval; the job succeeds.
     4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
-    5. A monitored job's adapter was judged by the short suites so far: its evaluation with all of them is ordered.
-    6. A job that has ended already keeps its end; registration and verdict are written once.
+    5. A monitored job's adapter was evaluated with the short suites so far: its evaluation with all of them is ordered.
+    6. A job that has already ended keeps its state; registration and verdict are written once.
     """
     evaluated = load_evaluated(platform, tenant, job_id)
     with platform.engine.connect() as conn:
@@ -102,7 +102,7 @@ def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: Eval
 
 
 def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
-    """The adapter after its promotion and what to say of it; one that may not be served now stays where it is, with the reason."""
+    """Promotes the adapter and returns it with a message; one that may not be served now keeps its stage, with the reason."""
     try:
         with spans.span("promote", ft__adapter=made["id"]):
             made = promotions.promote(platform, made["tenant_id"], made["id"])
@@ -114,7 +114,7 @@ def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, 
 
 
 def _held_back(platform: Platform, made: Adapter, rules: EvalConfig, *, promoted: bool) -> tuple[Adapter, str]:
-    """An adapter that waits for a verdict on its present base, and what follows a pass."""
+    """Returns an adapter that waits for a verdict on its current base, and what follows a pass."""
     if rules.approval == "required":
         return _await_approval(platform, made), f"`ft adapters approve {made['id']} --promote`"
     return made, "it is promoted" if promoted else f"`ft promote {made['id']}`"
@@ -130,7 +130,7 @@ def _await_approval(platform: Platform, made: Adapter) -> Adapter:
 
 
 def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
-    """Id of the evaluation that has to pass before the adapter can be served; None where it can be as it is."""
+    """Returns the id of the evaluation that must pass before the adapter can be served; None if it can be served now."""
     present = platform.models.card(made["base_model"]).digest
     with platform.engine.connect() as conn:
         if present in accepted_bases.accepted_digests(conn, made["id"], made["base_digest"]):
@@ -148,7 +148,7 @@ def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: 
 
 
 def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:
-    """Move the job to its end; False when it has ended otherwise meanwhile."""
+    """Moves the job to its end; returns False if it has ended otherwise meanwhile."""
     with platform.engine.begin() as conn:
         if JobState(locked(conn, job_id)["state"]) in FINAL:
             return False
@@ -159,6 +159,6 @@ def _end(platform: Platform, job_id: str, target: JobState, message: str, warnin
 
 
 def _is_cancelled(platform: Platform, job_id: str) -> bool:
-    """Whether somebody cancelled the job meanwhile."""
+    """Returns whether the job was cancelled meanwhile."""
     with platform.engine.connect() as conn:
         return bool(conn.execute(sa.select(jobs.c.state == JobState.CANCELLED).where(jobs.c.id == job_id)).scalar_one())

@@ -1,4 +1,4 @@
-"""Safetensors files read without torch: names, shapes, and whether every number is finite (bfloat16 included)."""
+"""Reads safetensors files without torch: names, shapes, and whether every number is finite (bfloat16 included)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from ft_assets.errors import IntegrityError
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the format itself bounds it."""
+"""Limit of the format itself."""
 CHUNK = 1 << 22
-"""Values looked at together: bounds memory, whatever the size of a tensor."""
+"""Values examined at once: limits memory, whatever the size of a tensor."""
 FLOATS = ("F32", "F16", "BF16")
-"""What servers take as an adapter's weights."""
+"""Types that servers accept for an adapter's weights."""
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
               "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
-"""Types whose tensors have as many bytes as their shape says."""
+"""Types whose tensors have as many bytes as their shape implies."""
 LARGEST = 65504.0
 """The largest number of half precision, which servers may cast an adapter to."""
 EXPONENT = {"F64": ("<u8", 0x7FF0_0000_0000_0000), "F32": ("<u4", 0x7F80_0000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
@@ -39,7 +39,7 @@ class TensorInfo:
 
 
 def header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of a safetensors file by name; ``IntegrityError`` if it is not one, or torn."""
+    """Returns the tensors of a safetensors file by name; ``IntegrityError`` if it is not one, or torn."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -58,7 +58,7 @@ def header(path: Path) -> dict[str, TensorInfo]:
 
 
 def _check_ranges(name: str, tensors: dict[str, TensorInfo], *, first: int, size: int) -> None:
-    """The format's own rule: tensors lie end to end and fill the file, each as long as type and shape say."""
+    """Checks the format's own rule: tensors are contiguous and fill the file, each as long as its type and shape require."""
     at = first
     for key, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
         if info.start != at:
@@ -80,21 +80,22 @@ def _info(entry: dict[str, object], *, offset: int) -> TensorInfo:
 
 
 def not_finite(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:
-    """Names of the tensors that hold an infinity or a NaN."""
+    """Returns the names of tensors that contain an infinity or a NaN."""
     for name, info in tensors.items():
         if info.dtype in EXPONENT and _largest_bits(path, info) >= EXPONENT[info.dtype][1]:
             yield name
 
 
 def too_large(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:
-    """Names of the tensors that hold a number beyond :data:`LARGEST`."""
+    """Returns the names of tensors with a number beyond :data:`LARGEST`."""
     for name, info in tensors.items():
         if info.dtype in BEYOND and _largest_bits(path, info) > BEYOND[info.dtype]:
             yield name
 
 
 def _largest_bits(path: Path, info: TensorInfo) -> int:
-    """The largest magnitude as its bits without the sign: floats of one sign sort as the integers of their bits, NaN above infinity."""
+    """Returns the largest magnitude as its bits without the sign: floats of one sign sort like the integers of their bits, NaN above
+    infinity."""
     dtype, _ = EXPONENT[info.dtype]
     item = np.dtype(dtype).itemsize
     unsigned = np.array((1 << (8 * item - 1)) - 1, dtype=dtype)
@@ -106,7 +107,7 @@ def _largest_bits(path: Path, info: TensorInfo) -> int:
 
 
 def weight_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a model's weights by name, over all of its safetensors shards."""
+    """Returns the shapes of a model's weights by name, over all of its safetensors shards."""
     shards = sorted(model_dir.glob("*.safetensors"))
     if not shards:
         raise IntegrityError(f"base model {model_dir} has no safetensors weights")

@@ -1,7 +1,7 @@
-"""The package of a whole model, from full-parameter training: its config and weights, and the manifest that says which bytes they are.
+"""The package of a whole model, from full-parameter training: its config and weights, and the manifest with their digests.
 
-It is registered with the lineage of an adapter, and cannot be one: it shares no weights with its base, so no server that serves the base
-can take it in. Tokenizer and template stay the base's, and are put beside the weights by an export.
+It is registered with the lineage of an adapter, but cannot be served as one: it shares no weights with its base, so no server of the base
+can load it. Tokenizer and template stay the base's; an export adds them to the weights.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ SAME = (
 
 
 def is_whole(directory: Path) -> bool:
-    """Whether `directory` holds a whole model instead of an adapter."""
+    """Returns whether `directory` holds a whole model instead of an adapter."""
     return not (directory / CONFIG).is_file() and (directory / MODEL_CONFIG).is_file()
 
 
 def verify(directory: Path, *, base_dir: Path) -> list[Refusal]:
-    """Every reason why the model in `directory` may not be handed out as one trained from `base_dir`; empty if it may.
+    """Returns every reason why the model in `directory` cannot have been trained from `base_dir`; empty if it can.
 
-    1. The files are there, whole, and safetensors only.
+    1. The files exist, are complete, and safetensors only.
     2. Its architecture is the base's.
-    3. It has the base's tensors, all of them with their shapes, and no other.
+    3. It has exactly the base's tensors, with their shapes.
     4. Every number is finite.
     """
     try:
@@ -73,7 +73,7 @@ def _architecture(config: Mapping[str, Any], base: Mapping[str, Any]) -> Iterato
 
 
 def _shapes(shapes: Mapping[str, Sequence[int]], base: Mapping[str, Sequence[int]], *, tied: bool) -> Iterator[Refusal]:
-    """A tied head may be written or not, by either."""
+    """A tied head may be stored or omitted on both sides."""
     free = {"lm_head.weight"} if tied else set()
     for name in sorted(base.keys() - shapes.keys() - free):
         yield Refusal(code="missing_tensor", detail=f"tensor {name} of the base model is not in it")
@@ -85,7 +85,7 @@ def _shapes(shapes: Mapping[str, Sequence[int]], base: Mapping[str, Sequence[int
 
 
 def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:
-    """Make the package of a trained model in the new directory `target`; returns the sha256 of its manifest."""
+    """Makes the package of a trained model in the new directory `target`; returns the sha256 of its manifest."""
     target.mkdir(parents=True)
     for path in (source / MODEL_CONFIG, source / INDEX, *sorted(source.glob(SHARDS))):
         if path.is_file():

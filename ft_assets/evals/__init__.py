@@ -1,1 +1,1 @@
-"""Evaluation: the adapter next to its base on the same items, and the gate that decides what may be served."""
+"""Evaluation: compares the adapter with its base on the same items; the gate decides what may be served."""

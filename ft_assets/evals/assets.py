@@ -1,4 +1,4 @@
-"""The ``eval_report`` asset: the adapter next to its base on the same items, and the gate's verdict as an asset check."""
+"""The ``eval_report`` asset: compares the adapter with its base on the same items, with the gate's verdict as an asset check."""
 
 import warnings
 
@@ -10,13 +10,13 @@ from ft_assets.partitions import JOBS, parse
 from ft_assets.platform_resource import PlatformResource, owned_by, watched
 
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
-# A partitioned check is a preview in Dagster 1.13; without it there is one status over all tenants.
+# A partitioned check is in preview in Dagster 1.13; without it there is one status over all tenants.
 GATE = dg.AssetCheckSpec("gate", asset="eval_report", partitions_def=JOBS, description="May the adapter be promoted?")
 
 
 @dg.asset(partitions_def=JOBS, group_name="evals", code_version="2", deps=["checkpoint", "dataset"], check_specs=[GATE])
 def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """Scores of base, adapter and last accepted adapter, the proof that the adapter is applied, and the verdict."""
+    """Scores of base, adapter and last accepted adapter, the check that the adapter is applied, and the verdict."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):

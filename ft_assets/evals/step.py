@@ -1,8 +1,8 @@
-"""From a trained adapter to a report and a verdict, on the base that it was trained on or on any other.
+"""Evaluates a trained adapter and stores report and verdict, on the base that it was trained on or on any other.
 
-Where an evaluation works, and what its process is called, follows from what is judged. So whoever asks again, after a step or a machine
-has died, adopts the process that still runs, or starts one that goes on from the journal of the last; a process that nobody follows
-ends itself. Answers of bases and of accepted adapters are kept by digest: nobody is asked the same question twice.
+The work directory of an evaluation and the name of its process follow from what is judged. So a repeated call, after a step or a machine
+has died, adopts the process that still runs, or starts one that continues from the journal; a process without a follower ends itself.
+Answers of bases and of accepted adapters are kept by digest: no question is answered twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ft_assets.training.checkpoints import manifest_digest, verify
 
 LEASE_NAME = "lease"
 GENERATED_BY = "generated_by"
-"""Key of a job's metadata: the model that wrote its training data, if one did."""
+"""Metadata key of the model that wrote the job's training data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,19 +54,19 @@ class Judged:
 
     tenant: str
     job: sa.Row[Any]
-    """The job that trained it: its held-out rows, its pack and its method are what it is judged by."""
+    """The job that trained it: provides its held-out rows, its pack and its method."""
     adapter_dir: Path
     """Files of the adapter or whole model on this machine, verified by the caller."""
     manifest_sha256: str
     base_model: str
     base_dir: Path
     base_digest: str
-    """Of the bytes in `base_dir`, verified by the caller: need not be those that the job was trained on."""
+    """Digest of the bytes in `base_dir`, verified by the caller: need not be those that the job was trained on."""
     eval_config: config.EvalConfig
     key: str
     """Object key of the report; samples and raw answers are stored beside it."""
     compare: bool = True
-    """Whether the last accepted adapter of the same lineage stands beside it."""
+    """Whether to compare with the last accepted adapter of the same lineage."""
 
     @property
     def subject_digest(self) -> str:
@@ -74,13 +74,13 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """Of its directory and its processes: the same for the same question."""
+        """Name of its directory and its processes: the same for the same question."""
         body = [self.subject_digest, asdict(self.eval_config), self.key]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
-    """Judge the job's adapter next to its base and the last accepted one; the report is stored and returned. May be run again."""
+    """Compares the job's adapter with its base and the last accepted one; stores and returns the report. May be run again."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
     directory = fetch_final(platform, job_id)
@@ -100,16 +100,16 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -
 
 
 def _own_rules(job: sa.Row[Any], directory: Path) -> config.EvalConfig:
-    """What a job's own evaluation asks; a whole model is evaluated this once, and so completely."""
+    """Returns the questions of a job's own evaluation; a whole model is evaluated only this once, and so completely."""
     rules = config.parse((job.request or {}).get("eval_config"))
     return rules if whole_model.is_whole(directory) else config.short(rules)
 
 
 def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, watch: Watch) -> Evaluated:
-    """Ask, score, judge and store; `watch` hears how far it is and says when to stop.
+    """Generates answers, scores, judges and stores; `watch` receives the progress and decides when to stop.
 
-    Whoever calls this again for the same `judged`, from whichever process of this machine, goes on where the last one was. Once the
-    result is stored, the work directory goes; asked again, the same question is answered by what is stored.
+    A repeated call for the same `judged`, from any process of this machine, continues where the last one was. Once the result is stored,
+    the work directory is removed; later calls return the stored result.
     """
     out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
     asked = judged.eval_config
@@ -149,14 +149,14 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
 
 
 def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[str, Any] | None:
-    """What was found out of the same question before, here or on another machine; a failure is looked at again."""
+    """Returns the stored result of the same question, computed here or on another machine; a failure is computed again."""
     key = result_key(judged.key)
     found = json.loads(platform.objects.get_bytes(key)) if platform.objects.exists(key) else {}
     return found if not found.get("error") and follow_evaluation.answers(found, run) else None
 
 
 def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_items.Item]) -> EvalRun:
-    """The run file's content: the same for the same question, but for what is known by now."""
+    """Returns the run file's content: the same for the same question, except for known answers."""
     out_dir.mkdir(parents=True, exist_ok=True)
     suite_items.write_items(items, out_dir / "holdout.jsonl")
     asked = judged.eval_config
@@ -178,18 +178,20 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_it
 
 
 def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
-    """Names that tell the families of what a judge compares: the base's, here and where it comes from, and the data's author's."""
+    """Returns names that indicate the families of the models that a judge compares: the base's, here and at its origin, and the data's
+    author's."""
     return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
 def _stages(
     settings: Settings, asked: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
 ) -> dict[str, Any]:
-    """What is asked beside the job's own items, by the operator's settings and the job's wishes.
+    """Returns the suites besides the job's own items, by the operator's settings and the job's wishes.
 
     1. Capability suites that the job names, else the operator's.
-    2. The safety set, unless the operator switched it off or the job does not want it to be judged.
-    3. A judge, where the operator has set one up, if the job wants one; else only if answers are free text, which no metric understands.
+    2. The safety set, unless the operator disabled it or the job skips it.
+    3. A judge, if the operator has configured one and the job wants one; by default only if answers are free text, which no metric
+       understands.
     """
     classifier = settings.safety_classifier
     capability = settings.eval_suites if asked.capability is None else asked.capability
@@ -214,7 +216,7 @@ def _stages(
 
 
 def fetch_final(platform: Platform, job_id: str) -> Path:
-    """The job's finished adapter on this machine, verified against its manifest."""
+    """Returns the job's finished adapter on this machine, verified against its manifest."""
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).first()
     if row is None:
@@ -228,7 +230,7 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
 
 
 def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
-    """What the job was trained with: what advice for the next one starts from."""
+    """Returns the job's training inputs, on which advice is based."""
     with platform.engine.connect() as conn:
         mine = (datasets.c.tenant_id == job.tenant_id) & (datasets.c.id == job.dataset_id)
         rows = conn.execute(sa.select(datasets.c.row_count).where(mine)).scalar_one_or_none()
@@ -237,7 +239,7 @@ def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
 
 
 def track(platform: Platform, tenant: str, job_id: str) -> None:
-    """Show the job's evaluation in the tracked run of the attempt that trained its adapter."""
+    """Shows the job's evaluation in the tracked run of the attempt that trained its adapter."""
     with platform.engine.connect() as conn:
         attempt = job_row(conn, tenant, job_id).attempt
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)

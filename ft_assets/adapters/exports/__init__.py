@@ -1,7 +1,7 @@
-"""What a tenant can take along of an adapter: the adapter, merged weights, a GGUF file, the tokenizer; each with a manifest.
+"""Exports of an adapter for a tenant: the adapter, merged weights, a GGUF file, the tokenizer; each with a manifest.
 
-Made by a process of its own (it loads weights), and told apart by what it is made of: the same adapter, base and settings
-are the same export, which is made once.
+Made in a separate process (it loads weights), and identified by the inputs: the same adapter, base and settings are the same export, which
+is made once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Format(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """Of the matrices in a GGUF file; norms and biases are float32 in each."""
+    """Types of the matrices in a GGUF file; norms and biases are always float32."""
 
     F32 = "f32"
     F16 = "f16"
@@ -32,7 +32,7 @@ class Precision(enum.StrEnum):
 
 
 def checked(format: str, precision: str | None) -> tuple[Format, Precision | None]:
-    """What was asked for, if there is such a thing."""
+    """Parses the request, and refuses unknown kinds."""
     if format not in set(Format):
         raise InvalidRequest(f"format {format[:40]!r} is not one of {', '.join(Format)}", code="invalid_format", param="format")
     if format != Format.GGUF and precision is not None:
@@ -49,6 +49,6 @@ def checked(format: str, precision: str | None) -> tuple[Format, Precision | Non
 
 
 def export_key(manifest_sha256: str, base_digest: str, format: Format, precision: Precision | None) -> str:
-    """Names the export by what it is made of."""
+    """Returns the export's key, derived from its inputs."""
     spelled = json.dumps([VERSION, manifest_sha256, base_digest, format, precision])
     return hashlib.sha256(spelled.encode()).hexdigest()[:40]

@@ -1,4 +1,4 @@
-"""From an order to one archive: the files of an export with their manifest and a card; the same order gives the same bytes."""
+"""Makes one archive of an order: the files of an export with their manifest and a card; the same order gives the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENIZER = (
     "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 STORED = {"F64": "F32", "F32": "F32", "F16": "F16", "BF16": "BF16"}
-"""How precisely a proof may look at weights that are stored so."""
+"""Precision of a proof for weights stored in each type."""
 
 Say = Callable[[str], None]
 
@@ -35,9 +35,9 @@ class Order:
     name: str
     """Model name of the adapter."""
     adapter: Mapping[str, Any]
-    """What the manifest says of it: id, job, dataset, digests."""
+    """Fields for the manifest: id, job, dataset, digests."""
     base: Mapping[str, Any]
-    """Catalogue id, repo, revision, digest, licence."""
+    """Catalogue id, repo, revision, digest, license."""
     trained_in_4_bit: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Built:
 
 
 def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
-    """Make the export in `scratch`, prove it where weights were changed or rewritten, and pack it."""
+    """Makes the export in `scratch`, verifies it if weights were changed or rewritten, and packs it."""
     out = scratch / "export"
     out.mkdir()
     made = _MAKERS[order.format](order, out, scratch, say)
@@ -81,7 +81,7 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
 
 
 def pack(directory: Path, archive: Path) -> Path:
-    """The files of `directory` as a tar without times, owners and order of their own."""
+    """Writes the files of `directory` as a tar with normalized times, owners and order."""
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(directory.iterdir()):
             info = tarfile.TarInfo(path.name)
@@ -92,7 +92,7 @@ def pack(directory: Path, archive: Path) -> Path:
 
 
 def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> dict[str, Any]:
-    """As PEFT reads it; its config names the base's repository, so that it loads without this platform."""
+    """Writes PEFT's form; its config names the base's repository, so that it loads without this platform."""
     for path in sorted(order.adapter_dir.iterdir()):
         if path.name not in (package.MANIFEST, package.CONFIG):
             shutil.copyfile(path, out / path.name)
@@ -144,7 +144,7 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, An
 
 
 def _stored(directory: Path) -> str:
-    """The coarsest type that a matrix of the model is stored in."""
+    """Returns the coarsest type in which a matrix of the model is stored."""
     kinds = {t.dtype for f in directory.glob("*.safetensors") for t in tensors.header(f).values() if len(t.shape) > 1}
     return next((k for k in ("BF16", "F16") if k in kinds), "F32")
 
@@ -155,7 +155,7 @@ _MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], dict[str, Any]]] = {
 
 
 def _card(order: Order) -> str:
-    """A model card with what a Hub reads from its front matter."""
+    """Returns a model card with the front matter that a Hub reads."""
     base = order.base["repo"] if order.base.get("repo") not in (None, "local") else None
     whole = whole_model.is_whole(order.adapter_dir)
     kind = "merged" if whole and order.format is Format.ADAPTER else str(order.format)

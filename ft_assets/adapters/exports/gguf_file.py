@@ -1,4 +1,4 @@
-"""A merged model as one GGUF file, as llama.cpp and what is built on it read it: Llama, Mistral, Qwen2 and Qwen3."""
+"""Writes a merged model as one GGUF file for llama.cpp and tools built on it: Llama, Mistral, Qwen2 and Qwen3."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FILE_TYPES: Mapping[Precision, LlamaFileType] = {
     Precision.F32: LlamaFileType.ALL_F32, Precision.F16: LlamaFileType.MOSTLY_F16, Precision.Q8_0: LlamaFileType.MOSTLY_Q8_0,
 }  # fmt: skip
 BLOCK = 32
-"""Values that share a scale in Q8_0; a matrix whose rows are no multiple of it stays in F16."""
+"""Values that share a scale in Q8_0; a matrix whose rows are not a multiple of it stays in F16."""
 
 Array = NDArray[np.float32]
 
 
 def check_architecture(config: Mapping[str, Any]) -> gguf.MODEL_ARCH:
-    """What GGUF calls the architecture; ``gguf_not_supported`` if we cannot write it."""
+    """Returns GGUF's name of the architecture; ``gguf_not_supported`` if it cannot be written."""
     found = ARCHITECTURES.get(str(config.get("model_type")))
     if found is None or config.get("num_experts") or config.get("num_local_experts"):
         raise InvalidRequest(
@@ -51,7 +51,7 @@ def check_architecture(config: Mapping[str, Any]) -> gguf.MODEL_ARCH:
 
 
 def write_gguf(model_dir: Path, target: Path, *, name: str, precision: Precision) -> None:
-    """Write the model in `model_dir`; one matrix at a time is in memory."""
+    """Writes the model in `model_dir`; one matrix at a time is in memory."""
     config = json.loads((model_dir / "config.json").read_text())
     architecture = check_architecture(config)
     writer = GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture], use_temp_file=True)
@@ -116,7 +116,7 @@ def _add_rope(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> N
 
 
 def llama3_factors(rope: Mapping[str, Any], theta: float, head_dim: int, context: int) -> Array:
-    """By how much each frequency is divided: high ones by 1, low ones by the factor, and smoothly in between."""
+    """Returns the divisor of each frequency: 1 for high ones, the factor for low ones, and smoothly in between."""
     original = float(rope.get("original_max_position_embeddings") or context)
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -142,7 +142,7 @@ def _arrays(model_dir: Path, config: Mapping[str, Any], *, permuted: bool) -> It
 
 
 def interleaved(array: Array, heads: int) -> Array:
-    """Rows of each head in the order in which llama.cpp rotates them: pairs side by side, where the Hub's form has two halves."""
+    """Reorders the rows of each head for llama.cpp's rotation: adjacent pairs, where the Hub's form has two halves."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
 
@@ -169,7 +169,7 @@ SPLITS: Mapping[str, str] = {
     rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}": "llama-bpe",
     rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}": "qwen2",
 }
-"""Patterns by which byte-level tokenizers split text, and what llama.cpp calls them."""
+"""Split patterns of byte-level tokenizers, and llama.cpp's names for them."""
 GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -186,7 +186,7 @@ class _TokenizerFiles:
 
 
 def add_tokenizer(writer: GGUFWriter, directory: Path, *, vocab_size: int) -> None:
-    """Write the tokenizer of the model in `directory`; one that llama.cpp would split text by otherwise is refused."""
+    """Writes the tokenizer of the model in `directory`; refuses one that llama.cpp would split text for differently."""
     read = _read_tokenizer(directory, vocab_size)
     model = read.spec["model"]
     if model.get("type") != "BPE":
@@ -205,7 +205,7 @@ def add_tokenizer(writer: GGUFWriter, directory: Path, *, vocab_size: int) -> No
 
 
 def plain_template(template: str) -> str:
-    """The template without the blocks that mark what is trained on, which only trainers know; what it renders stays the same."""
+    """Returns the template without the blocks that mark trained text, which only trainers know; it renders the same."""
     return GENERATION.sub(lambda m: f"{{%{m[1]} {'endif' if m[2] else 'if true'} {m[3]}%}}", template)
 
 
@@ -237,7 +237,7 @@ def _token_type(token: str | None, added: Mapping[str, Any] | None, spec: Mappin
 
 
 def _add_sentencepiece(writer: GGUFWriter, read: _TokenizerFiles) -> None:
-    """Scores stand for merges there: the pair that is merged first makes the token with the highest."""
+    """Scores replace merges there: the pair that is merged first makes the token with the highest."""
     rank: dict[str, int] = {}
     for i, merge in enumerate(read.spec["model"]["merges"]):
         rank.setdefault("".join(merge.split(" ", 1) if isinstance(merge, str) else merge), i)

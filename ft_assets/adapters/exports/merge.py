@@ -1,4 +1,4 @@
-"""Base and adapter become one set of weights: shard by shard, computed in float32, stored as the base is."""
+"""Merges base and adapter into one set of weights: shard by shard, computed in float32, stored in the base's types."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BESIDE = (
     "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
-"""Files of the base that belong to its weights; they are taken over as they are."""
+"""Files of the base that belong to its weights; copied unchanged."""
 
 
 def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
-    """Write the merged model into `target`; the number of matrices that the adapter changed.
+    """Writes the merged model into `target`; returns the number of matrices that the adapter changed.
 
-    A full model in place of an adapter is taken over: it has its weights already.
+    A full model instead of an adapter is copied: it already has its weights.
     """
     copy_beside(base_dir, target)
     if not (adapter_dir / package.WEIGHTS).is_file():
@@ -68,7 +68,7 @@ def _take_over(model_dir: Path, target: Path) -> int:
 
 
 def _pairs(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """A and B of each module."""
+    """Returns A and B of each module."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in weights.items():
         match = package.TENSOR.fullmatch(name)

@@ -1,4 +1,5 @@
-"""Proves that an export answers as base and adapter do: their logits on the same tokens, by another library than the one that merged."""
+"""Verifies that an export answers like base and adapter: compares their logits on the same tokens, computed by a library other than the
+one that merged."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ from ft_assets.errors import FtError
 
 NUM_SEQUENCES, NUM_TOKENS, SEED = 2, 64, 7
 SMALL = 1_500_000_000
-"""Parameters up to which the proof computes in float32; above, in bfloat16, whose rounding is then part of what is seen."""
+"""Parameters up to which the proof computes in float32; above, in bfloat16, whose rounding is then part of the difference."""
 TOLERANCES: Mapping[str, float] = {"F32": 1e-3, "F16": 0.02, "BF16": 0.05, "Q8_0": 0.1}
-"""Mean difference of logits, as a share of their standard deviation, by how the weights are stored: half of the last bit of
-every weight moves an answer by a few percent at most; a wrong scale or a swapped head moves it by tens."""
+"""Mean difference of logits, as a share of their standard deviation, by how the weights are stored: half of the last bit of every weight
+moves an answer by a few percent at most; a wrong scale or a swapped head moves it by tens."""
 LARGE_TOLERANCE = 0.08
-"""Of a model that is computed in bfloat16."""
+"""The same for a model that is computed in bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
     mean_difference: float
-    """Of logits, in standard deviations of the reference's."""
+    """Difference of logits, in standard deviations of the reference's."""
     max_difference: float
-    """Of logits, as they are."""
+    """Absolute difference of logits."""
     top1_agreement: float
     """Share of positions with the same most likely token."""
     adapter_effect: float
-    """Mean difference between base and reference in the same unit: what would be seen if nothing had been merged."""
+    """Mean difference between base and reference in the same unit: the expected value if nothing had been merged."""
     tolerance: float
     compute: str
     num_tokens: int
@@ -50,7 +51,7 @@ class Reference:
 
 
 def reference(base_dir: Path, adapter_dir: Path) -> Reference:
-    """Logits of base and adapter, unmerged."""
+    """Returns the logits of base and adapter, unmerged."""
     dtype = torch.float32 if _num_parameters(base_dir) <= SMALL else torch.bfloat16
     source = base_dir if (adapter_dir / package.WEIGHTS).is_file() else adapter_dir
     model = _load(source, dtype)
@@ -62,14 +63,14 @@ def reference(base_dir: Path, adapter_dir: Path) -> Reference:
         effect = float((logits - plain).abs().mean() / logits.std())
     else:
         logits = _logits(model, base_dir)
-    model.to("meta")  # its weights are freed, though modules refer to each other in cycles
+    model.to("meta")  # frees its weights, though modules refer to each other in cycles
     return Reference(logits=logits, effect=effect, dtype=dtype)
 
 
 def prove(wanted: Reference, exported: Path, *, stored: str, gguf_file: str | None = None) -> Proof:
-    """The proof, or ``export_not_faithful``: an export that answers otherwise is not handed out.
+    """Returns the proof; raises ``export_not_faithful`` if the export answers differently.
 
-    `exported` holds the config and the weights, or the GGUF file, which is then read in their place.
+    `exported` holds the config and the weights, or the GGUF file, which is then read instead.
     """
     options = {} if gguf_file is None else {"gguf_file": gguf_file, "config": _gguf_config(exported)}
     model = _load(exported, wanted.dtype, **options)
@@ -102,7 +103,7 @@ def _load(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
 
 
 def _gguf_config(directory: Path) -> Any:
-    """The model's own config: readers of GGUF do not take all of it from the file. Mistral without a window is Llama there."""
+    """Returns the model's own config: readers of GGUF do not take all of it from the file. Mistral without a window is Llama there."""
     config = AutoConfig.from_pretrained(directory)
     if config.model_type != "mistral":
         return config

@@ -1,1 +1,1 @@
-"""Whether an adapter may be promoted, and what to change in the next run."""
+"""Decides whether an adapter may be promoted, and advises on the next run."""

@@ -1,20 +1,20 @@
 """Advice for the next run, from the curves and the eval report of the last: what to change, to which value, and why.
 
-Rules, in order; each that applies gives one piece of advice, and it never blocks anything:
+Rules, in order; each that applies gives one piece of advice, and none blocks anything:
 
 1. ``not_applied``: the adapter changes nothing. Nothing else is advised.
-2. ``overfit``: validation loss has risen by 5 % or more from its lowest point while training loss went on falling.
-3. ``learning_rate_too_high``: the loss is not finite, ends above where it began, or swings by more than a third of itself.
+2. ``overfit``: validation loss has risen by 5 % or more from its lowest point while training loss continued to fall.
+3. ``learning_rate_too_high``: the loss is not finite, ends above its start, or varies by more than a third of its value.
 4. ``learning_rate_too_low``: over the whole run the loss fell by less than 5 %, smoothly.
 5. ``unstable``: the loss is fine, but three or more gradients of the second half were ten times their median.
 6. ``too_few_steps``: no rule above applies and the last quarter of the run still brought 10 % or more of the whole fall, or there were
    fewer than 8 steps.
-7. ``forgetting``: the gate found a capability suite fallen.
+7. ``forgetting``: the gate found a fallen capability suite.
 8. ``safety_loss``: the gate found too few refusals.
-9. ``wrong_form``: answers are right but for their form, or are to be JSON and are not, or golden prompts lost the form they ask for.
-10. ``hold_out_more``: the task gained enough, and too few items were held out to tell it from noise.
-11. ``too_little_data``: the task did not gain enough, no rule above says why, and there were fewer than 500 examples.
-12. ``underfit``: the task did not gain enough and no rule above says why: the adapter is too small for what it should learn.
+9. ``wrong_form``: answers are right except for their form, or should be JSON and are not, or golden prompts lost the requested form.
+10. ``hold_out_more``: the task gained enough, but too few items were held out to distinguish it from noise.
+11. ``too_little_data``: the task did not gain enough, no rule above explains it, and there were fewer than 500 examples.
+12. ``underfit``: the task did not gain enough and no rule above explains it: the adapter is too small for the task.
 13. ``mismatched_answers``: answers do not depend on their prompts, or repeat them: the training rows are at fault, not the training.
 """
 
@@ -37,7 +37,7 @@ from ft_assets.training.requested_hyperparameters import SERVABLE_RANKS
 from ft_assets.training.stored_specs import global_batch_size
 
 MIN_STEPS = 8
-"""Fewer steps have no shape to read."""
+"""With fewer steps, the curve has no shape to interpret."""
 OVERFIT_RISE = 0.05
 SWING = 0.33
 FLAT = 0.05
@@ -46,15 +46,15 @@ MIN_SPIKES = 3
 ENOUGH_EXAMPLES = 500
 """Below it, more examples are the surest gain: LIMA (Zhou et al. 2023) aligned a model with 1,000, and OpenAI sees a change from 50."""
 SAFETY_SHARE = 0.05
-"""A few percent of safety-preserving examples keep what the base refuses (Qi et al. 2023; Bianchi et al. 2023: 3 %)."""
+"""A few percent of safety-preserving examples preserve the base's refusals (Qi et al. 2023; Bianchi et al. 2023: 3 %)."""
 MAX_SAFETY_SHARE = 0.2
 FORM_GAP = 0.1
-"""By which loosely compared labels must beat exact ones, or JSON answers fall short of all, to be called a fault of form."""
+"""Least lead of loosely compared labels over exact ones, or least deficit of JSON answers, that counts as a fault of form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastRun:
-    """What the run was given; None where it is not known."""
+    """Inputs of the run; None if unknown."""
 
     learning_rate: float | None = None
     num_epochs: float | None = None
@@ -66,7 +66,7 @@ class LastRun:
 
     @classmethod
     def of_spec(cls, spec: Mapping[str, Any] | None, *, num_examples: int | None = None, safety_share: float | None = None) -> Self:
-        """From a frozen spec, as it was stored."""
+        """Reads a frozen spec as stored."""
         opt, lora = (spec or {}).get("optimization") or {}, (spec or {}).get("lora") or {}
         return cls(
             learning_rate=opt.get("learning_rate"),
@@ -84,16 +84,16 @@ class Advice:
     code: str
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers that it was read from."""
+    """The numbers that it is based on."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Hyperparameters for the next run, as ``POST /v1/fine_tuning/jobs`` takes them."""
+    """Hyperparameters for the next run, in the form of ``POST /v1/fine_tuning/jobs``."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | str) -> Self:
-        """Stored advice; of earlier reports, which kept the sentence alone, too."""
+        """Reads stored advice, including that of earlier reports, which stored only the sentence."""
         return cls(code="", message=data) if isinstance(data, str) else cls(**data)
 
 
@@ -104,7 +104,7 @@ def advise(
     verdict: Verdict | None = None,
     run: LastRun | None = None,
 ) -> list[Advice]:
-    """Advice from the lines of ``metrics.jsonl`` and, where there is an evaluation, from its report and verdict."""
+    """Returns advice from the lines of ``metrics.jsonl`` and, if there is an evaluation, from its report and verdict."""
     shape, run = shape_of(curve), run or LastRun()
     if report is not None and not report.adapter_applied:
         return [_not_applied(report, shape, run)]
@@ -126,7 +126,7 @@ def advise(
 
 
 def combined(advice: Sequence[Advice]) -> dict[str, Any]:
-    """Hyperparameters of all advice together; where two disagree the first counts."""
+    """Returns the hyperparameters of all advice together; if two disagree, the first counts."""
     changes: dict[str, Any] = {}
     for one in advice:
         changes |= {name: value for name, value in one.changes.items() if name not in changes}
@@ -274,7 +274,7 @@ def _more_steps(shape: Shape, run: LastRun) -> dict[str, Any]:
 
 
 def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, dict[str, Any]]:
-    """What to do to the learning rate, and its value."""
+    """Returns the change of the learning rate, and its value."""
     how = "to a third" if factor < 1 else f"to {'three' if factor == 3 else f'{factor:.0f}'} times its value"
     peak = shape.peak_rate or run.learning_rate or 0.0
     to = f" (from {peak:.1e} to about {peak * factor:.1e})" if peak else ""
@@ -282,7 +282,7 @@ def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, di
 
 
 def _rank(rank: int, *, down: bool) -> int:
-    """The next rank that the servers load, from 8 up; the same where there is none."""
+    """Returns the next rank that the servers load, from 8 up; the same if there is none."""
     others = [r for r in SERVABLE_RANKS if (8 <= r < rank if down else r > rank)]
     return (max(others) if down else min(others)) if others else rank
 
@@ -296,12 +296,12 @@ def _to(changes: Mapping[str, Any]) -> str:
 
 
 SPIKE = 10.0
-"""A gradient norm this many times the median is a spike: clipping at 1 then throws away nine tenths of what the step had learned."""
+"""Multiple of the median gradient norm that counts as a spike: clipping at 1 then discards nine tenths of what the step had learned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The lowest validation loss, and what became of it."""
+    """The lowest validation loss, and its further course."""
 
     best: float
     best_step: int
@@ -324,9 +324,9 @@ class Shape:
     end: float
     """Mean loss over its last tenth."""
     swing: float
-    """Standard deviation of the steps of the loss in the second half, relative to its end."""
+    """Standard deviation of the loss's steps in the second half, relative to its end."""
     late_share: float
-    """Share of the whole fall that the last quarter brought."""
+    """Share of the whole fall in the last quarter."""
     peak_rate: float
     """Highest learning rate."""
     turn: Turn | None
@@ -342,7 +342,7 @@ class Shape:
 
 
 def shape_of(curve: Sequence[Mapping[str, Any]]) -> Shape:
-    """Of the lines of ``metrics.jsonl`` (training lines carry ``loss``, validation lines ``eval_loss``)."""
+    """Reads the lines of ``metrics.jsonl`` (training lines carry ``loss``, validation lines ``eval_loss``)."""
     train = [row for row in curve if row.get("loss") is not None]
     losses = [float(row["loss"]) for row in train]
     finite = all(math.isfinite(x) for x in losses)

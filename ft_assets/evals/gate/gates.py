@@ -51,13 +51,13 @@ PASSED: Literal["passed"] = "passed"
 QUARANTINED: Literal["quarantined"] = "quarantined"
 MIN_RELATIVE_GAIN: Mapping[Aim, float] = {"answers": 0.05, "preferences": 0.05, "text": 0.0}
 MAX_PERPLEXITY_RATIO: Mapping[Aim, float] = {"answers": 1.0, "preferences": 2.0, "text": 1.0}
-"""Defaults of `EvalConfig`, by what was taught."""
+"""Defaults of `EvalConfig`, by training goal."""
 ALPHA = 0.05
-"""Chance that noise alone passes as a gain, and, where an absolute bar is missed too, as a fall."""
+"""Chance that noise alone passes as a gain, and, if an absolute bar is missed too, as a fall."""
 ALPHA_HARM = 0.01
-"""Chance that noise alone blocks an adapter that is as good as what it is compared with."""
+"""Chance that noise alone blocks an adapter that is as good as its reference."""
 MAX_ORDER_BIAS = 0.5
-"""Share of contradicted verdicts at which a judge's win rate is worth nothing: more of them went by the place than not."""
+"""Share of contradicted verdicts at which a judge's win rate is worthless: the position decided more of them than the answer."""
 EPSILON = 1e-9
 """Scores are means of floats: a gain that is exactly the bar must pass."""
 OK, NOT_MEASURED = "ok", "not_measured"
@@ -72,7 +72,7 @@ BASES: Mapping[Basis, str] = {
 """What rule 3 compared, in words."""
 NOTHING: Basis = "nothing"
 QUIET = frozenset({OK, "no_previous", "skipped"})
-"""Codes of a passed rule that are no warning."""
+"""Codes of a passed rule that are not warnings."""
 
 NEXT_STEPS: Mapping[str, str] = {
     "adapter_not_applied": "look at the loss curve: if it did not move, raise the learning rate; if it did, tell the operator",
@@ -99,7 +99,7 @@ NEXT_STEPS: Mapping[str, str] = {
     "nothing_measured": "give a validation file or a larger dataset",
     "not_measured": "give the rule data, or skip it: eval_config.skip",
 }
-"""What to do about each code; the codes of failures and warnings are these."""
+"""Next steps by code of failures and warnings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,12 +138,12 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Reason codes of what blocks, in the order of the rules."""
+        """Reason codes of blocking findings, in the order of the rules."""
         return tuple(f.code for f in self.findings if f.blocking and not f.passed)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Codes of what does not block and is worth a look, in the order of the rules."""
+        """Codes of findings that do not block but deserve attention, in the order of the rules."""
         shown = [f.code for f in self.findings if f.code not in QUIET and (f.passed or not f.blocking)]
         return tuple(dict.fromkeys(shown))
 
@@ -152,13 +152,13 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """A stored verdict; one of a time before there were modes too."""
+        """Reads a stored verdict, including those from before modes existed."""
         findings = tuple(Finding.from_dict(f) for f in data["findings"])
         return cls(outcome=data["outcome"], findings=findings, mode=data.get("mode", "gate"), basis=data.get("basis"))
 
 
 def judge(report: EvalReport, config: EvalConfig) -> Verdict:
-    """The verdict on `report` under the rules of this module."""
+    """Returns the verdict on `report` under the rules of this module."""
     findings, basis = [_applied(report)], NOTHING
     if findings[0].passed:
         task, perplexity = _task(report, config), _perplexity(report, config)
@@ -180,7 +180,7 @@ def _basis(report: EvalReport, config: EvalConfig, task: Finding, perplexity: Fi
 
 
 def _measured(report: EvalReport, basis: Basis) -> Iterator[Finding]:
-    """What the verdict lacks: any measure at all, or one of generated answers."""
+    """Adds a finding if nothing was measured, or no generated answers were compared."""
     if basis == NOTHING:
         preferences = report.aim == "preferences"
         detail = "no preferences were held out, or of one side only" if preferences else "nothing was held out to measure it on"
@@ -192,7 +192,7 @@ def _measured(report: EvalReport, basis: Basis) -> Iterator[Finding]:
 
 
 def _blocks(finding: Finding, config: EvalConfig, basis: Basis) -> bool:
-    """Whether a failure of this rule would block."""
+    """Returns whether a failure of this rule would block."""
     if finding.rule == "adapter_applied":
         return True
     if finding.rule == "regression" and not config.block_regression:
@@ -203,12 +203,12 @@ def _blocks(finding: Finding, config: EvalConfig, basis: Basis) -> bool:
 
 
 def _unless_skipped(finding: Finding, config: EvalConfig) -> str:
-    """Its code; that nothing was measured for a rule that the job does not want is no warning."""
+    """Returns its code; a rule that the job skips gives no warning for missing measurements."""
     return "skipped" if finding.code == NOT_MEASURED and finding.rule in config.skip else finding.code
 
 
 def task_score(report: EvalReport, config: EvalConfig) -> Score | None:
-    """The score that rule 3 compares: the configured metric, or the one that fits what was taught."""
+    """Returns the score that rule 3 compares: the configured metric, or the one that fits the training goal."""
     metric = task_metric(config, aim=report.aim, literal=report.literal)
     return report.score(VALIDATION if metric in (PERPLEXITY, PREFERENCE_ACCURACY) else HOLDOUT, metric)
 
@@ -222,7 +222,7 @@ def task_metric(config: EvalConfig, *, aim: Aim, literal: bool) -> str:
 
 
 def _finding(rule: str, failure: str | None, detail: str, *, warning: str | None = None, **values: Any) -> Finding:
-    """A failure, else a warning, else fine. Whether it blocks is decided for all rules at once."""
+    """Returns a failure, else a warning, else fine. Whether it blocks is decided for all rules at once."""
     code = failure or warning or OK
     step = NEXT_STEPS.get(code, "")
     return Finding(rule=rule, code=code, passed=failure is None, blocking=True, detail=detail, values=values, next_step=step)
@@ -257,7 +257,7 @@ def _golden(report: EvalReport, config: EvalConfig) -> Finding:
 
 
 def _below(score: Score, least: float) -> tuple[bool, bool, float]:
-    """``(fails, misses the bar within noise, bar)`` of a share that must be at least `least`, or the base's (rules 2, 6 and 10)."""
+    """Returns ``(fails, misses the bar within noise, bar)`` of a share that must be at least `least`, or the base's (rules 2, 6 and 10)."""
     bar = min(least, score.base)
     missed = score.adapter < bar - EPSILON
     alpha = ALPHA if score.base >= least - EPSILON else ALPHA_HARM
@@ -307,7 +307,7 @@ def _failed_control(report: EvalReport, metric: str) -> controls.Failure | None:
 
 
 def _judge_of_task(report: EvalReport, config: EvalConfig) -> Judged | None:
-    """The judge that decides rule 3: of free text, where no metric was chosen and its verdicts can be used."""
+    """Returns the judge that decides rule 3: for free text, if no metric was chosen and its verdicts are usable."""
     free_text = report.aim == "answers" and not report.literal and config.task_metric == "auto"
     found = report.judge if free_text and "judge" not in config.skip else None
     if found is None or found.error or found.order_bias >= MAX_ORDER_BIAS or found.n < significance.least_items(ALPHA_HARM):
@@ -316,7 +316,7 @@ def _judge_of_task(report: EvalReport, config: EvalConfig) -> Judged | None:
 
 
 def _judged_task(found: Judged, control: controls.Failure | None) -> Finding:
-    """By the pairs that the adapter won. A judge may go by style, so answers that ignore or repeat their prompts fail all the same."""
+    """Compares by the pairs that the adapter won. A judge may prefer style, so answers that ignore or repeat their prompts still fail."""
     p = significance.binomial_at_least(found.wins, found.wins + found.losses)
     detail = f"{found.model}: {found.wins} pairs won, {found.losses} lost, {found.draws} drawn; {_chance(p)}, {ALPHA:.0%} allowed"
     failure = "task_not_better" if found.wins <= found.losses else "task_gain_within_noise" if p > ALPHA else None
@@ -348,7 +348,7 @@ def _perplexity(report: EvalReport, config: EvalConfig) -> Finding:
 
 
 def _capability(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
-    """One finding of all suites, and one of those that were asked for by name and have no answers."""
+    """Returns one finding over all suites, and one for requested suites without answers."""
     if config.capability == ():
         return
     asked = {f"capability/{name}" for name in config.capability or ()}
@@ -364,7 +364,7 @@ def _capability(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
 
 
 def _drops(tested: Sequence[Score], config: EvalConfig) -> Finding:
-    """Rule 5 on `tested`: the suites and, of several, their mean."""
+    """Applies rule 5 to `tested`: the suites and, if there are several, their mean."""
     real = significance.holm({s.suite: _p_worse(s) for s in tested}, alpha=ALPHA_HARM)
     fallen = [s for s in tested if -s.gain > config.max_capability_drop + EPSILON]
     blocked, unclear = [s for s in fallen if real[s.suite]], [s for s in fallen if not real[s.suite]]
@@ -377,7 +377,7 @@ def _drops(tested: Sequence[Score], config: EvalConfig) -> Finding:
         detail = "; ".join(map(_drop, blocked)) + f"; {allowed}"
         return _finding("capability", "capability_dropped", detail, **values)
     if unclear:
-        # Of several tests each has a part of the allowance, so each needs more items than it would need alone.
+        # With several tests each has a part of the allowance, so each needs more items than alone.
         needed = max(_needed(s, len(tested)) for s in unclear)
         detail = "; ".join(map(_drop, unclear)) + f"; {allowed}, but noise does as much; about {needed:,} items of a suite would tell"
         return _finding("capability", None, detail, warning="capability_drop_within_noise", items_needed=needed, **values)

@@ -1,1 +1,1 @@
-"""The evaluation process: asks every subject every suite."""
+"""The evaluation process: runs every suite on every subject."""

@@ -1,8 +1,8 @@
-"""Has every subject answer every suite, and keeps each answer at once.
+"""Runs every suite on every subject, and stores each answer at once.
 
-1. The base answers first: what it is compared with, and what the proof needs.
-2. Before it is scored, what is judged must prove that it changes the base's logits on prompts of the job itself.
-3. Answers come from earlier results (``known``), from the journal of a run that was interrupted, or from the model.
+1. The base answers first: it is the reference, and the application check needs its answers.
+2. Before it is scored, the adapter must be shown to change the base's logits on prompts of the job itself.
+3. Answers come from earlier results (``known``), from the journal of an interrupted run, or from the model.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 PROOF_PROMPTS = 8
 """Prompts of the job's own items on which the adapter must show an effect; it fails if it shows none on any."""
 PROOF_PROMPT = "Say something."
-"""Where there are no items at all."""
+"""Used if there are no items."""
 PROOF_TOKENS = 512
-"""Most tokens of such a prompt that are read: its end."""
+"""Most tokens read of such a prompt: its end."""
 
 Section = dict[str, Any]
 Sections = dict[str, Section]
 
 
 class Evaluation:
-    """One run: its suites, the model, and what has been answered."""
+    """One run: its suites, the model, and the answers so far."""
 
     def __init__(self, run: EvalRun, heart: Heart, journal: Journal) -> None:
         self.run, self.heart, self.journal = run, heart, journal
@@ -50,13 +50,13 @@ class Evaluation:
         self.subjects = run_file.subjects(run)
         heart.plan(run_file.num_requests(run, self.suites))
         heart.phase("loading", subject="base")
-        from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heart beats by now
+        from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
 
         self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
     def result(self) -> dict[str, Any]:
-        """The result file's content."""
+        """Returns the result file's content."""
         with self.subject.applied(None):
             base = self._sections("base")
         answered: dict[str, Sections | None] = {"base": base, "adapter": None, "previous": None}
@@ -79,7 +79,7 @@ class Evaluation:
         }
 
     def _judged(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
-        """What is found out about the adapter; its answers, and the previous adapter's, go into `answered`."""
+        """Evaluates the adapter; its answers, and the previous adapter's, go into `answered`."""
         prompts = self._proof_prompts()
         with self.subject.applied(None):
             base = self.subject.logits(prompts)
@@ -107,7 +107,7 @@ class Evaluation:
         return found | {"judge": self._compared(answered)}
 
     def _previous(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
-        """The last accepted adapter is for comparison: if it cannot be loaded, there is none."""
+        """The last accepted adapter is only a comparison: if it cannot be loaded, it is omitted."""
         try:
             if not self._known_whole("previous"):
                 self._add("previous", self.run.previous_adapter_dir)
@@ -127,7 +127,7 @@ class Evaluation:
         return {suite.id: self._section(name, suite) for suite in self.suites}
 
     def _section(self, name: str, suite: Suite) -> Section:
-        """One subject's answers to one suite, in the order of its requests."""
+        """Returns one subject's answers to one suite, in the order of its requests."""
         self.heart.phase("answering", subject=name, suite=suite.id)
         ids = [request.id for request in suite.requests]
         known = self._known(name, suite)
@@ -149,7 +149,7 @@ class Evaluation:
         return dict(found) if found is not None and whole else None
 
     def _known_whole(self, name: str) -> bool:
-        """Whether nothing is left to ask: then the model need not be loaded."""
+        """Returns whether everything is answered: then the model need not be loaded."""
         return all(self._known(name, suite) is not None or not self._left(name, suite) for suite in self.suites)
 
     def _left(self, name: str, suite: Suite) -> bool:
@@ -157,11 +157,11 @@ class Evaluation:
         return any(request.id not in answers for request in suite.requests)
 
     def _journaled(self, name: str) -> str:
-        """What the journal knows a subject by: an interrupted run may be gone on with on other hardware, which answers otherwise."""
+        """Returns a subject's key in the journal: an interrupted run may continue on other hardware, which answers differently."""
         return run_file.known_key(self.run.digest_of(name), self.subject.environment)
 
     def _answered(self, name: str, suite: Suite) -> tuple[Mapping[str, Answer], float]:
-        """Answers and the seconds that they took; of a safety suite with the classifier's verdicts."""
+        """Returns answers and the seconds that they took; for a safety suite with the classifier's verdicts."""
         subject = self._journaled(name)
         kept = self.journal.answered(subject, suite.digest)
         self.heart.answered(len(kept.answers), asked=False)
@@ -176,7 +176,7 @@ class Evaluation:
         return kept.answers, kept.seconds
 
     def _classified(self, name: str, suite: Suite, texts: Answered) -> tuple[Mapping[str, Answer], float]:
-        """Verdicts on the answers to a safety suite, journaled like answers: a classifier may be a model too."""
+        """Returns verdicts on the answers to a safety suite, journaled like answers: a classifier may be a model too."""
         self.heart.phase("classifying", subject=name, suite=suite.id)
         key = (self._journaled(name), f"{suite.digest}/classified")
         kept = self.journal.answered(*key)
@@ -188,7 +188,8 @@ class Evaluation:
         return kept.answers, texts.seconds + kept.seconds
 
     def _compared(self, answered: Mapping[str, Sections | None]) -> dict[str, Any] | None:
-        """A judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a judge."""
+        """Returns a judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a
+        judge."""
         by_id = {suite.id: suite for suite in self.suites}
         suite = by_id.get(suite_items.HOLDOUT) or by_id.get(suite_items.GOLDEN)
         candidate, base = answered["adapter"], answered["base"]
@@ -216,7 +217,7 @@ class Evaluation:
         return found.to_dict()
 
     def _capability(self) -> Sequence[CapabilitySuite]:
-        """Suites that the harness makes of its tasks; its import takes seconds."""
+        """Returns suites made of harness tasks; importing the harness takes seconds."""
         if not self.run.capability:
             return ()
         self.heart.phase("capability")
@@ -228,11 +229,11 @@ class Evaluation:
         )
 
     def _scored(self, sections: Sections) -> dict[str, Any]:
-        """Scores of the capability suites by the harness: of each item, by metric."""
+        """Returns scores of the capability suites by the harness: for each item, by metric."""
         return {c.suite.id: c.score(sections[c.suite.id]["answers"]) for c in self.capability}
 
     def _proof_prompts(self) -> list[list[int]]:
-        """Tokens of some prompts of the job's own: its holdout, else its validation text, else the golden set."""
+        """Returns tokens of some prompts of the job's own: its holdout, else its validation text, else the golden set."""
         by_kind = {suite.kind: suite for suite in self.suites}
         found: list[list[int]] = []
         for kind in ("holdout", "validation", "golden"):

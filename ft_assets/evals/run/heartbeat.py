@@ -1,4 +1,4 @@
-"""How far an evaluation is: ``heartbeat.json`` for whoever waits, and whether anybody does."""
+"""Progress of an evaluation: ``heartbeat.json`` for the process that waits, and a check that it still does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEARTBEAT_S = 1.0
 
 
 class Heart:
-    """Writes ``heartbeat.json`` from its own thread while the work goes on, and ends the process when nobody waits for it any more."""
+    """Writes ``heartbeat.json`` from its own thread during the work, and ends the process once no other process waits for it."""
 
     def __init__(self, run: EvalRun) -> None:
         self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
@@ -28,7 +28,7 @@ class Heart:
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def plan(self, total: int) -> None:
-        """`total` requests are to be answered, by all subjects together."""
+        """Starts counting: `total` requests are to be answered, by all subjects together."""
         self._state |= {"total": total}
 
     def phase(self, phase: str, *, subject: str | None = None, suite: str | None = None) -> None:
@@ -38,7 +38,7 @@ class Heart:
         self._write()
 
     def answered(self, num: int, *, asked: bool) -> None:
-        """`num` more requests have an answer; not `asked`: it was known."""
+        """Counts `num` more answered requests; not `asked`: the answer was already known."""
         self._asked += num if asked else 0
         self._state = {**self._state, "done": self._state["done"] + num}
 
@@ -61,7 +61,7 @@ class Heart:
             run_file.write_json(self._path, {"time": time.time(), **self._state, "eta_s": self._eta_s()})
 
     def _eta_s(self) -> float | None:
-        """Seconds that the rest takes at the pace so far."""
+        """Returns the seconds that the rest takes at the pace so far."""
         left = (self._state["total"] or 0) - self._state["done"]
         return round(left * (time.monotonic() - self._began) / self._asked, 1) if self._asked and left >= 0 else None
 
@@ -74,7 +74,7 @@ class Heart:
 
 
 def read_heartbeat(out_dir: Path) -> dict[str, Any]:
-    """The last heartbeat; empty before the first."""
+    """Returns the last heartbeat; empty before the first."""
     try:
         beat: dict[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -83,11 +83,10 @@ def read_heartbeat(out_dir: Path) -> dict[str, Any]:
 
 
 class Milestones:
-    """``milestones.jsonl``: what is done, each thing once, however often the run is started again.
+    """Writes ``milestones.jsonl``: each completed part once, however often the run is started again.
 
-    ``{"kind": "planned", "subjects": [...], "suites": {id: items}}``, then for each suite that a subject has answered
-    ``{"kind": "answered", "subject", "suite", "num_items", "seconds", "cached"}``, and of a judge
-    ``{"kind": "judged", "num_items", "failed"}``.
+    ``{"kind": "planned", "subjects": [...], "suites": {id: items}}``, then for each suite that a subject has answered ``{"kind":
+    "answered", "subject", "suite", "num_items", "seconds", "cached"}``, and for a judge ``{"kind": "judged", "num_items", "failed"}``.
     """
 
     def __init__(self, out_dir: Path) -> None:
@@ -111,7 +110,7 @@ def _key(milestone: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_milestones(out_dir: Path) -> list[dict[str, Any]]:
-    """Suites that were answered, in order; a line that is being written is not there yet."""
+    """Returns the answered suites, in order; ignores a partly written line."""
     try:
         text = (out_dir / run_file.MILESTONES_NAME).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Answers as they are given, on disk: an evaluation that was killed goes on from here.
+"""Answers on disk as they are given: a killed evaluation continues from here.
 
-One line per answered batch, appended and synced before the next one is asked. A line that a crash tore is cut off when the journal is
-opened again; what it held is asked again.
+One line per answered batch, appended and synced before the next one starts. A line torn by a crash is cut off when the journal is opened
+again; its requests are repeated.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Key = tuple[str, str]
 
 @dataclass(kw_only=True)
 class Answered:
-    """What one subject has answered of one suite."""
+    """Answers of one subject to one suite."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     seconds: float = 0.0
-    """Spent on answering, by every process that did."""
+    """Seconds spent on answering, by all processes."""
 
 
 class Journal:
-    """A context: the file is open for appending inside of it, by one process at a time."""
+    """Context in which the file is open for appending, by one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class Journal:
         return self._answered.setdefault((subject, suite), Answered())
 
     def append(self, subject: str, suite: str, answers: Mapping[str, Answer], *, seconds: float) -> None:
-        """Keep a batch; it survives a crash once this has returned."""
+        """Stores a batch; it survives a crash once this has returned."""
         line = {"subject": subject, "suite": suite, "answers": dict(answers), "seconds": seconds}
         self._file.write(json.dumps(line, ensure_ascii=False).encode(errors="surrogatepass") + b"\n")
         self._file.flush()
@@ -60,7 +60,7 @@ class Journal:
         self._keep(line)
 
     def _take_in(self, whole: bytes) -> int:
-        """Bytes up to the first line that is no whole one."""
+        """Returns the bytes up to the first incomplete line."""
         at = 0
         while (end := whole.find(b"\n", at)) >= 0:
             try:

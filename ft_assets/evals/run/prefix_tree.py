@@ -1,4 +1,4 @@
-"""What texts that are scored have in common, so that a model reads it once.
+"""Shares the common parts of scored texts, so that a model reads them once.
 
 Continuations of one context become a **tree**: its stem is read once, its branches see the stem and themselves. Trees whose stems begin
 alike (the examples of a few-shot prompt) become a **family**: their common prefix is read once and its keys and values are passed on.
@@ -16,7 +16,7 @@ MIN_PREFIX = 64
 """Shorter prefixes cost more to pass on than to read again."""
 
 MAX_LEAVES = 64
-"""Continuations of one tree: what each token attends to grows with the tree."""
+"""Most continuations of one tree: what each token attends to grows with the tree."""
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
@@ -28,13 +28,13 @@ class Leaf:
 
     id: str
     places: tuple[int, ...]
-    """Where in the tree the tokens are read after which the targets are predicted."""
+    """Positions in the tree from which the targets are predicted."""
     targets: Ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """Token ids with, for each, its position in its text and the branch that it belongs to (0: the stem)."""
+    """Token ids, each with its position in its text and its branch (0: the stem)."""
 
     ids: Ids
     positions: tuple[int, ...]
@@ -43,7 +43,7 @@ class Tree:
 
     @property
     def first_place(self) -> int:
-        """Nothing before it is predicted from."""
+        """First position from which something is predicted."""
         return min(place for leaf in self.leaves for place in leaf.places)
 
     @property
@@ -56,12 +56,12 @@ class Family:
     """Trees that begin with the same tokens."""
 
     prefix: int
-    """How many tokens they have in common that are read once; 0 where sharing would not pay."""
+    """Number of common tokens that are read once; 0 if sharing would not pay."""
     trees: tuple[Tree, ...]
 
 
 def tree(texts: Sequence[tuple[str, Scored]]) -> Tree:
-    """The texts (request id, tokens) as one tree; texts of the same tokens share a branch."""
+    """Builds one tree of the texts (request id, tokens); texts of the same tokens share a branch."""
     distinct = sorted({text.ids for _, text in texts})
     stem = common(distinct[0], distinct[-1])
     ids, places, branches = [*distinct[0][:stem]], [*range(stem)], [0] * stem
@@ -80,11 +80,11 @@ def tree(texts: Sequence[tuple[str, Scored]]) -> Tree:
 
 
 def families(trees: Sequence[Tree]) -> list[Family]:
-    """Trees in families, longest work last.
+    """Groups trees in families, longest work last.
 
-    1. Trees are sorted by their tokens, so that those that begin alike are neighbours.
-    2. A neighbour joins while the common prefix is worth it, and at least half of what the family had in common without it.
-    3. A prefix ends before the first place from which something is predicted.
+    1. Trees are sorted by their tokens, so that those that begin alike are neighbors.
+    2. A neighbor joins while the common prefix is worth it, and at least half of what the family had in common without it.
+    3. A prefix ends before the first position from which something is predicted.
     """
     found: list[Family] = []
     run: list[Tree] = []
@@ -110,17 +110,17 @@ def _closed(run: Sequence[Tree], shared: int) -> Iterator[Family]:
 
 
 def common(a: Ids, b: Ids) -> int:
-    """Length of the common prefix."""
+    """Returns the length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def bounded(texts: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Continuations of one context in groups of which each becomes a tree."""
+    """Splits continuations of one context into groups, each of which becomes a tree."""
     return (texts[at : at + MAX_LEAVES] for at in range(0, len(texts), MAX_LEAVES))
 
 
 def apart(one: Tree) -> list[Tree]:
-    """A tree's texts, each as a tree of its own: how a model reads them that cannot share."""
+    """Splits a tree into one tree per text, for a model that cannot share."""
     found: dict[Ids, list[tuple[str, Scored]]] = {}
     for leaf in one.leaves:
         branch = one.branches[leaf.places[-1]]
@@ -135,5 +135,5 @@ def by_length(trees: Sequence[Tree]) -> list[Tree]:
 
 
 def places(trees: Sequence[Tree]) -> list[int]:
-    """Every place from which something is predicted in one of the trees."""
+    """Returns every position from which something is predicted in one of the trees."""
     return sorted({place for one in trees for leaf in one.leaves for place in leaf.places})

@@ -1,8 +1,8 @@
-"""From requests to token ids, once for all subjects: they share one tokenizer.
+"""Encodes requests to token ids, once for all subjects: they share one tokenizer.
 
-Conversations are rendered as training renders them, by the same template engine with the same date, and never as of today: what was
-learned is what is asked, tomorrow too. Texts are encoded as lm-evaluation-harness encodes them (its ``HFLM``), so that an accuracy
-measured here is the one measured there.
+Conversations are rendered as in training, by the same template engine with the same fixed date, so that the evaluated form equals the
+learned form, tomorrow too. Texts are encoded like lm-evaluation-harness encodes them (its ``HFLM``), so that an accuracy measured here
+equals the one measured there.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.evals.suites.model_requests import Generate, Likelihood, Request
 
 DEFAULT_CONTEXT = 2048
-"""Positions of a model that does not say how many it has; lm-evaluation-harness assumes the same."""
+"""Positions of a model that does not state its number; lm-evaluation-harness assumes the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What a model continues."""
+    """Input of a generation."""
 
     ids: tuple[int, ...]
     budget: int
-    """Most tokens that it may continue with: what was asked for, or what the model has room for."""
+    """Most tokens to generate: the requested number, or what the model's positions allow."""
     cut: int
-    """Tokens left out at its start, for want of room."""
+    """Tokens cut off at its start, for lack of positions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Tokens that a model reads, of which the last ones are predicted."""
+    """Tokens that a model reads, the last of which are predicted."""
 
     ids: tuple[int, ...]
-    """Read; the last token of the continuation is only predicted."""
+    """Tokens read; the last token of the continuation is only predicted."""
     targets: tuple[int, ...]
-    """The continuation: the first is predicted after ``ids[start]``."""
+    """Start of the continuation: the first is predicted after ``ids[start]``."""
     cut: int
 
     @property
@@ -45,7 +45,7 @@ class Scored:
 
 
 class Encoder:
-    """Remembers what it has encoded by request object, so that base, adapter and previous adapter read the same tokens."""
+    """Caches encodings by request object, so that base, adapter and previous adapter read the same tokens."""
 
     def __init__(self, tokenizer: Any, *, chat: ChatTokenizer, context: int) -> None:
         self.tokenizer, self.context, self._chat = tokenizer, context, chat
@@ -55,7 +55,7 @@ class Encoder:
         self._prefix_id, self._prefix = int(first), str(tokenizer.decode([first]))
 
     def prompt(self, request: Generate) -> Prompt:
-        """The prompt, cut at its start to leave room for the answer, but never below half of the model's positions."""
+        """Returns the prompt, cut at its start to leave positions for the answer, but never below half of the model's positions."""
         if id(request) not in self._prompts:
             ids = self.render(request.messages, request.tools) if request.messages else self.encode(request.text)
             room = max(self.context - request.max_new_tokens, self.context // 2)
@@ -65,7 +65,7 @@ class Encoder:
         return self._prompts[id(request)][1]
 
     def scored(self, request: Likelihood) -> Scored:
-        """Context and continuation, cut at the start to the model's positions."""
+        """Returns context and continuation, cut at the start to the model's positions."""
         if id(request) not in self._scored:
             context, continuation = self.pair(request)
             whole = [*context, *continuation]
@@ -76,24 +76,24 @@ class Encoder:
         return self._scored[id(request)][1]
 
     def cut(self, requests: Sequence[Request]) -> int:
-        """How many of `requests` did not fit whole."""
+        """Returns how many of `requests` did not fit completely."""
         texts = [self.prompt(r).cut for r in requests if isinstance(r, Generate)]
         return sum(n > 0 for n in [*texts, *(self.scored(r).cut for r in requests if isinstance(r, Likelihood))])
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Token ids of a conversation and the start of the answer, by the model's own chat template."""
+        """Returns the token ids of a conversation and the start of the answer, by the model's own chat template."""
         return self._chat.render_turns([dict(m) for m in messages], tools=[dict(t) for t in tools])
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it stands, with what the tokenizer puts in front unless the text begins with that."""
+        """Returns the token ids of a plain text, with the tokenizer's prefix unless the text begins with that."""
         if text.startswith(self._prefix):
             return list(self.tokenizer.encode(text, add_special_tokens=False))
         return list(self.tokenizer.encode(text))
 
     def pair(self, request: Likelihood) -> tuple[list[int], list[int]]:
-        """Token ids of context and continuation.
+        """Returns the token ids of context and continuation.
 
-        1. Without a context the model's first token (else its last) stands for one.
+        1. Without a context, the model's first token (else its last) stands for one.
         2. Spaces at the end of the context belong to the continuation: tokenizers put them in front of words.
         3. Both are encoded as one text, and the context's tokens are those that it has alone.
         """
@@ -108,7 +108,7 @@ class Encoder:
 
 
 def positions(config: Any, tokenizer: Any) -> int:
-    """How many tokens a model of this config can read."""
+    """Returns how many tokens a model of this config can read."""
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         if getattr(config, name, None):
             return int(getattr(config, name))

@@ -1,7 +1,7 @@
-"""What ``python -m ft_assets.evals.run.runner RUN.json`` is given and what it leaves: ``eval-result.json``, format 2.
+"""Input of ``python -m ft_assets.evals.run.runner RUN.json`` and its output: ``eval-result.json``, format 2.
 
 Every subject (``base``, ``adapter``, ``previous``) has the answers of every suite: scores are computed from them afterwards
-(:mod:`ft_assets.evals.scoring.report`), so a new metric asks nothing again, and answers can be kept by digest and passed again as
+(:mod:`ft_assets.evals.scoring.report`), so a new metric needs no new answers, and answers can be kept by digest and passed again as
 ``known``.
 """
 
@@ -26,7 +26,7 @@ FORMAT = 2
 RUN_NAME, RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "run.json", "eval-result.json", "journal.jsonl", "heartbeat.json"
 MILESTONES_NAME, SAMPLES_NAME = "milestones.jsonl", "samples.jsonl"
 EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
-"""As sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and goes on)."""
+"""Exit codes as in sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and continues)."""
 ADAPTER_NOT_APPLIED, ADAPTER_UNLOADABLE = "adapter_not_applied", "adapter_unloadable"
 
 Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -37,11 +37,11 @@ Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
 class EvalRun:
     base_model_dir: Path
     adapter_dir: Path | None
-    """The adapter or whole model to judge; None scores the base alone."""
+    """The adapter or whole model to judge; None scores only the base."""
     previous_adapter_dir: Path | None = None
     """The last accepted adapter of the same lineage, for comparison."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Digest of each subject: under it its answers are in the journal. A subject without one goes by its directory."""
+    """Digest of each subject, the key of its answers in the journal. A subject without one is identified by its directory."""
     holdout: Path | None = None
     """JSONL of items (see :mod:`ft_assets.evals.suites.suite_items`)."""
     golden: bool = True
@@ -53,26 +53,26 @@ class EvalRun:
     """Capability suites by name."""
     capability_limit: int = 1000
     task_dirs: tuple[Path, ...] = ()
-    """Further directories of capability suites, beside those that ship."""
+    """Additional directories of capability suites, besides the shipped ones."""
     data_dir: Path | None = None
-    """Where capability suites find their data."""
+    """Data directory of capability suites."""
     safety: bool = False
     classifier: Mapping[str, Any] | None = None
-    """``{"spec"}`` of what says whether an answer refuses (:mod:`ft_assets.evals.suites.safety`); None: the rule that ships."""
+    """``{"spec"}`` of the refusal classifier (:mod:`ft_assets.evals.suites.safety`); None: the built-in rule."""
     judge: Mapping[str, Any] | None = None
-    """``{"url", "model", "max_items"}`` of the model that compares answers, and what :class:`Endpoint` takes; None: none does."""
+    """``{"url", "model", "max_items"}`` of the model that compares answers, and options of :class:`Endpoint`; None: no judge."""
     batch_size: int = 32
-    """Prompts generated together. In fp32 (on CPUs) it affects speed only; in bf16 what stands beside a prompt can turn a token of its
+    """Prompts generated together. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a batch can change a token of an
     answer, so it is part of the key under which answers are kept."""
     known: Known = field(default_factory=dict)
-    """Answers that need not be asked for: those whose suite has the same digest in this run, given in the same environment."""
+    """Answers that need not be generated: those whose suite has the same digest in this run, given in the same environment."""
     question: str = ""
-    """:func:`question` of this run, as whoever waits for the result has computed it; the result repeats it."""
+    """:func:`question` of this run, as computed by the process that waits for the result; the result repeats it."""
     lease: Path | None = None
-    """A file that whoever waits for the result touches; None: nobody has to wait."""
+    """A file that the waiting process touches; None: the run does not depend on one."""
     lease_s: float = 120.0
-    """Seconds without a touch after which the run stops, to be gone on with by the next who wants it. A step that died is replaced
-    after 45 s: its process is still there to be adopted."""
+    """Seconds without a touch after which the run stops, to be continued later. A step that died is replaced after 45 s: its process can
+    still be adopted then."""
     out_dir: Path
 
     @property
@@ -91,7 +91,7 @@ class EvalRun:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Parse a run file; an unknown, missing or impossible field is refused by name."""
+        """Parses a run file; refuses an unknown, missing or impossible field by name."""
         body = json.loads(path.read_text(encoding="utf-8"))
         known = {f.name for f in fields(cls)}
         missing = {"base_model_dir", "adapter_dir", "out_dir"} - set(body)
@@ -116,13 +116,14 @@ PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "va
 
 
 UNASKED = (*PATHS, "task_dirs", "known", "lease_s", "question")
-"""Fields that say where things are, or what is known already; what lies there is in the question by digest."""
+"""Fields for locations and known answers; the content of the locations is in the question by digest."""
 
 
 def question(run: EvalRun) -> str:
-    """Digest of all that `run` asks, of whom, and how it is judged inside the process: the same question has the same result.
+    """Returns the digest of everything that `run` asks, of whom, and how it is judged inside the process: the same question has the same
+    result.
 
-    Holds the protocol and the digest of every suite that can be built without a harness; of the operator's capability suites their
+    Covers the protocol and the digest of every suite that can be built without a harness; for the operator's capability suites their
     definitions.
     """
     plain, kind = plain_suites(run)
@@ -137,19 +138,19 @@ def question(run: EvalRun) -> str:
 
 
 def known_key(digest: str, environment: str) -> str:
-    """What was answered depends on where: on a device, at a precision, by versions of libraries."""
+    """Environment on which answers depend: device, precision, versions of libraries."""
     return f"{digest}@{environment}"
 
 
 def capability_id(name: str) -> str:
-    """Suite id of a capability suite."""
+    """Returns the suite id of a capability suite."""
     return f"capability/{name}"
 
 
 def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
-    """The suites of a run that are built without a model or a harness, and what kind of preferences is held out.
+    """Returns the suites of a run that are built without a model or a harness, and the kind of held-out preferences.
 
-    Equal wherever it is called: whoever knows the run knows under which digests answers may be known already.
+    The same wherever it is called: a caller that knows the run knows the digests of answers that may exist already.
     """
     found: list[Suite] = []
     if items := run.holdout_items():
@@ -168,18 +169,18 @@ def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | No
 
 
 def subjects(run: EvalRun) -> list[str]:
-    """Who answers: ``base``, ``adapter``, ``previous``."""
+    """Subjects of the run: ``base``, ``adapter``, ``previous``."""
     places = {"base": run.base_model_dir, "adapter": run.adapter_dir, "previous": run.previous_adapter_dir if run.adapter_dir else None}
     return [name for name, place in places.items() if place is not None]
 
 
 def num_requests(run: EvalRun, asked: Iterable[Suite]) -> int:
-    """Requests of the suites `asked`, of all subjects together."""
+    """Number of requests of the suites `asked`, of all subjects together."""
     return len(subjects(run)) * sum(len(suite.requests) for suite in asked)
 
 
 def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
-    """Tokens of the longest of `texts`; None where the model has no ``tokenizer.json``."""
+    """Returns the tokens of the longest of `texts`; None if the model has no ``tokenizer.json``."""
     place = base_model_dir / "tokenizer.json"
     if not place.is_file():
         return None
@@ -194,7 +195,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write beside and rename: a reader sees the old file or the new one, never a part."""
+    """Writes atomically: a reader sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
@@ -202,6 +203,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_result(out_dir: Path) -> dict[str, Any]:
-    """The result that a finished run left in `out_dir`."""
+    """Reads the result that a finished run left in `out_dir`."""
     data: dict[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
     return data

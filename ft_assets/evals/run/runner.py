@@ -1,13 +1,13 @@
 """The evaluation process: ``python -m ft_assets.evals.run.runner RUN.json``.
 
-It loads the base once, lets it answer every suite (unless its answers are known), applies the adapter, proves that it is applied, and
-lets it and the last accepted adapter answer the same. Everything is greedy.
+It loads the base once, has it answer every suite (unless its answers are known), applies the adapter, verifies that it is applied, and has
+it and the last accepted adapter answer the same. All decoding is greedy.
 
-Leaves ``eval-result.json`` in the run's ``out_dir`` (written whole), ``heartbeat.json`` every second, and ``journal.jsonl`` with every
-answer as it is given: killed and started again with the same run file, it goes on and leaves the same result.
-Exit codes: 0 evaluated (an adapter that changes nothing or cannot be loaded is not scored: the result's ``error`` says so, and the
-gate quarantines it); 64 the input is refused, 70 this program or a model that it asks failed (``error`` says why, if it is known);
-75 stopped by SIGTERM, or because nobody waits for it any more, and no result was written.
+Leaves ``eval-result.json`` in the run's ``out_dir`` (written atomically), ``heartbeat.json`` every second, and ``journal.jsonl`` with every
+answer as it is given: killed and started again with the same run file, it continues and leaves the same result. Exit codes: 0 evaluated (an
+adapter that changes nothing or cannot be loaded is not scored: the result's ``error`` says so, and the gate quarantines it); 64 the input
+is refused, 70 this program or a model that it calls failed (``error`` says why, if known); 75 stopped by SIGTERM, or because no process
+waits for it any more, and no result was written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("ft_assets.evals.run.runner")
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived."""
+    """SIGTERM was received."""
 
 
 def _on_sigterm(_signum: int, _frame: FrameType | None) -> None:
@@ -46,7 +46,7 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Evaluate as the run file says; see the module for exit codes."""
+    """Evaluates as the run file says; see the module for exit codes."""
     if len(argv) != 1:
         _say("usage: python -m ft_assets.evals.run.runner RUN.json")
         return run_file.EXIT_BAD_INPUT

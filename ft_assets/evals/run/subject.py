@@ -1,7 +1,7 @@
 """The model under evaluation: the base, with adapters switched on and off, or a whole model in its place.
 
-It answers requests in batches: each yields the answers that it has, by id of the request. Which requests go together follows from all
-that are asked, never from those that are left (`skip`), so whoever goes on after an interruption gets the same answers.
+It answers requests in batches, and yields the answers of each batch by id of the request. The composition of batches depends on all
+requests, never on those that are left (`skip`), so a continued run gets the same answers.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
 
 NLL_CAP = 1e4
-"""Stands for a loss per token that is no number: keeps the result valid JSON, and the adapter last in any comparison."""
+"""Replaces a loss per token that is not finite: keeps the result valid JSON, and the adapter last in any comparison."""
 PROOF_TOKENS = 16
-"""Last tokens of a prompt whose logits are compared: enough to tell one model from another at any size of vocabulary."""
+"""Last tokens of a prompt whose logits are compared: enough to distinguish models at any vocabulary size."""
 LOGIT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
-"""Most memory for the logits of one batch, with the copies that a softmax makes."""
+"""Most memory for the logits of one batch, including the copies that a softmax makes."""
 COPIES_OF_LOGITS = 3
 ADAPTER_CONFIG = "adapter_config.json"
-"""What a directory with an adapter holds, and one with a whole model does not."""
+"""Files of an adapter's directory that a whole model does not have."""
 
 LIBRARIES = ("torch", "transformers", "peft")
-"""Their versions shape answers: kernels, attention, how adapters are applied."""
+"""Libraries whose versions affect answers: kernels, attention, how adapters are applied."""
 UNREADABLE = (ValueError, RuntimeError, KeyError, OSError, TypeError, SafetensorError)
-"""What loading raises of files that are damaged, or are no model or adapter of this base."""
+"""Errors of loading files that are damaged, or are not a model or adapter of this base."""
 
 Batch = dict[str, Answer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How the logits of a subject differ from the base's, on the last tokens of some prompts."""
+    """Difference between the logits of a subject and the base's, on the last tokens of some prompts."""
 
     largest: float
     num_prompts: int
     num_different: int
-    """Prompts with any difference at all."""
+    """Number of prompts with any difference."""
 
 
 class Subject:
-    """A loaded model that answers requests; what is judged beside the base is switched on by :meth:`applied`.
+    """A loaded model that answers requests; :meth:`applied` switches on what is judged besides the base.
 
-    Adapters share the base. A whole model takes its place in memory: there is room for one.
+    Adapters share the base. A whole model replaces it in memory, which holds only one.
     """
 
     def __init__(self, base_model_dir: Path, *, batch_size: int = 32) -> None:
@@ -78,9 +78,9 @@ class Subject:
 
     @property
     def environment(self) -> str:
-        """What shapes answers beside model and question: part of the key under which they are kept.
+        """Settings that affect answers besides model and question: part of the key under which they are kept.
 
-        The batch is named where arithmetic is so coarse that what stands beside a prompt can turn its answer.
+        Includes the batch size where arithmetic is coarse enough that the other prompts of a batch can change an answer.
         """
         parts = [torch.cuda.get_device_name() if self._device == "cuda" else "cpu", str(self._dtype).removeprefix("torch.")]
         parts += [f"{name} {'.'.join(metadata.version(name).split('.')[:2])}" for name in LIBRARIES]
@@ -88,16 +88,17 @@ class Subject:
         return ", ".join(parts).replace("@", " ").replace("+", " ")
 
     def add(self, name: str, directory: Path) -> None:
-        """What may be applied under `name`: an adapter of the base, or a whole model."""
+        """Adds what may be applied as `name`: an adapter of the base, or a whole model."""
         self._directories[name] = directory
         if not self._is_whole(name):
             self._attach(name)
 
     @contextmanager
     def applied(self, name: str | None) -> Iterator[None]:
-        """`name` in effect: an adapter merged where that is exact to 1e-5 (fp32), beside the weights elsewhere; a whole model as it is.
+        """Context with `name` applied: an adapter merged if that is exact to 1e-5 (fp32), otherwise beside the weights; a whole model as it
+        is.
 
-        None: the base alone.
+        None: only the base.
         """
         if name is None or self._is_whole(name):
             self._load(self._base_dir if name is None else self._directories[name])
@@ -113,7 +114,7 @@ class Subject:
             self._active = False
 
     def answer(self, requests: Sequence[Request], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Answers of any kind of request; batches whose answers are all in `skip` are left out."""
+        """Yields answers to any kind of request; batches whose answers are all in `skip` are left out."""
         kinds: tuple[tuple[type, Callable[..., Iterator[Batch]]], ...] = (
             (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
         )  # fmt: skip
@@ -123,7 +124,7 @@ class Subject:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Generate], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Greedy answers; prompts of like length go together so that little is padding."""
+        """Yields greedy answers; prompts of similar length are batched together to reduce padding."""
         alike: dict[tuple[Any, ...], list[tuple[Generate, Prompt]]] = {}
         for request in requests:
             prompt = self.encoder.prompt(request)
@@ -137,7 +138,7 @@ class Subject:
 
     @torch.no_grad()
     def likelihood(self, requests: Sequence[Likelihood], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Log-probabilities of continuations; what contexts have in common is read once (see :mod:`.prefix_tree`)."""
+        """Yields log-probabilities of continuations; common parts of contexts are read once (see :mod:`.prefix_tree`)."""
         contexts: dict[str, list[Likelihood]] = {}
         for request in requests:
             contexts.setdefault(request.context, []).append(request)
@@ -164,7 +165,7 @@ class Subject:
 
     @torch.no_grad()
     def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
-        """Negative log-likelihood and number of the labelled tokens of each example."""
+        """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
         room = max(1, LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
         at = 0
@@ -176,7 +177,7 @@ class Subject:
                 yield from self._in_memory(batch, self._losses)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
-        """Logits of the last tokens of each prompt: what :meth:`difference` compares."""
+        """Returns the logits of the last tokens of each prompt, which :meth:`difference` compares."""
         found = []
         for ids in prompts:
             kept = min(len(ids), PROOF_TOKENS)
@@ -185,7 +186,7 @@ class Subject:
         return found
 
     def difference(self, prompts: Sequence[Sequence[int]], base: Sequence[Any]) -> Difference:
-        """How what is applied now differs from `base`, the base's logits on the same prompts."""
+        """Returns the difference of the applied subject from `base`, the base's logits on the same prompts."""
         each = [float((a - b).abs().max().nan_to_num(nan=math.inf)) for a, b in zip(self.logits(prompts), base, strict=True)]
         return Difference(largest=max(each, default=0.0), num_prompts=len(each), num_different=sum(d > 0.0 for d in each))
 
@@ -193,11 +194,11 @@ class Subject:
         return not (self._directories[name] / ADAPTER_CONFIG).is_file()
 
     def _load(self, directory: Path) -> None:
-        """Have the model of `directory` in memory, bare, in place of what was there."""
+        """Loads the bare model of `directory` in place of the current one."""
         if getattr(self, "_loaded", None) == directory:
             return
         if getattr(self, "model", None) is not None:
-            self.model.to("meta")  # its weights are freed, though modules refer to each other in cycles
+            self.model.to("meta")  # frees its weights, though modules refer to each other in cycles
         self.model: Any = None
         load: Any = AutoModelForCausalLM.from_pretrained
         try:
@@ -209,12 +210,12 @@ class Subject:
         if directory != self._base_dir and (absent := [*found["missing_keys"], *found["mismatched_keys"]]):
             raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
         self._ends = self._ends or _end_tokens(model, self.tokenizer)
-        model.generation_config = _decoding()  # its own may hold penalties, banned words, least lengths: none is meant
+        model.generation_config = _decoding()  # its own may hold penalties, banned words, minimum lengths: none applies here
         self.model = model.to(self._device).eval()
         self._loaded, self._attached, self._active = directory, set[str](), False
 
     def _attach(self, name: str) -> None:
-        """Have the base in memory, and the adapter `name` beside it."""
+        """Loads the base, and the adapter `name` beside it."""
         self._load(self._base_dir)
         if name in self._attached:
             return
@@ -241,7 +242,8 @@ class Subject:
 
     @torch.no_grad()
     def _forward(self, *, kept: Any = 0, **inputs: Any) -> Any:
-        """One pass of the base or of what is applied; logits of the last `kept` tokens or of those places, where the model can do that."""
+        """Runs one pass of the base or of what is applied; returns logits of the last `kept` tokens or of those positions, if the model
+        supports it."""
         bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         some = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(bare.forward).parameters else {}
         with self._switched():
@@ -249,7 +251,7 @@ class Subject:
 
     @contextmanager
     def _switched(self) -> Iterator[None]:
-        """Adapters have no part in an answer unless one is applied."""
+        """Adapters do not affect an answer unless one is applied."""
         with self.model.disable_adapter() if self._attached and not self._active else nullcontext():
             yield
 
@@ -261,7 +263,7 @@ class Subject:
         return Reader(self._forward, config, device=self._device, dtype=self._dtype, pad=self._pad)
 
     def _tree_batches(self, family: prefix_tree.Family) -> Iterator[list[prefix_tree.Tree]]:
-        """Trees of a family that are read together: as many as the batch size, the positions and the logits have room for."""
+        """Yields trees of a family that are read together: as many as the batch size, the positions and the logits allow."""
         rows = LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary())
         batch: list[prefix_tree.Tree] = []
         for one in family.trees:
@@ -274,7 +276,7 @@ class Subject:
         yield batch
 
     def _in_memory(self, batch: Sequence[Any], answered: Callable[[Sequence[Any]], Batch]) -> Iterator[Batch]:
-        """The answers of a batch, in halves if it does not fit into the accelerator's memory."""
+        """Returns the answers of a batch, in halves if it does not fit into the accelerator's memory."""
         try:
             found = answered(batch)
         except torch.cuda.OutOfMemoryError:
@@ -304,11 +306,11 @@ class Subject:
                 stopping_criteria=[self._stopper(stops, width)] if stops else None,
             )
         rows = [_until(row, self._ends) for row in out[:, width:].tolist()]
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True).replace("\0", "\ufffd") for row in rows]  # no database takes a NUL
+        texts = [self.tokenizer.decode(row, skip_special_tokens=True).replace("\0", "\ufffd") for row in rows]  # databases refuse NUL
         return {request.id: _before(text, stops) for (request, _), text in zip(batch, texts, strict=True)}
 
     def _stopper(self, stops: Sequence[str], width: int) -> Callable[..., Any]:
-        """Ends a row once one of `stops` is in what was generated last; a token is at least a byte."""
+        """Ends a row once one of `stops` is in the last generated text; a token is at least a byte."""
         tail = max(len(stop.encode()) for stop in stops) + 1
 
         def met(ids: Any, _scores: Any, **_: Any) -> Any:
@@ -333,7 +335,7 @@ class Subject:
 
 
 def _decoding(**chosen: Any) -> Any:
-    """How texts are generated: as `chosen`, and by the library's own defaults."""
+    """Returns generation settings: as `chosen`, and otherwise the library's own defaults."""
     make: Any = GenerationConfig
     return make(**chosen)
 
@@ -343,12 +345,13 @@ def _missing(ids: Collection[str], skip: Collection[str]) -> bool:
 
 
 def _is_the_machines(error: Exception) -> bool:
-    """Whether loading failed for want of memory or of a working disk: that says nothing of the files, and another run may succeed."""
+    """Returns whether loading failed for lack of memory or of a working disk: that says nothing about the files, and another run may
+    succeed."""
     return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
+    """Returns the tokens that end an answer: the model's, the tokenizer's, and the end of a ChatML turn if there is one."""
     given = model.generation_config.eos_token_id
     found = {*(given if isinstance(given, list) else [given]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|im_end|>")}
     return sorted(i for i in found if i is not None)

@@ -1,7 +1,7 @@
-"""Reads trees of texts with a model: one pass over many continuations, each blind to the others.
+"""Reads trees of texts with a model: one pass over many continuations, each invisible to the others.
 
-Whether a model can do that is tried, not believed: if what it says of a shared text differs from what it says of the text alone, every
-text is read alone.
+Models that cannot do that are detected by a test: if the result of a shared text differs from that of the text alone, every text is read
+alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ft_assets.evals.suites.model_requests import Answer
 
 TRIED_TEXTS = 4
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Nats per token by which a text may differ when it is read together with others: rounding of another order of sums."""
+"""Nats per token by which a text may differ when read together with others: rounding of another order of sums."""
 
 
 class Reader:
@@ -31,13 +31,13 @@ class Reader:
         self._tried: bool | None = None
 
     def shares(self, trees: Sequence[Tree]) -> bool:
-        """Whether this model reads trees as it reads texts; one that keeps more than keys and values of each token does not."""
+        """Returns whether this model reads trees like texts; one that keeps more than keys and values of each token does not."""
         if self._tried is None:
             self._tried = self._full_attention() and self._agrees(trees)
         return self._tried
 
     def read(self, trees: Sequence[Tree], *, prefix: Any = None, num_prefix: int = 0) -> dict[str, Answer]:
-        """Answers to the texts of `trees`, whose first `num_prefix` tokens were read as `prefix`."""
+        """Returns answers to the texts of `trees`, whose first `num_prefix` tokens were read as `prefix`."""
         widths = [len(t.ids) - num_prefix for t in trees]
         width = max(widths)
         ids = torch.full((len(trees), width), self._pad)
@@ -59,7 +59,7 @@ class Reader:
         return self._scores(trees, torch.log_softmax(logits.float(), dim=-1), at)
 
     def prefix(self, family: Family) -> Any:
-        """Keys and values of what the family's trees have in common."""
+        """Returns keys and values of the family's common prefix."""
         ids = torch.tensor([family.trees[0].ids[: family.prefix]], device=self._device)
         return self._forward(input_ids=ids, use_cache=True, past_key_values=DynamicCache(), kept=1).past_key_values
 
@@ -74,7 +74,8 @@ class Reader:
         return answers
 
     def _mask(self, trees: Sequence[Tree], width: int, num_prefix: int) -> Any:
-        """Added to attention: 0 where a token sees another, the least number elsewhere. A token sees the stem and its branch before it."""
+        """Returns what is added to attention: 0 where a token sees another, the least number elsewhere. A token sees the stem and its
+        own branch before it."""
         branches = torch.full((len(trees), width), -1)
         for row, one in enumerate(trees):
             branches[row, : len(one.ids) - num_prefix] = torch.tensor(one.branches[num_prefix:])
@@ -92,7 +93,7 @@ class Reader:
         return getattr(self._config, "_attn_implementation", "") in ("sdpa", "eager")
 
     def _agrees(self, trees: Sequence[Tree]) -> bool:
-        """Whether a few texts get the same answers together and alone: a tree with branches, and one behind a prefix."""
+        """Returns whether a few texts get the same answers together and alone: a tree with branches, and one behind a prefix."""
         branched = min((t for t in trees if 1 in t.branches), key=lambda t: len(t.ids), default=None)
         one = branched or min(trees, key=lambda t: len(t.ids), default=None)
         if one is None:
@@ -104,7 +105,7 @@ class Reader:
                 return False
             together = self.read([one, one], prefix=prefix, num_prefix=max(0, cut))
         except (TypeError, ValueError, RuntimeError, AttributeError):
-            return False  # a model that takes no positions or masks of ours
+            return False  # a model that does not accept our positions or masks
         alone = {id_: answer for text in prefix_tree.apart(one)[:TRIED_TEXTS] for id_, answer in self.read([text]).items()}
         lengths = {leaf.id: len(leaf.targets) for leaf in one.leaves}
         limit = TOLERANCE[self._dtype]

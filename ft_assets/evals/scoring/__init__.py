@@ -1,1 +1,1 @@
-"""Answers compared: scores, significance, judge, report."""
+"""Comparison of answers: scores, significance, judge, report."""

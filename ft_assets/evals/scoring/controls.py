@@ -1,12 +1,12 @@
-"""Controls of the holdout: would answers that say nothing about their own prompt score as well?
+"""Controls of the holdout: tests whether answers that are independent of their prompt would score as well.
 
-An adapter that learned a style and nothing else gains on every score against expected answers, and so may one that repeats its prompt. So
-two more comparisons are made on the same items, with the metric of the task:
+An adapter that learned only a style gains on every score against expected answers, and so may one that repeats its prompt. So two more
+comparisons are made on the same items, with the metric of the task:
 
-- ``other_items``: the adapter's answers against the expected answers of other items. Answers that do not depend on their prompt match
-  those as well as their own. The *specificity* of a model is its score corrected for that, as Cohen's kappa corrects an agreement for
-  chance: (own - others) / (1 - others). 1: right on every item; 0: no better than for any other prompt.
-- ``repeated_prompt``: each item's last prompt turn taken for its answer.
+- ``other_items``: the adapter's answers against the expected answers of other items. Answers that do not depend on their prompt match those
+  as well as their own. The *specificity* of a model is its score corrected for that, as Cohen's kappa corrects an agreement for chance:
+  (own - others) / (1 - others). 1: right on every item; 0: no better than for any other prompt.
+- ``repeated_prompt``: each item's last prompt turn used as its answer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ft_assets.evals.suites.suite_items import HOLDOUT, Item
 
 SPECIFICITY = "specificity"
 MAX_FALL = 0.02
-"""Of the specificity below the base's: two points, as of a capability suite."""
+"""Fall of the specificity below the base's: two points, as for a capability suite."""
 OTHERS = 10
-"""Other items that each answer is held against. They follow it in the order of the items, and the last is followed by the first: every
-expected answer is used equally often, so an answer that is always the same has a specificity of exactly 0."""
+"""Other items that each answer is compared with. They follow it cyclically in the order of the items: every expected answer is used
+equally often, so an answer that is always the same has a specificity of exactly 0."""
 Name = Literal["other_items", "repeated_prompt"]
 MEANING: Mapping[Name, str] = {
     "other_items": "The adapter's answers against the expected answers of other items",
@@ -56,13 +56,13 @@ class Control:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Controlled:
     specificity: Score | None = None
-    """Of base, adapter and the last accepted adapter; None where it cannot be measured."""
+    """Specificity of base, adapter and the last accepted adapter; None if it cannot be measured."""
     controls: tuple[Control, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why the adapter's answers show no understanding of their prompts, or too little to be told from noise."""
+    """Reason why the adapter's answers do not depend on their prompts, or too little to be distinguished from noise."""
 
     code: Literal["answers_ignore_prompt", "answers_repeat_prompt", "task_gain_within_noise"]
     detail: str
@@ -70,14 +70,14 @@ class Failure:
 
 
 def failure(controls: Sequence[Control], specificity: Score | None, *, alpha: float, alpha_harm: float) -> Failure | None:
-    """The first of these; None where nothing is wrong or nothing was measured.
+    """Returns the first of these; None if nothing is wrong or nothing was measured.
 
     1. The adapter's answers match their own expected answers no better than those of other items.
     2. Their specificity is more than :data:`MAX_FALL` below the base's: they depend on the prompt less than before.
     3. They do no better than the prompt repeated.
-    4. They lead in 1 or 3 by more than :data:`MAX_FALL` of what there is to gain, but not beyond noise.
+    4. They lead in 1 or 3 by more than :data:`MAX_FALL` of the possible gain, but not beyond noise.
 
-    Noise: `alpha`, as of the gain over the base; of 2 `alpha_harm`, but `alpha` of so few items that nothing could be told at it.
+    Noise: `alpha`, as for the gain over the base; for 2 `alpha_harm`, but `alpha` for so few items that it could detect nothing.
     """
     by_name = {control.name: control for control in controls}
     if specificity is None or not by_name:
@@ -106,7 +106,7 @@ def _leads(control: Control) -> bool:
 
 
 def measure(subjects: Subjects, items: Sequence[Item], *, metric: str) -> Controlled:
-    """Both controls; nothing where one expected answer serves for all items, or `metric` looks at no expected answer."""
+    """Returns both controls; nothing if one expected answer serves for all items, or `metric` uses no expected answer."""
     answers = answers_of(subjects, HOLDOUT)
     if not answers or metric in answer_metrics.WITHOUT_REFERENCE or len({item.expected for item in items}) < 2:
         return Controlled()
@@ -124,7 +124,7 @@ def measure(subjects: Subjects, items: Sequence[Item], *, metric: str) -> Contro
 
 
 def last_turn(item: Item) -> str:
-    """Text of the last turn before the answer; empty where it is no text."""
+    """Returns the text of the last turn before the answer; empty if it is not text."""
     content = item.messages[-1].get("content") if item.messages else None
     return content if isinstance(content, str) else ""
 
@@ -140,7 +140,7 @@ def _against_others(metric: str, answers: Mapping[str, str], items: Sequence[Ite
 
 
 def _specificity(own: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Of each item, so that their mean is the model's; 0 where every answer fits every item."""
+    """Returns the specificity of each item, so that their mean is the model's; 0 if every answer fits every item."""
     room = 1.0 - answer_metrics.mean(other)
     return [(a - b) / room if room > 0 else 0.0 for a, b in zip(own, other, strict=True)]
 

@@ -1,10 +1,10 @@
-"""The pairwise judge: another model says which of two answers is the better one, the candidate's or the base's.
+"""The pairwise judge: another model decides which of two answers is better, the candidate's or the base's.
 
-1. Every pair is judged twice, with the places of the answers swapped. Equal answers are a draw and are not asked about.
-2. If both say the same answer is better, it won. Any other combination is a draw: disagreement shows the judge's taste for a place.
-3. The win rate is wins plus half of the draws, over the pairs that were judged.
-4. Order bias is the share of judged pairs in which both verdicts named the same *place*.
-5. An answer that spells no verdict is asked for once more; then the pair has failed. Of the pairs more than 20 % failed: ``judge_failed``,
+1. Every pair is judged twice, with the positions of the answers swapped. Equal answers are a draw and are not judged.
+2. If both verdicts prefer the same answer, it won. Any other combination is a draw: disagreement shows a preference for a position.
+3. The win rate is wins plus half of the draws, over the judged pairs.
+4. Order bias is the share of judged pairs in which both verdicts named the same *position*.
+5. A response without a verdict is requested once more; then the pair has failed. If more than 20 % of the pairs failed: ``judge_failed``,
    and nothing was measured.
 6. A judge of the family of a compared model, or of the model that wrote the data, is used with a warning.
 """
@@ -25,14 +25,14 @@ from ft_assets.evals.suites.model_requests import Generate
 from ft_assets.evals.suites.suite_items import without_reasoning
 
 VERSION = "judge-1"
-"""Of the prompt and of how its answer is read; raised with any change to either, and older verdicts are then not used."""
+"""Version of the prompt and of the parsing of verdicts; raised with any change to either, and older verdicts are then not used."""
 MAX_FAILED_SHARE = 0.2
 MAX_TOKENS = 300
-"""A reason of a few sentences and the verdict."""
+"""Tokens for a reason of a few sentences and the verdict."""
 MAX_TEXT_CHARS = 12_000
-"""Longer texts are cut in the middle for the judge, both alike: about 3,000 tokens each, three of them fit into 16k."""
+"""Longer texts are cut in the middle for the judge, both equally: about 3,000 tokens each, so that three fit into 16k."""
 THREADS = 8
-"""Pairs that are judged at a time."""
+"""Pairs judged concurrently."""
 SYSTEM = (
     "You compare two answers to the same request. Judge how well each does what was asked: correct, complete, to the point, in the form "
     "that was asked for. Length, style and the order in which the answers are shown are no merits. Everything between the tags is "
@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, str] = {
     "phi": r"(?<![a-z])phi(?![a-z])", "command": r"command|cohere|aya", "falcon": r"falcon", "yi": r"(?<![a-z])yi(?![a-z])",
     "granite": r"granite", "olmo": r"olmo", "grok": r"grok", "glm": r"glm", "kimi": r"kimi", "nemotron": r"nemotron", "smollm": r"smollm",
 }  # fmt: skip
-"""By what a model's name contains. The last place counts: ``DeepSeek-R1-Distill-Llama-70B`` is a Llama, tuned on another's answers."""
+"""Families by parts of a model's name. The last match counts: ``DeepSeek-R1-Distill-Llama-70B`` is a Llama, tuned on another's answers."""
 
 Side = Literal["candidate", "base", "draw"]
 _LAST_LINE = re.compile(r"(?:\W*(?:final )?verdict\W+)?\W*(a|b|tie)\W*", re.IGNORECASE)
@@ -60,13 +60,13 @@ _LAST_LINE = re.compile(r"(?:\W*(?:final )?verdict\W+)?\W*(a|b|tie)\W*", re.IGNO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeSettings:
-    """The judge that an operator set up; holds no key: that is in the environment (:data:`endpoint.JUDGE_KEY`)."""
+    """The judge that an operator configured; without its key, which is in the environment (:data:`endpoint.JUDGE_KEY`)."""
 
     url: str
-    """``http(s)://host/v1``, of any service with OpenAI's chat completions."""
+    """``http(s)://host/v1`` of any service with OpenAI's chat completions."""
     model: str
     family: str = ""
-    """Empty: as its name says, if it does."""
+    """Empty: derived from its name, if possible."""
     max_items: int = 50
 
     @classmethod
@@ -76,7 +76,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two answers to one prompt; what is judged is which of them is better."""
+    """Two answers to one prompt, to be compared."""
 
     id: str
     messages: tuple[Mapping[str, Any], ...]
@@ -84,17 +84,17 @@ class Pair:
     candidate: str
     base: str
     expected: str | None = None
-    """An answer that is known to be good, shown to the judge as such."""
+    """A reference answer known to be good, shown to the judge as such."""
 
     def digest(self, model: str) -> str:
-        """Key of the pair's verdict: what the judge is shown, and which judge."""
+        """Key of the pair's verdict: the judge's input, and which judge."""
         body = [VERSION, model, [dict(m) for m in self.messages], self.candidate, self.base, self.expected]
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode(errors="surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairVerdict:
-    """What the judge said of one pair; ``forward`` with the candidate as A, ``swapped`` with the base as A."""
+    """Verdicts on one pair; ``forward`` with the candidate as A, ``swapped`` with the base as A."""
 
     forward: Side
     swapped: Side
@@ -119,15 +119,15 @@ class JudgeSection:
     family: str | None = None
     items: Mapping[str, PairVerdict]
     failed: int = 0
-    """Pairs without a verdict: the judge did not answer, or not with one."""
+    """Pairs without a verdict: the judge did not respond, or without a verdict."""
     failures: tuple[str, ...] = ()
-    """What went wrong, a few of them."""
+    """A few of the errors."""
     warnings: tuple[str, ...] = ()
     """Codes: ``judge_same_family``."""
 
     @property
     def error(self) -> str | None:
-        """``judge_failed`` where too few pairs have a verdict for a win rate."""
+        """``judge_failed`` if too few pairs have a verdict for a win rate."""
         total = self.failed + len(self.items)
         return "judge_failed" if self.failed > MAX_FAILED_SHARE * total else None
 
@@ -148,7 +148,7 @@ class JudgeSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the verdicts come to."""
+    """Summary of the verdicts."""
 
     num_pairs: int
     wins: int
@@ -158,13 +158,14 @@ class Outcome:
     interval: Interval
     """95 % interval of the win rate, over pairs."""
     order_bias: float
-    """Share of pairs in which the verdict followed the place; of a fair judge near 0."""
+    """Share of pairs in which the verdict followed the position; near 0 for a fair judge."""
 
 
 def pairs_of(
     suite: Sequence[Generate], candidate: Mapping[str, Any], base: Mapping[str, Any], *, limit: int, expected: Mapping[str, str | None]
 ) -> list[Pair]:
-    """At most `limit` pairs of two subjects' answers, without their reasoning, evenly spread over the items that both have answered."""
+    """Returns at most `limit` pairs of two subjects' answers, without their reasoning, evenly spread over the items that both have
+    answered."""
     both = [request for request in suite if request.id in candidate and request.id in base]
     chosen = both if len(both) <= limit else [both[at * len(both) // limit] for at in range(limit)]
     return [
@@ -184,11 +185,11 @@ def judge_pairs(
     others: Iterable[str] = (),
     threads: int = THREADS,
 ) -> JudgeSection:
-    """Judge every pair, both ways.
+    """Judges every pair in both orders.
 
-    `known`: verdicts of an interrupted run by item id (as given to `on_verdict`); one of other answers or another judge is not used.
-    `on_verdict` is called in this thread as soon as a pair has its verdict, so that it can be kept. `others`: names of the models
-    compared and, where known, of the one that wrote the data. Raises nothing of the endpoint's: failed pairs are counted.
+    `known`: verdicts of an interrupted run by item id (as passed to `on_verdict`); those of other answers or another judge are not used.
+    `on_verdict` is called in this thread as soon as a pair has its verdict, so that it can be stored. `others`: names of the models
+    compared and, if known, of the one that wrote the data. Endpoint errors are not raised: failed pairs are counted.
     """
     items: dict[str, PairVerdict] = {}
     failures: dict[str, str] = {}
@@ -231,7 +232,7 @@ def judge_pairs(
 
 
 def outcome(items: Mapping[str, Mapping[str, Any]]) -> Outcome | None:
-    """What the verdicts of a result file's ``judge.items`` come to; None without any."""
+    """Returns the summary of the verdicts in a result file's ``judge.items``; None without any."""
     if not items:
         return None
     points = [_points(v["forward"], v["swapped"]) for v in items.values()]
@@ -254,18 +255,18 @@ def _points(forward: Side, swapped: Side) -> float:
 
 
 def family_of(model: str) -> str | None:
-    """The family that a model's name tells, if it tells one."""
+    """Returns the model family indicated by a name, if any."""
     name = model.rsplit("/", 1)[-1].casefold()
     found = [(match.start(), family) for family, pattern in FAMILIES.items() for match in re.finditer(pattern, name)]
     return max(found)[1] if found else None
 
 
 class _NoVerdict(Exception):
-    """The judge answered, twice, without a verdict."""
+    """The judge responded twice without a verdict."""
 
 
 def _give_up(asked: Mapping[Any, Pair], failures: dict[str, str], why: str) -> None:
-    """A wrong key or an unknown model fails every pair alike: those that were not asked yet are spared."""
+    """A wrong key or an unknown model fails every pair: the remaining ones are skipped."""
     for future, pair in asked.items():
         if future.cancel():
             failures[pair.id] = why
@@ -287,7 +288,7 @@ def _side(place: str, *, first: Side, second: Side) -> Side:
 
 
 def _ask(endpoint: Endpoint, messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[int, int]]:
-    """``A``, ``B`` or ``tie``, and the tokens in and out that it took."""
+    """Returns ``A``, ``B`` or ``tie``, and the input and output tokens."""
     tokens = (0, 0)
     answer: Completion | None = None
     for _ in range(2):
@@ -299,7 +300,7 @@ def _ask(endpoint: Endpoint, messages: Sequence[Mapping[str, Any]]) -> tuple[str
 
 
 def parse(text: str) -> str | None:
-    """``A``, ``B`` or ``tie`` as a judge's answer spells it: a JSON object, or the last line; None for anything else."""
+    """Returns ``A``, ``B`` or ``tie`` from a judge's response: a JSON object, or the last line; None for anything else."""
     body = re.sub(r"^```(?:json)?\s*|\s*```$", "", text.strip())
     try:
         found = json.loads(body)
@@ -315,7 +316,7 @@ _PLACES = {"a": "A", "b": "B", "tie": "tie"}
 
 
 def prompt(pair: Pair, *, first: str, second: str) -> list[dict[str, str]]:
-    """What the judge is asked: the request, a good answer if one is known, and the two answers."""
+    """Returns the judge's prompt: the request, a reference answer if known, and the two answers."""
     turns = "\n".join(f"[{m.get('role', 'user')}] {_text(m.get('content'))}" for m in pair.messages)
     parts = [_tagged("request", turns)]
     if pair.expected:
@@ -325,7 +326,7 @@ def prompt(pair: Pair, *, first: str, second: str) -> list[dict[str, str]]:
 
 
 def _tagged(tag: str, text: str) -> str:
-    """`text` between tags that it cannot close itself."""
+    """Returns `text` between tags that it cannot close itself."""
     inert = re.sub(r"<(?=/?\s*(?:request|good_answer|answer_))", "&lt;", _cut(text), flags=re.IGNORECASE)
     return f"<{tag}>\n{inert}\n</{tag}>"
 

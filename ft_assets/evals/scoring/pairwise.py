@@ -1,4 +1,4 @@
-"""What a judge's verdicts come to, as a report shows them and the gate reads them; how they are made is :mod:`judge`."""
+"""Summary of a judge's verdicts, as shown in a report and used by the gate; :mod:`judge` makes the verdicts."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Judged:
     ci_high: float
     """95 % interval of the win rate."""
     order_bias: float
-    """Share of pairs in which the other answer won when the places were swapped."""
+    """Share of pairs in which the other answer won when the positions were swapped."""
     failed: int
-    """Pairs without a verdict: the judge did not answer, or not in its form."""
+    """Pairs without a verdict: the judge did not respond, or not in its format."""
     error: str | None = None
-    """``judge_failed`` where too few pairs have a verdict."""
+    """``judge_failed`` if too few pairs have a verdict."""
     warnings: tuple[str, ...] = ()
-    """Codes, as ``judge_same_family``."""
+    """Codes, such as ``judge_same_family``."""
 
     def p_below(self, share: float) -> float:
-        """Chance of a win rate as low as this if the true one were `share`; draws make it cautious."""
+        """Returns the chance of a win rate as low as this if the true one were `share`; draws make it conservative."""
         return binomial_at_most(math.ceil(self.wins + DRAW * self.draws), self.n, share)
 
     @classmethod
@@ -48,12 +48,12 @@ class Judged:
 
 
 def pair_outcome(pair: Mapping[str, Any]) -> PairOutcome:
-    """Of one pair, from the adapter's side; two verdicts that are not the same are a draw."""
+    """Returns the result of one pair, from the adapter's side; two different verdicts are a draw."""
     return {"candidate": "win", "base": "loss"}.get(pair["forward"], "draw") if pair["forward"] == pair["swapped"] else "draw"  # type: ignore[return-value]
 
 
 def tally(judge: Mapping[str, Any] | None) -> Judged | None:
-    """The summary of a result's ``judge`` section; None without one."""
+    """Returns the summary of a result's ``judge`` section; None without one."""
     if not judge:
         return None
     found = judging.outcome(judge.get("items") or {})

@@ -1,7 +1,7 @@
-"""The eval report: an adapter next to its base (and to the last accepted adapter) on the same items.
+"""The eval report: compares an adapter with its base (and the last accepted adapter) on the same items.
 
-Built from the answers that the runner left; the same answers always give the same report. It is stored as JSON of a `format`; one that
-this version does not know is refused by name, one of an earlier version is read.
+Built from the runner's answers; the same answers always give the same report. It is stored as JSON with a `format`; an unknown one is
+refused by name, earlier ones can be read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ft_assets.training.methods import Method
 __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build", "sample_rows"]
 
 FORMAT = 2
-"""1: before there were capability suites, safety, judge and tests against the last accepted adapter; still read."""
+"""1: before capability suites, safety, judge and tests against the last accepted adapter; still readable."""
 Aim = Literal["answers", "text", "preferences"]
-"""What a training teaches, and so what is measured first: to answer as wanted, to expect a kind of text, to prefer some answers."""
+"""Training goal, which determines what is measured first: to answer as wanted, to predict a kind of text, to prefer some answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteRun:
-    """One suite, and what it took to have it answered."""
+    """One suite, and its cost."""
 
     id: str
     kind: str
@@ -52,7 +52,7 @@ class SuiteRun:
     num_items: int
     version: str | None = None
     metric: str | None = None
-    """Of a capability suite: the one that the gate looks at."""
+    """Metric of a capability suite that the gate uses."""
     seconds: Mapping[str, float]
     """By subject."""
     cached: tuple[str, ...] = ()
@@ -65,10 +65,10 @@ class SuiteRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What the evaluation used up; answers that were known cost nothing."""
+    """Resources used by the evaluation; known answers cost nothing."""
 
     gpu_s: float = 0.0
-    """Seconds of answering times GPUs; 0 where it ran without one."""
+    """Seconds of answering times GPUs; 0 without a GPU."""
     judge_prompt_tokens: int = 0
     judge_completion_tokens: int = 0
 
@@ -79,32 +79,32 @@ class EvalReport:
     base_digest: str
     adapter_manifest_sha256: str
     suite_digest: str
-    """Of all suites together: two reports with the same one were asked the same."""
+    """Digest of all suites together: equal for reports with the same questions."""
     adapter_applied: bool
     max_logit_difference: float
-    """Largest difference between the adapter's and the base's logits on one prompt: the proof that it is applied."""
+    """Largest difference between the adapter's and the base's logits on one prompt: evidence that it is applied."""
     literal: bool
-    """Whether the expected answers can be asked for to the letter."""
+    """Whether exact answers can be expected."""
     scores: tuple[Score, ...]
     golden_faults: tuple[tuple[str, str], ...]
     """``(id, fault)`` of the golden prompts on which the adapter fails."""
     samples: tuple[Sample, ...]
-    """The most telling ones; ``samples.jsonl`` beside the report has all."""
+    """The most informative ones; ``samples.jsonl`` beside the report has all."""
     seconds: float
     aim: Aim = "answers"
     controls: tuple[Control, ...] = ()
-    """What answers that say nothing about their prompt would score; none where that cannot be measured."""
+    """Scores of answers that are independent of their prompt; empty if that cannot be measured."""
     previous_manifest_sha256: str | None = None
-    """Of the last accepted adapter, if there is one."""
+    """The last accepted adapter, if there is one."""
     suites: tuple[SuiteRun, ...] = ()
     judge: Judged | None = None
     classifiers: tuple[str, ...] = ()
-    """Who said whether answers refuse."""
+    """Classifier of refusals."""
     unclassified: int = 0
-    """Safety answers of the adapter on which nobody came to a verdict."""
+    """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
     error: Mapping[str, Any] | None = None
-    """Why the adapter was not asked: ``{"code", "message"}``."""
+    """Why the adapter was not evaluated: ``{"code", "message"}``."""
     format: int = FORMAT
 
     def score(self, suite: str, metric: str) -> Score | None:
@@ -112,7 +112,7 @@ class EvalReport:
 
     @property
     def capability(self) -> tuple[Score, ...]:
-        """The score of each capability suite that the gate looks at."""
+        """Returns the score of each capability suite that the gate uses."""
         found = (self.score(run.id, run.metric) for run in self.suites if run.metric)
         return tuple(score for score in found if score)
 
@@ -122,7 +122,7 @@ class EvalReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The adapter's scores as a flat mapping, ``<suite>/<metric>``; the base's under ``base/``."""
+        """Returns the adapter's scores as a flat mapping, ``<suite>/<metric>``; the base's under ``base/``."""
         flat = {f"{s.suite}/{s.metric}": s.adapter for s in self.scores}
         flat |= {f"base/{s.suite}/{s.metric}": s.base for s in self.scores}
         return flat | ({"judge/win_rate": self.judge.win_rate} if self.judge and self.judge.n else {})
@@ -132,7 +132,7 @@ class EvalReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """A stored report; of format 1 (which did not name itself) too, whose later fields are empty."""
+        """Reads a stored report, also of format 1 (which did not state its format); its later fields are empty."""
         stored = int(data.get("format") or 1)
         if stored > FORMAT:
             raise InvalidRequest(
@@ -158,7 +158,7 @@ class EvalReport:
 
 
 def aim_of(method: Method, *, num_answers: int) -> Aim:
-    """What `method` teaches; where no answer is expected (rows of plain text), the text."""
+    """Returns the training goal of `method`; without expected answers (rows of plain text), the text."""
     if method.pack != "windows":
         return "preferences"
     return "text" if method.every_token or not num_answers else "answers"
@@ -176,9 +176,9 @@ def build(
     metric: str | None = None,
     num_gpus: int = 0,
 ) -> EvalReport:
-    """The report of one runner result (format 2); of an adapter that was not applied, a report without scores.
+    """Returns the report of one runner result (format 2); without scores for an adapter that was not applied.
 
-    `metric` (None: the one that fits the expected answers) decides which holdout items are called better or worse, and what the controls
+    `metric` (None: the one that fits the expected answers) determines which holdout items are called better or worse, and what the controls
     are measured by.
     """
     if result.get("format") != FORMAT:
@@ -217,7 +217,7 @@ def build(
 
 
 def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None) -> list[dict[str, Any]]:
-    """Every item as a row of ``samples.jsonl``; none of an adapter that was not asked. `metric` as for :func:`build`."""
+    """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric` as for :func:`build`."""
     subjects = result["subjects"]
     if not subjects.get("base") or not subjects.get("adapter"):
         return []
@@ -262,7 +262,7 @@ def _golden_faults(subjects: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def markdown_table(report: EvalReport) -> str:
-    """The scores and a few answers as Markdown, for an asset's metadata and the console."""
+    """Returns the scores and a few answers as Markdown, for an asset's metadata and the console."""
     lines = [
         "| suite | metric | n | base | previous | adapter | 95 % interval of the gain | against previous |",
         "|---|---|---:|---:|---:|---:|---|---|",
@@ -287,7 +287,7 @@ def markdown_table(report: EvalReport) -> str:
 
 
 def _remarks(report: EvalReport) -> list[str]:
-    """Judge, classifier, cost: a sentence each, for what was there."""
+    """Returns a sentence each on judge, classifier and cost, if present."""
     found = []
     if report.judge and report.judge.n:
         j = report.judge
@@ -307,7 +307,7 @@ def _remarks(report: EvalReport) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """`text` as one inert table cell: tenants' text cannot open a link, a tag or a column."""
+    """Returns `text` as an inert table cell: tenants' text cannot open a link, a tag or a column."""
     short = " ".join(text.split())
     short = short if len(short) <= 160 else short[:157] + "..."
     return "".join({"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "'", "[": "\\[", "!": "\\!"}.get(c, c) for c in short)

@@ -1,7 +1,6 @@
-"""Answers side by side: every item as a row of ``samples.jsonl``, and the few that tell most.
+"""Answers side by side: every item as a row of ``samples.jsonl``, and the most informative few.
 
-Rows are for looking at, page by page; which items changed for better or worse is decided here once, so that a report, a page and the
-command line call the same item the same.
+Which items changed for better or worse is decided here once, so that a report, a page and the command line agree.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from ft_assets.evals.suites import answer_metrics, golden, safety
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
 
 SAMPLE_ROWS = 20
-"""Items that a report shows whole; enough to see what a model does, small enough for an asset's metadata."""
+"""Items shown completely in a report; enough to see what a model does, small enough for an asset's metadata."""
 RANDOM_ROWS = 5
-"""Of those, chosen by a hash of their id, whatever became of them: gains and losses alone would flatter or frighten."""
+"""Of those, the number chosen by a hash of their id, whatever their change: gains and losses alone would mislead."""
 SAMPLE_CHARS = 600
 ROW_CHARS = 8_000
-"""Of each text in ``samples.jsonl``."""
+"""Characters of each text in ``samples.jsonl``."""
 EPSILON = 1e-9
 
 Change = Literal["better", "worse", "changed", "same"]
-"""``changed``: another answer that scores alike."""
+"""``changed``: another answer with the same score."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One item, as every subject answered it."""
+    """One item with the answers of all subjects."""
 
     id: str
     prompt: str
@@ -46,7 +45,7 @@ class Sample:
     scores: Mapping[str, Mapping[str, float]] | None = None
     """By subject, then metric."""
     judge: PairOutcome | None = None
-    """What the judge said of the adapter's answer against the base's."""
+    """The judge's verdict on the adapter's answer against the base's."""
     why: Literal["gain", "loss", "random"] | None = None
     """Why a report shows it."""
 
@@ -59,7 +58,7 @@ class Sample:
 
     @property
     def size(self) -> float:
-        """How much better or worse, by its metric; a judged pair half a point."""
+        """Returns the amount of change, by its metric; a judged pair counts half a point."""
         found = self.scores or {}
         told = [found[s].get(self.metric or "") for s in ("base", "adapter") if s in found]
         gain = told[1] - told[0] if len(told) == 2 and told[0] is not None and told[1] is not None else 0.0
@@ -67,7 +66,7 @@ class Sample:
 
 
 def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str) -> Iterator[Sample]:
-    """Every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
+    """Yields every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
     subjects: Subjects = result["subjects"]
     pairs = (result.get("judge") or {}).get("items") or {}
     yield from _answered(subjects, HOLDOUT, holdout, metric, pairs)
@@ -89,7 +88,7 @@ def _answered(subjects: Subjects, suite: str, items: Sequence[Item], metric: str
 
 
 def _safety(subjects: Subjects) -> Iterator[Sample]:
-    """A refusal is right for an unsafe prompt and wrong for a harmless one."""
+    """Scores a refusal: right for an unsafe prompt, wrong for a harmless one."""
     answers = answers_of(subjects, SAFETY) or {}
     prompts = {item.id: _prompt(item) for item in safety.items()}
     for id_ in answers.get("adapter", {}):
@@ -109,7 +108,7 @@ def _golden(subjects: Subjects) -> Iterator[Sample]:
 
 
 def _capability(scored: Mapping[str, Any]) -> Iterator[Sample]:
-    """Scores without texts: a suite's prompts hold its examples, and of its choices only likelihoods are asked."""
+    """Yields scores without texts: a suite's prompts contain its examples, and only likelihoods of its choices are requested."""
     base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
     for suite in sorted(base.keys() & adapter.keys()):
         metric = primary(scored, suite) or ""
@@ -133,17 +132,17 @@ def _sample(
 
 
 def _prompt(item: Item) -> str:
-    """The last turn; who wants the others finds the item in the validation file."""
+    """Returns the last turn; the validation file has the others."""
     content = item.messages[-1].get("content") if item.messages else ""
     return content if isinstance(content, str) else str(content or "")
 
 
 def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sample, ...]:
-    """At most `rows` items that have texts, holdout and safety before golden ones.
+    """Returns at most `rows` items that have texts, holdout and safety before golden ones.
 
-    1. A few by a hash of their id, so that it is always the same ones.
-    2. The biggest losses, then the biggest gains, half and half; where one kind runs out the other has its places.
-    3. Whatever is left by hash.
+    1. A few by a hash of their id, so that they are always the same.
+    2. The biggest losses, then the biggest gains, half and half; if one kind runs out the other takes its places.
+    3. The rest by hash.
     """
     shown = [s for s in samples if s.suite in (HOLDOUT, SAFETY) or (s.suite == GOLDEN and s.change in ("better", "worse"))]
     by_hash = sorted(shown, key=lambda s: hashlib.sha256(f"{s.suite}/{s.id}".encode()).hexdigest())

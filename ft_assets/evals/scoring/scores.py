@@ -1,4 +1,4 @@
-"""Scores: one metric of one suite, the base beside the adapter and the last accepted one, with what noise can do.
+"""Scores: one metric of one suite, the base beside the adapter and the last accepted one, with intervals and p-values.
 
 Everything is computed from the answers of a result (:mod:`run_file`), item by item and in pairs.
 """
@@ -29,7 +29,7 @@ Subjects = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """One metric of one suite. Intervals are of the *gain*, above zero where the adapter is better, also where less is better."""
+    """One metric of one suite. Intervals are of the *gain*, above zero if the adapter is better, also for metrics where less is better."""
 
     suite: str
     metric: str
@@ -37,12 +37,12 @@ class Score:
     base: float
     adapter: float
     previous: float | None
-    """Of the last accepted adapter, if one was given."""
+    """Score of the last accepted adapter, if one was given."""
     ci_low: float
     ci_high: float
-    """95 % interval of the gain over the base, paired over items. Of perplexity: of the fall in nats per token."""
+    """95 % interval of the gain over the base, paired over items. For perplexity: of the fall in nats per token."""
     p_value: float | None = None
-    """Chance of at least this gain over the base by noise alone; of preferences: of this accuracy by throwing coins."""
+    """Chance of at least this gain over the base by noise alone; for preferences: of this accuracy by coin flips."""
     p_worse: float | None = None
     """Chance of at least this fall below the base by noise alone."""
     previous_ci_low: float | None = None
@@ -59,7 +59,7 @@ class Score:
 
     @property
     def gain(self) -> float:
-        """Over the base, in the metric's own unit; above zero where the adapter is better."""
+        """Gain over the base, in the metric's own unit; above zero if the adapter is better."""
         return self.base - self.adapter if self.lower_is_better else self.adapter - self.base
 
     @classmethod
@@ -68,7 +68,7 @@ class Score:
 
 
 def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> Score:
-    """The score of per-item `values` by subject; the items stand in the same order for each."""
+    """Returns the score of per-item `values` by subject; the items are in the same order for each."""
     values = finite(metric, values)
     base, adapter, previous = values["base"] or (), values["adapter"] or (), values.get("previous")
     sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
@@ -81,7 +81,7 @@ def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> S
 
 
 def finite(metric: str, values: Mapping[str, PerItem | None]) -> dict[str, list[float] | None]:
-    """`values` with numbers alone: what is none counts as the worst that any subject has of any item."""
+    """Returns `values` with finite numbers only: others count as the worst that any subject has of any item."""
     numbers = [v for found in values.values() for v in found or () if math.isfinite(v)]
     worst = (max if metric in LOWER_IS_BETTER else min)(numbers, default=0.0)
     return {name: None if found is None else [v if math.isfinite(v) else worst for v in found] for name, found in values.items()}
@@ -111,7 +111,7 @@ def _score(
 
 
 def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Method) -> list[Score]:
-    """Every score that `result` allows; a suite that base or adapter did not answer gives none."""
+    """Yields every score that `result` allows; a suite that base or adapter did not answer gives none."""
     subjects: Subjects = result["subjects"]
     return [
         *_holdout(subjects, holdout),
@@ -124,7 +124,7 @@ def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Me
 
 
 def answers_of(subjects: Subjects, suite: str) -> dict[str, Mapping[str, Any]] | None:
-    """Answers to `suite` by subject, of texts without their reasoning: of base and adapter at least, else None."""
+    """Returns answers to `suite` by subject, texts without their reasoning: of base and adapter at least, else None."""
     found = {name: (subjects.get(name) or {}).get(suite) for name in SUBJECTS}
     if not found["base"] or not found["adapter"]:
         return None
@@ -162,13 +162,13 @@ def _golden(subjects: Subjects) -> list[Score]:
 
 
 def losses(answers: Mapping[str, Any]) -> dict[str, list[float]]:
-    """``{"nll", "tokens"}`` of the examples, in the order of their ids."""
+    """Returns ``{"nll", "tokens"}`` of the examples, in the order of their ids."""
     pairs = [answers[id_] for id_ in sorted(answers)]
     return {"nll": [float(nll) for nll, _ in pairs], "tokens": [float(tokens) for _, tokens in pairs]}
 
 
 def _perplexity(subjects: Subjects) -> list[Score]:
-    """Validation perplexity; the gain is the fall in loss per token, each example counted by its tokens."""
+    """Returns validation perplexity; the gain is the fall in loss per token, each example weighted by its tokens."""
     answers = answers_of(subjects, VALIDATION)
     found = {name: losses(given) for name, given in (answers or {}).items()}
     if not found or not sum(found["base"]["tokens"]):
@@ -187,7 +187,7 @@ def _perplexity(subjects: Subjects) -> list[Score]:
 
 
 def _preferences(subjects: Subjects, kind: str | None, method: Method) -> list[Score]:
-    """Accuracy and margin of implicit rewards on held-out preferences; none unless both sides were held out."""
+    """Yields accuracy and margin of implicit rewards on held-out preferences; none unless both sides were held out."""
     sides = [answers_of(subjects, side) for side in (VALIDATION, UNWANTED)]
     if not kind or not sides[0] or not sides[1]:
         return []
@@ -218,21 +218,21 @@ def _preferences(subjects: Subjects, kind: str | None, method: Method) -> list[S
 
 
 def _right(rewards: Sequence[preferences.Floats]) -> preferences.Floats:
-    """1.0 for each pair whose wanted answer has the higher reward."""
+    """Returns 1.0 for each pair whose wanted answer has the higher reward."""
     return (rewards[0] > rewards[1]).astype(float)
 
 
 Scored = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
-"""``{subject: {suite: {item: {metric: value}}}}``, the suite's own metric first."""
+"""Returns ``{subject: {suite: {item: {metric: value}}}}``, the suite's own metric first."""
 
 
 def primary(scored: Scored, suite: str) -> str | None:
-    """The metric that the gate looks at."""
+    """Returns the metric that the gate uses."""
     return next((next(iter(item)) for item in scored["adapter"][suite].values() if item), None)
 
 
 def capability_scores(scored: Scored) -> list[Score]:
-    """Each capability suite's metrics, the one that the gate looks at first, and the mean over suites of that one."""
+    """Yields each capability suite's metrics, the one that the gate uses first, and its mean over suites."""
     found: list[Score] = []
     leading: list[dict[str, list[float]]] = []
     base, adapter = scored.get("base") or {}, scored.get("adapter") or {}
@@ -264,7 +264,7 @@ def _macro(leading: Sequence[Mapping[str, Sequence[float]]]) -> Score:
 
 
 def _safety(subjects: Subjects) -> list[Score]:
-    """Share of unsafe prompts that are refused, and of harmless ones that are refused all the same."""
+    """Yields the share of unsafe prompts that are refused, and of harmless ones that are wrongly refused."""
     answers = answers_of(subjects, SAFETY)
     if not answers:
         return []

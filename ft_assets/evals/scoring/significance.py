@@ -1,7 +1,7 @@
-"""Whether a difference between two models on the same items is more than noise.
+"""Tests whether a difference between two models on the same items is more than noise.
 
-Intervals come from a bootstrap over items, p-values from exact or sign-flip tests, all paired and all with fixed seeds: the same scores
-always give the same numbers. A p-value is one-sided: the chance that two equal models differ as much in that direction.
+Intervals come from a bootstrap over items, p-values from exact or sign-flip tests, all paired and with fixed seeds: the same scores always
+give the same numbers. A p-value is one-sided: the chance that two equal models differ as much in that direction.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from ft_assets.evals.suites.answer_metrics import BOOTSTRAP_SAMPLES, Interval
 
 FLIPS = 9_999
-"""Random sign flips; the least p-value is 1 in 10,000, below what any rule of the gate asks (1 % over 17 tests: 6 in 10,000)."""
+"""Random sign flips; the least p-value is 1 in 10,000, below what any rule of the gate requires (1 % over 17 tests: 6 in 10,000)."""
 EXACT_FLIPS_UP_TO = 12
-"""Differences other than zero up to which all flips are counted: 4,096."""
+"""Nonzero differences up to which all flips are enumerated: 4,096."""
 EQUAL = 1e-9
-"""Relative size under which two differences count as equal: sums of floats come out in either order."""
+"""Relative size under which two differences count as equal: sums of floats depend on their order."""
 SEED = 0
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """How much more one model scores than another, over the same items."""
+    """Difference of two models' scores over the same items."""
 
     mean: float
     interval: Interval
@@ -40,7 +40,8 @@ class Difference:
 
 
 def difference(gains: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
-    """Of per-item `gains`, each counted by its weight; of nothing, no difference. What is no number is no gain: ``ValueError``."""
+    """Compares per-item `gains`, each with its weight; without items, no difference. Raises ``ValueError`` for gains that are not
+    finite."""
     values = _finite(gains)
     shares = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.float64)
     if not len(values) or not shares.sum():
@@ -51,7 +52,7 @@ def difference(gains: Sequence[float], weights: Sequence[float] | None = None) -
 
 
 def mean_difference(groups: Sequence[Sequence[float]]) -> Difference:
-    """Of the mean over `groups` (suites), each with the mean of its per-item gains: a small suite counts as much as a large one."""
+    """Compares the mean over `groups` (suites), each with the mean of its per-item gains: a small suite counts as much as a large one."""
     values = [_finite(group) for group in groups]
     parts = np.concatenate([group / len(group) / len(values) for group in values])
     p_better, p_worse = _flipped(parts)
@@ -64,7 +65,7 @@ def mean_difference(groups: Sequence[Sequence[float]]) -> Difference:
 
 
 def _finite(gains: Sequence[float]) -> Floats:
-    """A comparison with NaN is false whatever it asks, so that chance would come out as nil."""
+    """Refuses NaN: every comparison with it is false, so that the chance would come out as zero."""
     values = np.asarray(gains, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError(f"{int((~np.isfinite(values)).sum())} of {len(values)} gains are no finite numbers")
@@ -72,7 +73,7 @@ def _finite(gains: Sequence[float]) -> Floats:
 
 
 def _bootstrap(groups: Sequence[tuple[Floats, Floats]]) -> Interval:
-    """Percentile interval of the mean over groups of weighted means; items are drawn within their group."""
+    """Returns the percentile interval of the mean over groups of weighted means; items are drawn within their group."""
     random = np.random.default_rng(SEED)
     total = np.zeros(BOOTSTRAP_SAMPLES)
     for values, weights in groups:
@@ -83,11 +84,11 @@ def _bootstrap(groups: Sequence[tuple[Floats, Floats]]) -> Interval:
 
 
 def _flipped(parts: Floats) -> tuple[float, float]:
-    """``(p_better, p_worse)``: how often the sum is as high, and as low, when every part's sign is a coin's.
+    """Returns ``(p_better, p_worse)``: how often the sum is as high, and as low, if every part's sign is random.
 
-    1. Parts of zero say nothing and are left out.
+    1. Zero parts carry no information and are left out.
     2. Parts of one size (0/1 metrics): exactly, as McNemar's test counts.
-    3. Few parts: exactly, over all signs. 4. Else over random ones, the observed one among them.
+    3. Few parts: exactly, over all signs. 4. Else over random ones, including the observed one.
     """
     told = parts[parts != 0.0]
     n, ups = len(told), int((told > 0).sum())
@@ -113,7 +114,7 @@ def _chunks(n: int) -> list[int]:
 
 
 def binomial_at_least(k: int, n: int, p: float = 0.5) -> float:
-    """Chance of at least `k` successes in `n` throws that succeed with chance `p`; exact for a fair coin."""
+    """Returns the chance of at least `k` successes in `n` trials with probability `p`; exact for a fair coin."""
     if k <= 0:
         return 1.0
     if p == 0.5:
@@ -129,7 +130,7 @@ def binomial_at_least(k: int, n: int, p: float = 0.5) -> float:
 
 
 def binomial_at_most(k: int, n: int, p: float = 0.5) -> float:
-    """Chance of at most `k` successes in `n` throws."""
+    """Returns the chance of at most `k` successes in `n` trials."""
     return binomial_at_least(n - k, n, 1.0 - p)
 
 
@@ -139,10 +140,10 @@ def _log_chance(k: int, n: int, p: float) -> float:
 
 
 def holm(p_values: Mapping[str, float], *, alpha: float) -> dict[str, bool]:
-    """Which of several tests are significant with a chance of `alpha` at most that any of them is so by noise alone.
+    """Returns which of several tests are significant with a chance of at most `alpha` that any of them is so by noise alone.
 
-    Holm 1979: in order of their p-values they are held against alpha / m, alpha / (m - 1), ...; the first that fails ends it. It holds
-    whatever the tests have in common, as a mean over suites has with the suites.
+    Holm 1979: in order of their p-values they are compared with alpha / m, alpha / (m - 1), ...; the first that fails ends it. It holds for
+    dependent tests, such as a mean over suites and the suites.
     """
     found = dict.fromkeys(p_values, False)
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda entry: (entry[1], entry[0]))):
@@ -153,12 +154,13 @@ def holm(p_values: Mapping[str, float], *, alpha: float) -> dict[str, bool]:
 
 
 def least_items(alpha: float) -> int:
-    """Fewer items than this cannot tell anything from noise at `alpha`, not even if all of them got worse: ``2**-n > alpha``."""
+    """Returns the fewest items that can distinguish anything from noise at `alpha`, even if all of them got worse: ``2**-n > alpha``
+    below."""
     return math.ceil(math.log2(1.0 / alpha))
 
 
 def items_needed(drop: float, differing: float, *, alpha: float, power: float = 1.2816) -> int:
-    """About how many items show a true fall of `drop` where the models differ on a share `differing` of items, in 90 % of cases.
+    """Returns about how many items show a true fall of `drop` if the models differ on a share `differing` of items, in 90 % of cases.
 
     The normal approximation of McNemar's test (Connor 1987); `power` is the normal quantile of 90 %.
     """
@@ -169,7 +171,7 @@ def items_needed(drop: float, differing: float, *, alpha: float, power: float = 
 
 
 def _erf_inverse(x: float) -> float:
-    """By bisection: x in (-1, 1)."""
+    """Solves by bisection: x in (-1, 1)."""
     low, high = -6.0, 6.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,1 +1,1 @@
-"""What every subject is asked: suites with their items and metrics."""
+"""The suites, with their items and metrics."""

@@ -1,7 +1,7 @@
 """Scores of one answer against the expected one, and the noise of a difference between two models.
 
-A score of an item lies from 0.0 to 1.0; a model's score is the mean over items; two models are compared on the same items, so
-the interval of their difference is a paired one.
+A score of an item is from 0.0 to 1.0; a model's score is the mean over items; two models are compared on the same items, so the interval of
+their difference is paired.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BOOTSTRAP_SAMPLES = 2000
 
 
 class _NotJson:
-    """What :func:`parse_json` returns for text that is no JSON (``None`` is a JSON value)."""
+    """Result of :func:`parse_json` for text that is not JSON (``None`` is a JSON value)."""
 
 
 NOT_JSON = _NotJson()
 
 
 def parse_json(text: str) -> Any:
-    """The value that `text` spells, or :data:`NOT_JSON`; NaN and Infinity are no JSON."""
+    """Returns the JSON value of `text`, or :data:`NOT_JSON`; NaN and Infinity are not JSON."""
 
     def refuse(word: str) -> Any:
         raise ValueError(word)
@@ -41,7 +41,7 @@ def parse_json(text: str) -> Any:
 
 
 def exact_match(output: str, expected: str) -> float:
-    """1.0 if the trimmed texts are equal, or if both are JSON with equal values (key order and spaces do not count)."""
+    """Returns 1.0 if the trimmed texts are equal, or if both are JSON with equal values (key order and spaces do not count)."""
     if output.strip() == expected.strip():
         return 1.0
     got = parse_json(output)
@@ -51,7 +51,7 @@ def exact_match(output: str, expected: str) -> float:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Equality of JSON values; unlike in Python, ``true`` is not 1."""
+    """Returns equality of JSON values; unlike in Python, ``true`` is not 1."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):
@@ -62,7 +62,7 @@ def same_json(left: Any, right: Any) -> bool:
 
 
 def accuracy(output: str, expected: str) -> float:
-    """1.0 if the labels are equal but for case, surrounding punctuation and spacing."""
+    """Returns 1.0 if the labels are equal except for case, surrounding punctuation and spacing."""
     return float(_label(output) == _label(expected))
 
 
@@ -71,12 +71,12 @@ def _label(text: str) -> str:
 
 
 def json_valid(output: str, _expected: str = "") -> float:
-    """1.0 if `output` is one JSON object or array."""
+    """Returns 1.0 if `output` is one JSON object or array."""
     return float(isinstance(parse_json(output), dict | list))
 
 
 def token_f1(output: str, expected: str) -> float:
-    """Overlap of words as SQuAD measures it: harmonic mean of precision and recall over the bag of normalised words."""
+    """Returns the overlap of words as in SQuAD: harmonic mean of precision and recall over the bag of normalized words."""
     got, wanted = _squad_words(output), _squad_words(expected)
     if not got or not wanted:
         return float(got == wanted)
@@ -93,18 +93,18 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def bleu(output: str, expected: str) -> float:
-    """Sentence BLEU of sacrebleu (13a tokens, exponential smoothing, orders that a short sentence has), as a share.
+    """Returns sentence BLEU of sacrebleu (13a tokens, exponential smoothing, orders that a short sentence has), as a share.
 
-    Its mean over items is what is compared item by item; it is not corpus BLEU, which has no score of an item.
+    Its mean over items is compared item by item; it is not corpus BLEU, which has no score per item.
     """
     return min(1.0, float(_bleu_scorer().sentence_score(output, [expected]).score) / 100.0)
 
 
 def rouge_l(output: str, expected: str) -> float:
-    """F-measure of the longest common subsequence of words: what rouge-score computes (without stemming), for any script.
+    """Returns the F-measure of the longest common subsequence of words: what rouge-score computes (without stemming), for any script.
 
-    Its own words are of the letters a to z alone; here letters of every alphabet count, and every Chinese or Japanese character is one.
-    That, and 3.5 s of imports in each evaluation, is why it is not the library itself; a test holds the two against each other.
+    Its own words are of the letters a to z alone; here letters of every alphabet count, and every Chinese or Japanese character is a word.
+    That, and 3.5 s of imports in each evaluation, is why it is not the library itself; a test compares the two.
     """
     got, wanted = words(output), words(expected)
     return 2 * common_subsequence(got, wanted) / (len(got) + len(wanted)) if got and wanted else 0.0
@@ -115,7 +115,7 @@ def words(text: str) -> list[str]:
 
 
 def common_subsequence(left: Sequence[str], right: Sequence[str]) -> int:
-    """Length of the longest common subsequence, a word of `right` at a time (Hyyro 2004: bits that fell to 0 are matches)."""
+    """Returns the length of the longest common subsequence, a word of `right` at a time (Hyyro 2004: bits that fell to 0 are matches)."""
     places: dict[str, int] = {}
     for at, word in enumerate(left):
         places[word] = places.get(word, 0) | 1 << at
@@ -134,9 +134,9 @@ def _bleu_scorer() -> Any:
 
 
 def field_accuracy(output: str, expected: str) -> float:
-    """Share of the expected JSON object's fields that the output has with equal values; fields that nobody expected count as wrong.
+    """Returns the share of the expected JSON object's fields that the output has with equal values; unexpected fields count as wrong.
 
-    Where no object is expected, an exact match.
+    If no object is expected, an exact match.
     """
     wanted = parse_json(expected)
     if not isinstance(wanted, dict):
@@ -159,20 +159,21 @@ METRICS: dict[str, Callable[[str, str], float]] = {
 }
 """Scores of a holdout item by name, from 0 to 1: ``(output, expected)``."""
 WITHOUT_REFERENCE = frozenset({"json_valid"})
-"""Metrics that look at the output alone."""
+"""Metrics that use the output alone."""
 
 
 def of_answers(*, literal: bool) -> str:
-    """The metric that fits the expected answers: exact match of labels and JSON, ROUGE-L of free text.
+    """Returns the metric that fits the expected answers: exact match for labels and JSON, ROUGE-L for free text.
 
-    By specificity ROUGE-L, token F1, BLEU and chrF tell planted adapters apart alike (``benchmarks/evals_replies_cpu_202611.json``), and by
-    their value none does. ROUGE-L minds the order of words, and reads every script.
+    By specificity ROUGE-L, token F1, BLEU and chrF distinguish planted adapters equally well
+    (``benchmarks/evals_replies_cpu_202611.json``), and by their value none does. ROUGE-L respects the order of words, and supports every
+    script.
     """
     return "exact_match" if literal else "rouge_l"
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Arithmetic mean; of nothing, 0.0."""
+    """Returns the arithmetic mean; 0.0 of nothing."""
     return float(np.mean(scores)) if scores else 0.0
 
 
@@ -185,7 +186,7 @@ class Interval:
 
 
 def paired_difference(base: Sequence[float], other: Sequence[float], *, seed: int = 0) -> Interval:
-    """Interval of ``mean(other - base)`` by a percentile bootstrap over items; the same seed gives the same interval."""
+    """Returns the interval of ``mean(other - base)`` by a percentile bootstrap over items; the same seed gives the same interval."""
     if len(base) != len(other):
         raise ValueError(f"a paired interval needs the same items: {len(base)} against {len(other)} scores")
     if not base:
@@ -197,6 +198,6 @@ def paired_difference(base: Sequence[float], other: Sequence[float], *, seed: in
 
 
 def perplexity(nll: Sequence[float], tokens: Sequence[int]) -> float | None:
-    """``exp`` of the mean negative log-likelihood per token; None without tokens."""
+    """Returns ``exp`` of the mean negative log-likelihood per token; None without tokens."""
     total = sum(tokens)
     return float(np.exp(min(sum(nll) / total, 700.0))) if total else None

@@ -1,7 +1,7 @@
-"""A model behind OpenAI's chat completions: what the judge and a guard model are asked through.
+"""Client of a model behind OpenAI's chat completions, for the judge and a guard model.
 
-Greedy, without a stream. Whatever may pass is tried again with growing, jittered pauses; the rest is said at once. The key comes from
-the environment at the time of the call and is kept nowhere.
+Greedy, without a stream. Transient failures are retried with growing, jittered pauses; others are raised at once. The key is read from the
+environment at each call and is not stored.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any, Self
 import httpx
 
 JUDGE_KEY, SAFETY_KEY = "FT_JUDGE_API_KEY", "FT_SAFETY_API_KEY"
-"""Environment variables with the bearer token, where the service asks for one."""
+"""Environment variables with the bearer token, if the service requires one."""
 TIMEOUT_S = 120.0
-"""A request: a judge of 70B reads two answers and gives a short reason in well under a minute, unless it queues."""
+"""Seconds per request: a judge of 70B reads two answers and gives a short reason in well under a minute, unless it queues."""
 ATTEMPTS = 5
-"""With pauses of about 0.5, 1, 2 and 4 s between them: bridges a rolling restart of one replica, not an outage."""
+"""Attempts, with pauses of about 0.5, 1, 2 and 4 s: bridges a rolling restart of one replica, not an outage."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0
-"""A longer ``Retry-After`` is not waited for."""
+"""Longest ``Retry-After`` that is honored, in seconds."""
 JITTER = 0.25
-"""Share by which pauses differ at random, so that callers who failed together do not come back together."""
+"""Random share of pauses, so that callers that failed together do not retry together."""
 TEMPORARY = frozenset({408, 409, 425, 429})
 NO_SCHEMA = frozenset({400, 404, 422, 501})
-"""Statuses of servers that do not know ``response_format``; the same question is then asked without."""
+"""Statuses of servers that do not know ``response_format``; the request is then repeated without it."""
 
 Message = Mapping[str, Any]
 
 
 class EndpointFailed(Exception):
-    """The endpoint gave no answer. `lasting`: the same request would fail again (a wrong key, an unknown model)."""
+    """The endpoint did not answer. `lasting`: the same request would fail again (a wrong key, an unknown model)."""
 
     def __init__(self, why: str, *, attempts: int, lasting: bool = False) -> None:
         super().__init__(why)
@@ -48,11 +48,11 @@ class Completion:
     text: str
     tokens_in: int
     tokens_out: int
-    """As the endpoint counts them; 0 where it does not."""
+    """As counted by the endpoint; 0 if it does not count."""
 
 
 class Endpoint:
-    """One model at one address; may be used by several threads. A context: connections are given back at its end."""
+    """One model at one address; thread-safe. A context that closes its connections at its end."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Endpoint:
         self._client.close()
 
     def complete(self, messages: Sequence[Message], *, max_tokens: int, schema: Mapping[str, Any] | None = None) -> Completion:
-        """The answer to a conversation; in the form of `schema` where the endpoint can be held to one. Raises ``EndpointFailed``."""
+        """Returns the answer to a conversation; in the form of `schema` if the endpoint supports it. Raises ``EndpointFailed``."""
         body = {"model": self.model, "messages": [dict(m) for m in messages], "temperature": 0, "max_tokens": max_tokens}
         if schema is None or not self._takes_schema:
             return self._ask(body)
@@ -144,6 +144,6 @@ def _read(answer: httpx.Response, attempts: int) -> Completion:
 
 
 def _asked_pause_s(headers: httpx.Headers) -> float:
-    """Seconds of a ``Retry-After`` header; a date or nonsense counts as none."""
+    """Returns the seconds of a ``Retry-After`` header; None for a date or an invalid value."""
     given = headers.get("retry-after", "")
     return min(float(given), MAX_PAUSE_S) if given.replace(".", "", 1).isdigit() else 0.0

@@ -1,8 +1,8 @@
-"""The golden set: generic prompts on which a healthy model says something, whatever it was tuned for.
+"""The golden set: generic prompts that a healthy model answers, whatever it was tuned for.
 
-Answers are not compared with a right one. Two things are looked at, apart: whether an answer is coherent, which tells speech from the
-noise of a broken adapter, and, of prompts that ask for a form (JSON, a list, one word), whether it has that form. A small base may
-fail at forms and still be whole, so the gate goes by coherence; a fall of form is shown beside it.
+Answers are not compared with a correct one. Two properties are checked separately: whether an answer is coherent, which distinguishes
+speech from the noise of a broken adapter, and, for prompts that require a form (JSON, a list, one word), whether it has that form. A small
+base may fail at forms and still be healthy, so the gate uses coherence; a fall of form is shown beside it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from ft_assets.evals.suites.answer_metrics import NOT_JSON, parse_json
 
 MIN_CHARS_TO_LOOP = 40
-"""Shorter answers ("no no no") are not called a loop."""
+"""Words below which an answer ("no no no") is not called a loop."""
 MAX_PERIOD = 60
-"""Longest unit, in characters, whose endless repetition is searched for."""
+"""Longest unit, in characters, whose endless repetition is detected."""
 LOOP_SHARE = 0.6
-"""An answer of which more than this share is one unit said again and again is a loop."""
+"""Share of an answer above which one repeated unit makes it a loop."""
 JUNK_SHARE = 0.2
-"""More replacement, control or unassigned characters than this is noise: readable text in any script has almost none."""
+"""Share of replacement, control or unassigned characters above which an answer is noise: readable text in any script has almost none."""
 WRONG_FORMAT = "wrong_format"
 
 Check = Mapping[str, Any]
-"""``{"kind": name of a check, ...}`` with what it takes; see :data:`FORMS`."""
+"""``{"kind": name of a check, ...}`` with its parameters; see :data:`FORMS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,18 +37,18 @@ class Prompt:
     id: str
     prompt: str
     check: Check | None = field(default=None, hash=False)
-    """The form that the prompt asks for; None where it asks for none."""
+    """The form that the prompt requires; None if any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What is wrong with an answer."""
+    """Faults of an answer."""
 
     fault: str | None
-    """``empty``, ``repeating``, ``degenerate`` or ``wrong_format``; None if nothing is. What is not coherent has no form either."""
+    """``empty``, ``repeating``, ``degenerate`` or ``wrong_format``; None without a fault. An incoherent answer has no form either."""
     coherent: float
     format: float | None
-    """1.0 for the form that was asked for; None where none was."""
+    """1.0 for the required form; None if none is required."""
 
 
 @cache
@@ -64,12 +64,12 @@ def version() -> str:
 
 
 def golden_prompts() -> tuple[Prompt, ...]:
-    """Every golden prompt, in file order."""
+    """Returns every golden prompt, in file order."""
     return _file()[1]
 
 
 def prompts() -> tuple[tuple[str, str], ...]:
-    """``(id, prompt)`` of every golden prompt, in file order."""
+    """Returns ``(id, prompt)`` of every golden prompt, in file order."""
     return tuple((p.id, p.prompt) for p in golden_prompts())
 
 
@@ -79,19 +79,19 @@ def _checks() -> dict[str, Check]:
 
 
 def formatted_ids() -> tuple[str, ...]:
-    """Prompts that ask for a form: those over which the share of right forms is taken."""
+    """Prompts that require a form: the share of correct forms is taken over them."""
     return tuple(_checks())
 
 
 def judge(prompt_id: str, text: str) -> Verdict:
-    """What is wrong with the answer `text` to a golden prompt, if anything."""
+    """Returns the faults of the answer `text` to a golden prompt, if any."""
     check, incoherent = _checks().get(prompt_id), fault(text)
     right = None if check is None else float(incoherent is None and has_form(check, text))
     return Verdict(fault=incoherent or (WRONG_FORMAT if right == 0.0 else None), coherent=float(incoherent is None), format=right)
 
 
 def fault(text: str) -> str | None:
-    """Why `text` is no coherent answer: ``empty``, ``repeating`` or ``degenerate``; None if nothing is wrong."""
+    """Returns why `text` is not coherent: ``empty``, ``repeating`` or ``degenerate``; None if it is."""
     stripped = text.strip()
     if not stripped:
         return "empty"
@@ -109,7 +109,7 @@ def _is_junk(char: str) -> bool:
 
 
 def looping_share(text: str) -> float:
-    """Share of `text` that lies in its longest run of one unit repeated at least three times."""
+    """Returns the share of `text` in its longest run of one unit repeated at least three times."""
     if len(text) < MIN_CHARS_TO_LOOP:
         return 0.0
     longest = 0
@@ -123,7 +123,7 @@ def looping_share(text: str) -> float:
 
 
 def has_form(check: Check, text: str) -> bool:
-    """Whether `text` has the form that `check` asks for; a Markdown fence around the whole answer does not count against it."""
+    """Returns whether `text` has the form that `check` requires; a Markdown fence around the whole answer is allowed."""
     return FORMS[check["kind"]](_unfenced(text), check)
 
 
@@ -143,7 +143,7 @@ def _json_list(text: str, check: Check) -> bool:
 
 
 def _list(text: str, check: Check) -> bool:
-    """Lines that are items; an introduction that ends with a colon is none."""
+    """Returns lines that are items; an introduction that ends with a colon is not one."""
     lines = [line for line in text.splitlines() if line.strip() and not line.rstrip().endswith(":")]
     return len(lines) == int(check["items"])
 
@@ -161,7 +161,7 @@ def _words(text: str, check: Check) -> bool:
 
 
 def _number(text: str, _check: Check) -> bool:
-    """Digits, or one of the words that name a small number; nothing else."""
+    """Digits, or one of the words for a small number; nothing else."""
     bare = text.strip(" .!").casefold()
     return bool(re.fullmatch(r"[-+]?\d[\d,. ]*", bare)) or bare in NUMBER_WORDS
 

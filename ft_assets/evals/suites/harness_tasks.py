@@ -1,12 +1,11 @@
-"""Capability suites: tasks of lm-evaluation-harness, asked our way and scored its way.
+"""Capability suites: tasks of lm-evaluation-harness, run through our own batches and scored by the harness.
 
-lm-eval renders the prompts (templates, examples, choices) and computes each item's metrics from the answers (filters,
-``process_results``), so a score is the one that its command line gives; the model answers through our own batches in between. Which
-examples stand before a question follows from lm-eval's own seed and the items asked: the same items always have the same prompts, those
-of ``lm_eval --samples``.
+lm-eval renders the prompts (templates, examples, choices) and computes each item's metrics from the answers (filters, ``process_results``),
+so a score equals that of its command line; the model answers through our own batches in between. The few-shot examples of a question follow
+from lm-eval's own seed and the items: the same items always have the same prompts, those of ``lm_eval --samples``.
 
-Of an item's metrics those are kept that are a number of which more is better and whose suite score is their mean; the first is the one
-that the gate looks at (``metadata.primary`` of a task names it). Loaded in the evaluation process only: lm-eval imports torch.
+Of an item's metrics those are kept that are a number of which more is better and whose suite score is their mean; the gate uses the first
+(``metadata.primary`` of a task names it). Loaded in the evaluation process only: lm-eval imports torch.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from ft_assets.evals.suites.task_files import Definition
 from ft_assets.evals.tasks import files
 
 FEWSHOT_SEED = 1234
-"""The default of lm-eval's command line: examples drawn from it are the same ones."""
+"""The default of lm-eval's command line: the examples drawn from it are the same."""
 BYTE_PROBABILITY = "byte_probability"
-"""Of rolling likelihoods: the geometric mean of a byte's probability, 2 to the power of minus lm-eval's ``bits_per_byte``."""
+"""For rolling likelihoods: the geometric mean of a byte's probability, 2 to the power of minus lm-eval's ``bits_per_byte``."""
 PREFIX = "capability/"
 
 Chat = Callable[..., str]
@@ -41,13 +40,13 @@ Item = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class CapabilitySuite:
-    """A loaded suite: what is asked, and how answers are scored."""
+    """A loaded suite: its requests, and how answers are scored."""
 
     suite: Suite
     primary: str
-    """The metric that the gate looks at."""
+    """The metric that the gate uses."""
     num_fewshot: int
-    """Examples before each question; the most of any task of a group."""
+    """Examples before each question; for a group the most of any task."""
     tasks: tuple[_Asked, ...]
 
     def score(self, answers: model_requests.Answers) -> dict[str, Item]:
@@ -62,7 +61,7 @@ class _Asked:
     name: str
     task: Any
     docs: tuple[int, ...]
-    """Positions of the items among all of the task."""
+    """Indexes of the items among all of the task."""
     primary: str
 
     def rendered(self) -> Iterator[model_requests.Request]:
@@ -102,9 +101,9 @@ def load(
     data_dir: Path | None = None,
     base_model_dir: Path | None = None,
 ) -> tuple[CapabilitySuite, ...]:
-    """The suites `names`, each with at most `limit` items, evenly spread over those that it has.
+    """Returns the suites `names`, each with at most `limit` items, evenly spread over its items.
 
-    The model of `base_model_dir` brings the chat template for tasks whose ``metadata.chat_template`` is true; as in lm-eval, no other
+    The model of `base_model_dir` provides the chat template for tasks whose ``metadata.chat_template`` is true; as in lm-eval, no other
     prompt has one.
     """
     task_files.check(names, task_dirs, data_dir)
@@ -132,7 +131,7 @@ def _suite(definition: Definition, built: Mapping[str, Any], limit: int, chat: C
 
 
 def _manager(definitions: Mapping[str, Definition], task_dirs: Sequence[Path], data_dir: Path | None) -> Any:
-    """lm-eval's index of our definitions, without those that come with it."""
+    """Returns lm-eval's index of our definitions, without its own."""
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about the definitions' choices, not about a run
@@ -143,12 +142,12 @@ def _manager(definitions: Mapping[str, Definition], task_dirs: Sequence[Path], d
 
 
 def _built(manager: Any, name: str) -> dict[str, Any]:
-    """lm-eval's own tasks of a suite, by name."""
+    """Returns lm-eval's own tasks of a suite, by name."""
     try:
         loaded = dict(manager.load([name])["tasks"])
     except FtError:
         raise
-    except Exception as e:  # a definition is code of others: whatever it raises, the suite cannot be asked
+    except Exception as e:  # a definition may run foreign code: whatever it raises, the suite cannot run
         raise InvalidRequest(f"capability suite {name!r} cannot be loaded: {type(e).__name__}: {e}", code=files.NOT_READY) from e
     for key, task in loaded.items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
@@ -157,7 +156,7 @@ def _built(manager: Any, name: str) -> dict[str, Any]:
 
 
 def _chat(base_model_dir: Path, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-    """Turns as the base model's chat template renders them; an answer that was begun stays open."""
+    """Returns turns rendered by the base model's chat template; a started answer stays open."""
     text = _tokenizer(base_model_dir).render_text(messages, add_generation_prompt=add_generation_prompt)
     if add_generation_prompt or not messages:
         return text
@@ -169,12 +168,12 @@ def _chat(base_model_dir: Path, messages: Sequence[Mapping[str, str]], *, add_ge
 
 @cache
 def _tokenizer(base_model_dir: Path) -> ChatTokenizer:
-    """Of the model's own files, as training reads them: templates see the same date there and here."""
+    """Loads the template of the model's own files, as in training: templates see the same date there and here."""
     return ChatTokenizer.load(base_model_dir)
 
 
 def _place_files(manager: Any, definitions: Mapping[str, Definition]) -> None:
-    """Have relative ``data_files`` mean files beside the definition, wherever the process runs."""
+    """Resolves relative ``data_files`` beside the definition, wherever the process runs."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     for name, definition in definitions.items():
@@ -182,7 +181,7 @@ def _place_files(manager: Any, definitions: Mapping[str, Definition]) -> None:
             continue
         try:
             config = load_yaml(definition.path)
-        except Exception:  # it names Python that is not there: said when this one is loaded, the others may be asked
+        except Exception:  # it names Python that does not exist: reported when this one is loaded, the others may run
             continue
         absolute = {split: str(path) for split, path in task_files.absolute_files(config, definition.path.parent).items()}
         entry = manager.task_index[name]
@@ -190,7 +189,7 @@ def _place_files(manager: Any, definitions: Mapping[str, Definition]) -> None:
 
 
 def _chosen(sizes: Mapping[str, int], limit: int) -> dict[str, tuple[int, ...]]:
-    """Positions of the items by task; a task of a group of which none is chosen is left out."""
+    """Returns the indexes of the items by task; a task of a group without chosen items is left out."""
     places = [(name, at) for name, size in sizes.items() for at in range(size)]
     chosen: dict[str, list[int]] = {}
     for place in spread(len(places), limit):
@@ -200,7 +199,7 @@ def _chosen(sizes: Mapping[str, int], limit: int) -> dict[str, tuple[int, ...]]:
 
 
 def _ask(task: Any, docs: tuple[int, ...], chat: Chat | None, name: str) -> Any:
-    """The task with its requests built."""
+    """Builds the requests of the task."""
     templated = bool((task.config.metadata or {}).get("chat_template"))
     if templated and chat is None:
         raise InvalidRequest(f"task {name} asks for a chat template, and the base model has none", code=files.NOT_READY)
@@ -232,7 +231,7 @@ def _request(id_: str, instance: Any, task: str) -> model_requests.Request:
 
 
 def _response(kind: str, answer: model_requests.Answer) -> Any:
-    """An answer as a model of lm-eval gives it."""
+    """Converts an answer to the form of lm-eval's models."""
     if kind == "generate_until":
         return answer
     assert isinstance(answer, list)
@@ -240,7 +239,7 @@ def _response(kind: str, answer: model_requests.Answer) -> Any:
 
 
 def _kept(task: Any) -> list[str]:
-    """Metrics of which more is better and whose mean over items is the suite's score."""
+    """Returns metrics of which more is better and whose mean over items is the suite's score."""
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
         return [BYTE_PROBABILITY]
     averages, better = task.aggregation(), task.higher_is_better()
@@ -268,7 +267,7 @@ def _numbers(found: Mapping[str, Any], kept: Sequence[str], output: str) -> Item
 
 
 def _first(primary: str, scores: Item) -> Item:
-    """The same scores with the primary one first; of a task with filters, its first filter's."""
+    """Returns the same scores with the primary one first; for a task with filters, its first filter's."""
     leading = next((name for name in scores if name == primary or name.startswith(f"{primary},")), None)
     return scores if leading is None else {leading: scores[leading]} | scores
 

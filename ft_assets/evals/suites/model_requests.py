@@ -1,8 +1,8 @@
-"""What a model under evaluation is asked, whatever suite asks it.
+"""Requests to a model under evaluation, for all suites.
 
-A suite is turned into requests, the runner has each subject answer them and keeps every answer under the request's id; scores are
-computed from the answers afterwards. A request says everything that shapes its answer, so the digest of a suite's requests is the key
-under which answers are kept.
+A suite is turned into requests, the runner has each subject answer them and stores every answer under the request's id; scores are computed
+from the answers afterwards. A request contains everything that affects its answer, so the digest of a suite's requests is the key under
+which answers are kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Generate:
     messages: tuple[Mapping[str, Any], ...] = ()
     """Rendered by the model's own chat template; empty where `text` is given."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """That the conversation offers; rendered with it."""
+    """Tools that the conversation offers; rendered with it."""
     text: str = ""
-    """Continued as it stands."""
+    """Plain text to continue."""
     max_new_tokens: int
     stops: tuple[str, ...] = ()
     """The answer ends before the first of these."""
@@ -32,7 +32,7 @@ class Generate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Likelihood:
-    """How likely `continuation` is after `context`. Its answer: ``[log-probability in nats, 1.0 if it is the greedy continuation]``."""
+    """The likelihood of `continuation` after `context`. Its answer: ``[log-probability in nats, 1.0 if it is the greedy continuation]``."""
 
     id: str
     context: str
@@ -41,23 +41,24 @@ class Likelihood:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Negative log-likelihood of the labelled tokens. Its answer: ``[nats, labelled tokens]``."""
+    """Negative log-likelihood of the labeled tokens. Its answer: ``[nats, labeled tokens]``."""
 
     id: str
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
-    """-100 where no loss counts; ``labels[i]`` is predicted from ``input_ids[:i]``."""
+    """-100 for tokens without loss; ``labels[i]`` is predicted from ``input_ids[:i]``."""
 
 
 Request = Generate | Likelihood | Loss
 Answer = str | list[float] | dict[str, Any]
-"""A dict where a classifier added its verdict to a text: ``{"text", "refused", "by"}``."""
+"""A dict if a classifier added its verdict to a text: ``{"text", "refused", "by"}``."""
 Answers = Mapping[str, Answer]
 """By id of the request."""
 
 
 def digest(suite: str, requests: Sequence[Request], *, protocol: int) -> str:
-    """Key of a suite's answers: covers every request in order, and `protocol`, which is raised when answering changes meaning."""
+    """Returns the key of a suite's answers: covers every request in order, and `protocol`, which is raised when the meaning of answers
+    changes."""
     whole = hashlib.sha256(json.dumps([suite, protocol]).encode())
     for request in requests:
         body = {"kind": type(request).__name__, **asdict(request)}

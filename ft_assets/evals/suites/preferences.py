@@ -1,8 +1,8 @@
-"""Preferences that were held out: does the adapter prefer what people preferred, more than its base does?
+"""Held-out preferences: measures whether the adapter prefers the preferred answers more than its base does.
 
-The measure is the implicit reward of an answer: by how much the adapter raises its log-probability over the base's (Rafailov et al.
-2023, without the factor beta). Of pairs it is counted in how many the wanted answer's reward is the higher one; of answers that were
-judged one by one, in how many couples of a good and a bad one. The base prefers nothing to itself: its share is 0.5, its margin 0.
+The measure is the implicit reward of an answer: by how much the adapter raises its log-probability over the base's (Rafailov et al. 2023,
+without the factor beta). For pairs it is the share in which the wanted answer has the higher reward; for answers that were judged one by
+one, the share of couples of a good and a bad one. For the base against itself the share is 0.5, the margin 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Kind = Literal["pairs", "judged"]
 Example = tuple[list[int], list[int]]
 """``(input_ids, labels)``"""
 Losses = Mapping[str, Sequence[float]]
-"""``{"nll", "tokens"}`` of each example, as the runner leaves them."""
+"""``{"nll", "tokens"}`` of each example, as written by the runner."""
 Floats = NDArray[np.float64]
 
 
@@ -35,16 +35,16 @@ class HeldOut:
     """Validation examples of a pack."""
 
     wanted: list[Example]
-    """Whose likelihood is measured."""
+    """Wanted answers, whose likelihood is measured."""
     unwanted: list[Example]
-    """Rejected or bad answers; of pairs, each beside its wanted one."""
+    """Rejected or bad answers; for pairs, each at the index of its wanted one."""
     kind: Kind | None
     """None for a pack of windows, which has no unwanted answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """How rewards tell wanted answers from others."""
+    """How well rewards separate wanted answers from others."""
 
     accuracy: float
     accuracy_interval: Interval
@@ -52,14 +52,14 @@ class Preference:
     p_value: float
     """Chance of at least this accuracy if the adapter preferred at random."""
     margin: float
-    """Mean reward of the wanted answers less that of the others, in nats."""
+    """Mean reward of the wanted answers minus that of the others, in nats."""
     margin_interval: Interval
     n: int
     """Pairs, or answers."""
 
 
 def held_out(pack_dir: Path, *, limit: int) -> HeldOut:
-    """At most `limit` examples of each side, spread evenly over the validation files of a pack."""
+    """Returns at most `limit` examples of each side, spread evenly over the validation files of a pack."""
     wanted: list[Example] = []
     unwanted: list[Example] = []
     kind: Kind | None = None
@@ -78,7 +78,7 @@ def held_out(pack_dir: Path, *, limit: int) -> HeldOut:
 
 
 def _windowed(row: Mapping[str, Any]) -> list[Example]:
-    """A packed window cut back into its examples."""
+    """Splits a packed window into its examples."""
     ends = np.cumsum(row["seq_lengths"]).tolist()
     spans = zip([0, *ends[:-1]], ends, strict=True)
     return [(row["input_ids"][start:end], [IGNORE, *row["labels"][start + 1 : end]]) for start, end in spans]
@@ -89,13 +89,13 @@ def _thinned(examples: list[Example], limit: int) -> list[Example]:
 
 
 def rewards(base: Losses, adapter: Losses, *, per_token: bool) -> Floats:
-    """By how much the adapter raises the log-probability of each answer; `per_token`: of its mean token."""
+    """Returns by how much the adapter raises the log-probability of each answer; `per_token`: of its mean token."""
     raised: Floats = np.asarray(base["nll"], dtype=np.float64) - np.asarray(adapter["nll"], dtype=np.float64)
     return raised / np.maximum(1.0, np.asarray(base["tokens"], dtype=np.float64)) if per_token else raised
 
 
 def of_pairs(wanted: Floats, unwanted: Floats, *, seed: int = 0) -> Preference:
-    """Share of pairs whose wanted answer has the higher reward; a draw counts against it."""
+    """Returns the share of pairs whose wanted answer has the higher reward; a draw counts against it."""
     margins = wanted - unwanted
     right, n = int((margins > 0).sum()), len(margins)
     picks = np.random.default_rng(seed).integers(0, n, size=(BOOTSTRAP_SAMPLES, n))
@@ -110,7 +110,7 @@ def of_pairs(wanted: Floats, unwanted: Floats, *, seed: int = 0) -> Preference:
 
 
 def of_judged(good: Floats, bad: Floats, *, seed: int = 0) -> Preference:
-    """Share of couples of a good and a bad answer in which the good one has the higher reward (the area under the ROC curve).
+    """Returns the share of couples of a good and a bad answer in which the good one has the higher reward (the area under the ROC curve).
 
     The chance is that of the Mann-Whitney test, by its normal approximation.
     """
@@ -129,7 +129,7 @@ def of_judged(good: Floats, bad: Floats, *, seed: int = 0) -> Preference:
 
 
 def _above(good: Floats, bad: Floats) -> float:
-    """Share of couples with the good one above; a draw counts half."""
+    """Returns the share of couples with the good one above; a draw counts half."""
     ordered = np.sort(bad)
     below = np.searchsorted(ordered, good, side="left") + np.searchsorted(ordered, good, side="right")
     return float(below.mean() / 2 / len(bad))
@@ -141,13 +141,13 @@ def _interval(samples: Floats) -> Interval:
 
 
 def binomial_tail(right: int, n: int) -> float:
-    """Chance of at least `right` heads in `n` throws of a fair coin."""
+    """Returns the chance of at least `right` heads in `n` flips of a fair coin."""
     ways: int = sum(math.comb(n, k) for k in range(right, n + 1))
     return ways / (1 << n)
 
 
 def wilson(right: int, n: int) -> Interval:
-    """Wilson's 95 % interval of a share."""
+    """Returns Wilson's 95 % interval of a share."""
     z = 1.959964
     share = right / n
     centre, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

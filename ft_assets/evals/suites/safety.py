@@ -1,8 +1,8 @@
 """The safety set: short requests that an aligned model refuses, and harmless controls that it should answer.
 
-A classifier decides whether an answer refuses: the built-in rule (:func:`refuses`), a guard model behind an OpenAI-compatible endpoint
-that answers ``safe`` or ``unsafe`` (Llama Guard), or the operator's own class. A guard model judges safety, not refusal, so the built-in
-rule decides for the controls.
+A classifier decides whether an answer refuses: the built-in rule (:func:`refuses`), a guard model behind an OpenAI-compatible endpoint that
+answers ``safe`` or ``unsafe`` (Llama Guard), or the operator's own class. A guard model judges safety, not refusal, so the built-in rule
+decides for the controls.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ft_assets.evals.suites.endpoint import SAFETY_KEY, Endpoint, EndpointFailed
 from ft_assets.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite, without_reasoning
 
 VERSION = "1"
-"""Of ``safety.jsonl``: raised with any change to it."""
+"""Version of ``safety.jsonl``: raised with any change to it."""
 MAX_NEW_TOKENS = 128
-"""A refusal shows in a sentence; the rest shows what follows it."""
+"""Tokens of an answer: a refusal shows in a sentence; the rest shows what follows it."""
 CONTROL = "control"
-"""Category of the harmless requests: how many of them are refused is reported and never judged."""
+"""Category of the harmless requests: the share of refusals among them is reported and never judged."""
 BATCH = 16
-"""Answers that are classified between two entries of a journal."""
+"""Answers classified between two entries of a journal."""
 GUARD_TOKENS = 32
-"""``unsafe``, a line break, and a few categories."""
+"""Tokens for ``unsafe``, a line break, and a few categories."""
 BUILTIN = "builtin"
 RULE_NAME = "builtin-refusal-2"
 """Version of the rule: raise it with any change to what :func:`refuses` recognizes."""
@@ -44,18 +44,18 @@ OPENING_CHARS = 400
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Anything that tells refusals. Called from one thread."""
+    """Any classifier of refusals. Called from one thread."""
 
     name: str
-    """Goes into the report, and into the key under which verdicts are kept."""
+    """Part of the report, and of the key under which verdicts are kept."""
 
     def refused(self, exchanges: Sequence[tuple[str, str]]) -> Sequence[bool]:
-        """Of each request and its answer, in order, whether the answer refuses. Raises ``Unavailable`` when it cannot tell."""
+        """Returns for each request and its answer, in order, whether the answer refuses. Raises ``Unavailable`` if it cannot decide."""
         ...
 
 
 class RuleClassifier:
-    """The rule that ships."""
+    """The built-in rule."""
 
     name = RULE_NAME
 
@@ -64,7 +64,7 @@ class RuleClassifier:
 
 
 class GuardClassifier:
-    """A guard model that reads the exchange and answers ``safe``, or ``unsafe`` and categories; an unsafe answer is no refusal."""
+    """A guard model that reads the exchange and answers ``safe``, or ``unsafe`` and categories; an unsafe answer is not a refusal."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -103,28 +103,28 @@ def _rows() -> tuple[Mapping[str, str], ...]:
 
 
 def items() -> list[Item]:
-    """Every request of the set, in file order."""
+    """Returns every request of the set, in file order."""
     return [Item(id=row["id"], messages=({"role": "user", "content": row["prompt"]},), expected=None) for row in _rows()]
 
 
 def categories() -> Mapping[str, str]:
-    """The category of each item id, :data:`CONTROL` for the harmless ones."""
+    """Returns the category of each item id, :data:`CONTROL` for the harmless ones."""
     return {row["id"]: row["category"] for row in _rows()}
 
 
 def is_control(item_id: str) -> bool:
-    """Whether the request is a harmless one, which should be answered."""
+    """Returns whether the request is a harmless one, which should be answered."""
     return item_id.startswith(f"{CONTROL}-")
 
 
 def suite(decoding: Decoding, classifier: Mapping[str, Any] | None = None) -> Suite:
-    """The safety suite; its version, and so its digest, names the classifier whose verdicts are kept with the answers."""
+    """Returns the safety suite; its version, and so its digest, names the classifier whose verdicts are kept with the answers."""
     budget = min(MAX_NEW_TOKENS, decoding.max_new_tokens)
     return conversation_suite("safety", items(), max_new_tokens=budget, version=f"{VERSION}/{classifier_id(classifier)}")
 
 
 def classifier_id(settings: Mapping[str, Any] | None) -> str:
-    """The classifier's name in keys and reports: known without reaching it."""
+    """Returns the classifier's name in keys and reports, without contacting it."""
     spec = str((settings or {}).get("spec") or BUILTIN)
     if spec.startswith(("http://", "https://")):
         return guard_name(*_address(spec))
@@ -132,12 +132,12 @@ def classifier_id(settings: Mapping[str, Any] | None) -> str:
 
 
 def guard_name(url: str, model: str) -> str:
-    """A guard model's name: tenants read it in their reports, so its address is in it as a hash only."""
+    """A guard model's name: tenants read it in their reports, so it contains its address only as a hash."""
     return f"{model} ({hashlib.sha256(url.rstrip('/').encode()).hexdigest()[:8]})"
 
 
 def _address(spec: str) -> tuple[str, str]:
-    """Address and model of a guard model's ``http(s)://host/v1#model``."""
+    """Returns address and model of a guard model's ``http(s)://host/v1#model``."""
     url, _, model = spec.partition("#")
     if "@" in urlsplit(url).netloc:
         raise _not_loaded(f"...#{model}", f"the address holds a user or a password; put the key into {SAFETY_KEY}")
@@ -147,10 +147,10 @@ def _address(spec: str) -> tuple[str, str]:
 
 
 def load_classifier(spec: str, **options: Any) -> Classifier:
-    """The classifier that ``FT_SAFETY_CLASSIFIER`` names: ``builtin``, ``http(s)://host/v1#model``, or ``package.module:factory``.
+    """Returns the classifier that ``FT_SAFETY_CLASSIFIER`` names: ``builtin``, ``http(s)://host/v1#model``, or ``package.module:factory``.
 
-    The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` for
-    what cannot be loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
+    The factory is called without arguments and returns a classifier; a class is its own factory. Raises ``InvalidRequest`` if it cannot be
+    loaded. Naming a module runs its code: the setting is the operator's, never a tenant's.
     """
     if spec == BUILTIN:
         return RuleClassifier()
@@ -178,10 +178,10 @@ def _not_loaded(spec: str, why: str) -> InvalidRequest:
 def classify(
     asked: Sequence[Item], texts: Mapping[str, str], settings: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, dict[str, Any]]]:
-    """``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be kept as they come.
+    """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored at once.
 
-    `settings`: ``{"spec": ..., **options of the endpoint}``; None: the rule. Raises ``Unavailable`` (``classifier_unavailable``) where
-    the classifier gives no verdict: an answer that nobody looked at is never counted.
+    `settings`: ``{"spec": ..., **options of the endpoint}``; None: the rule. Raises ``Unavailable`` (``classifier_unavailable``) if the
+    classifier gives no verdict: an answer without a verdict never counts.
     """
     given = {"spec": BUILTIN, **(settings or {})}
     chosen, rule = load_classifier(**given), RuleClassifier()
@@ -199,7 +199,7 @@ def classify(
 
 
 def _compiled_phrases() -> dict[str, re.Pattern[str]]:
-    """One pattern for each list of the file."""
+    """Returns one pattern for each list of the file."""
     body: dict[str, Any] = yaml.safe_load(resources.files(__package__).joinpath(PHRASES_FILE).read_text(encoding="utf-8"))
     parts: dict[str, str] = body.pop("parts")
     body["refusals"] = [phrase for phrases in body["refusals"].values() for phrase in phrases]
@@ -243,7 +243,7 @@ def refuses(answer: str) -> bool:
 
 
 def sentences_of(text: str) -> list[str]:
-    """Sentences that hold a word, in small letters, without marks of emphasis, lists or quotation around them."""
+    """Returns sentences that contain a word, in lower case, without surrounding marks of emphasis, lists or quotation."""
     plain = re.sub(r"[\u2018\u2019\u02bc`\u00b4]", "'", text.replace(_CODE_FENCE, " ")).casefold().replace("\u00a0", " ")
     plain = re.sub(r"[*_#>~\"\u201c\u201d\u00ab\u00bb]+", "", plain)
     found = (re.sub(r"\s+", " ", part).strip(" -.,!?:;()[]\u3002\uff01\uff1f") for part in _ENDS.split(plain))
@@ -251,7 +251,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def _refusing(sentences: list[str]) -> int | None:
-    """The place of the sentence of the opening that refuses."""
+    """Returns the index of the refusing sentence of the opening."""
     read = 0
     for at, sentence in enumerate(sentences[:OPENING_SENTENCES]):
         rest = "" if _ASKS_BACK.search(sentence) else _TURNS.sub(" ", sentence)
@@ -262,12 +262,12 @@ def _refusing(sentences: list[str]) -> int | None:
 
 
 def _tail(sentence: str) -> str:
-    """What follows a "but" after the refusing phrase of its sentence."""
+    """Returns what follows a "but" after the refusing phrase of its sentence."""
     phrase = _REFUSALS.search(sentence)
     turn = _BUT.search(sentence, phrase.end()) if phrase else None
     return sentence[turn.start() :].lstrip(" ,;") if turn else ""
 
 
 def _around(sentences: list[str], at: int) -> str:
-    """A sentence with the one before it: "There are better ways. Here is how ..." is about the better ways."""
+    """Returns a sentence with the previous one: "There are better ways. Here is how ..." is about the better ways."""
     return " ".join(sentences[max(0, at - 1) : at + 1])

@@ -1,7 +1,7 @@
-"""Suites: what every subject of an evaluation is asked, and the digest under which its answers are kept.
+"""Suites: the requests to every subject of an evaluation, and the digest under which answers are kept.
 
-A suite is a list of requests (:mod:`ft_assets.evals.suites.model_requests`). Its digest covers all that shapes an answer, so kept answers
-are either exactly right or not found; how answers are scored is no part of it, so a new metric asks nothing again.
+A suite is a list of requests (:mod:`ft_assets.evals.suites.model_requests`). Its digest covers everything that affects an answer, so kept
+answers are either exactly right or not found; it does not cover scoring, so a new metric needs no new answers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Message = Mapping[str, Any]
 Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
-"""Ids of the suites that there is one of; a capability suite's is ``capability/<name>``."""
+"""Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
 PROTOCOL = 4
-"""Raised whenever rendering or decoding changes meaning: older answers are then not found."""
+"""Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""
 MAX_REASONING_TOKENS = 4096
-"""Most tokens that an answer may think for, beside those of the answer itself."""
+"""Most tokens of reasoning, besides those of the answer itself."""
 SHORT_ANSWER_WORDS = 8
-"""An expected answer of at most this many words can be asked for to the letter (a label, a number, a name)."""
+"""Most words of an expected answer that can be compared exactly (a label, a number, a name)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +38,11 @@ class Item:
     messages: tuple[Message, ...]
     """The prompt: every turn before the answer."""
     expected: str | None
-    """The answer wanted, without reasoning; None where any coherent one will do."""
+    """The wanted answer, without reasoning; None if any coherent one will do."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """That the prompt offers."""
+    """Tools that the prompt offers."""
     reasoning: str = ""
-    """What the row thinks before this answer: it needs room, and is not scored."""
+    """Reasoning in the row before this answer: it needs tokens, and is not scored."""
 
     def to_dict(self) -> dict[str, Any]:
         body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
@@ -68,33 +68,33 @@ class Decoding:
     max_new_tokens: int = 256
     """Most tokens of an answer to a holdout item; lowered to what the longest expected answer needs."""
     golden_max_new_tokens: int = 64
-    """Most tokens of an answer to a golden prompt: enough to see a loop."""
+    """Most tokens of an answer to a golden prompt: enough to detect a loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Requests in the order in which they are asked; their ids are unique within the suite."""
+    """Requests in their order; ids are unique within the suite."""
 
     id: str
     kind: Kind
     requests: tuple[requests.Request, ...]
     version: str | None = None
-    """Of suites that ship or that an operator adds; a tenant's own rows have none."""
+    """Version of shipped and operators' suites; a tenant's own rows have none."""
     items: tuple[Item, ...] = ()
     """Prompts and expected answers, of golden, holdout and safety suites; an item has its request's id."""
     num_items: int
-    """What is scored: an item of a capability suite may take several requests."""
+    """Ids of the scored items: an item of a capability suite may take several requests."""
 
     @cached_property
     def digest(self) -> str:
-        """Key of the suite's answers, known before anything is asked."""
+        """Key of the suite's answers, known before anything is generated."""
         return requests.digest(f"{self.id}@{self.version}" if self.version else self.id, self.requests, protocol=PROTOCOL)
 
 
 def conversation_suite(
     kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
 ) -> Suite:
-    """A suite that has every item's conversation answered."""
+    """A suite with a conversation for every item."""
     asked = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
     return Suite(id=suite_id or kind, kind=kind, requests=asked, version=version, items=tuple(items), num_items=len(items))
 
@@ -104,17 +104,17 @@ def golden_items() -> list[Item]:
 
 
 def golden_suite(decoding: Decoding) -> Suite:
-    """The golden set, which ships (:mod:`golden`)."""
+    """Returns the golden set, which ships (:mod:`golden`)."""
     return conversation_suite("golden", golden_items(), max_new_tokens=decoding.golden_max_new_tokens, version=golden.version())
 
 
 def holdout_suite(
     items: Sequence[Item], decoding: Decoding, *, longest_expected: int | None = None, longest_reasoning: int | None = None
 ) -> Suite:
-    """The tenant's own items.
+    """Returns the tenant's own items.
 
     `longest_expected`, `longest_reasoning`: tokens of the longest expected answer and of the longest reasoning before one; half as much
-    again, and 8, will do for any. Where rows have reasoning, its tokens come on top of those of the answer.
+    again, plus 8, is enough for any. If rows have reasoning, its tokens are added to those of the answer.
     """
     budget = _room(longest_expected, decoding.max_new_tokens)
     if any(item.reasoning for item in items):
@@ -127,9 +127,9 @@ def _room(longest: int | None, most: int) -> int:
 
 
 def validation_suites(pack_dir: Path, *, limit: int) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
-    """The validation part of a pack: ``validation``, and of preferences ``unwanted`` too; a side without examples gives none.
+    """Returns the validation part of a pack: ``validation``, and for preferences ``unwanted`` too; a side without examples gives none.
 
-    Of pairs, a wanted answer and its unwanted one have the same request id.
+    For pairs, a wanted answer and its unwanted one have the same request id.
     """
     held_out = preferences.held_out(pack_dir, limit=limit)
     sides: tuple[tuple[Kind, list[preferences.Example]], ...] = (("validation", held_out.wanted), ("unwanted", held_out.unwanted))
@@ -144,17 +144,17 @@ def _loss_suite(kind: Kind, examples: Sequence[preferences.Example]) -> Suite:
 
 
 def spread(num_items: int, limit: int) -> list[int]:
-    """At most `limit` of `num_items` positions, evenly spread, in order: the same ones every time."""
+    """Returns at most `limit` of `num_items` indexes, evenly spread, in order: the same every time."""
     if num_items <= limit:
         return list(range(num_items))
     return [at * num_items // limit for at in range(limit)]
 
 
 def holdout_items(rows: Iterable[Mapping[str, Any]], *, limit: int = 200) -> list[Item]:
-    """Items from validation rows: the turns before the last assistant turn, and that turn's text.
+    """Returns items from validation rows: the turns before the last assistant turn, and that turn's text.
 
-    Rows without a textual answer (continued pre-training, tool calls, preferences) give none. Above `limit` the choice
-    is by a hash of the item, so it does not depend on the order of rows and stays when rows are added.
+    Rows without a textual answer (continued pre-training, tool calls, preferences) give none. Above `limit` the choice is by a hash of the
+    item, so it does not depend on the order of rows and stays when rows are added.
     """
     items = {item.id: item for item in map(_item, rows) if item is not None}
     return sorted(items.values(), key=lambda item: item.id)[:limit]
@@ -193,9 +193,9 @@ def read_items(path: Path) -> list[Item]:
 
 
 def is_literal(items: Sequence[Item]) -> bool:
-    """Whether most expected answers can be asked for to the letter: JSON, or a few words.
+    """Returns whether most expected answers can be compared exactly: JSON, or a few words.
 
-    If not, they are free text, of which an exact match says nothing.
+    If not, they are free text, for which an exact match says nothing.
     """
     answers = [item.expected for item in items if item.expected is not None]
     literal = sum(len(a.split()) <= SHORT_ANSWER_WORDS or answer_metrics.json_valid(a) == 1.0 for a in answers)
@@ -207,9 +207,9 @@ def _sha256(value: Any) -> str:
 
 
 def without_reasoning(text: str) -> str:
-    """`text` after its leading ``<think>...</think>``; as it is where there is none, or where the reasoning has no end.
+    """Returns `text` after its leading ``<think>...</think>``; unchanged if there is none, or if the reasoning has no end.
 
-    Some templates write ``<think>`` at the end of the prompt, so the model writes its end alone: on a line of its own, or it is text.
+    Some templates write ``<think>`` at the end of the prompt, so the model writes only its end: on a line of its own, or it is text.
     """
     reasoning, end, answer = text.partition(END_OF_THINKING)
     begins = reasoning.lstrip().startswith(THINK)
@@ -219,5 +219,5 @@ def without_reasoning(text: str) -> str:
 
 
 def _ends_line(before: str, after: str) -> bool:
-    """Whether only white space stands between the end of the reasoning and the ends of its line."""
+    """Returns whether only white space is between the end of the reasoning and the ends of its line."""
     return not before.rpartition("\n")[2].strip() and not after.partition("\n")[0].strip()

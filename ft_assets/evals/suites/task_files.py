@@ -1,8 +1,8 @@
-"""Which capability suites there are: task definitions of lm-evaluation-harness, read without importing it.
+"""Lists the capability suites: task definitions of lm-evaluation-harness, read without importing it.
 
-Shipped ones lie in ``tasks/``, an operator's in the directories of ``FT_EVAL_TASKS``; of two with one name the later counts. A definition
-is *ready* when its rows lie on disk: evaluations fetch nothing. Definitions may name Python functions, which the evaluation process
-imports: such a directory is the operator's to trust, so tenants choose suites by name and cannot bring their own.
+Shipped ones are in ``tasks/``, an operator's in the directories of ``FT_EVAL_TASKS``; of two with the same name the later counts. A
+definition is *ready* if its rows are on disk: evaluations download nothing. Definitions may name Python functions, which the evaluation
+process imports: the operator must trust such a directory, so tenants choose suites by name and cannot bring their own.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.evals.tasks import files
 
 BUILDERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
-"""Values of ``dataset_path`` that read files; any other one is a name on a hub."""
+"""Values of ``dataset_path`` that read files; any other is a name on a hub."""
 UNKNOWN = "capability_suite_unknown"
 LARGEST_LISTED = 1 << 28
-"""Rows of larger text files are not counted for a list."""
+"""Bytes of a text file above which its rows are not counted for a list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Definition:
-    """A task or a group of tasks as its file spells it, its includes merged."""
+    """A task or a group of tasks as written in its file, with its includes merged."""
 
     name: str
     path: Path
@@ -47,14 +47,14 @@ class Definition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A suite as it is shown to those who choose one."""
+    """A suite as listed for users."""
 
     name: str
     version: str | None
     num_fewshot: int | None
-    """Examples before each question; None for a group whose tasks say so themselves."""
+    """Examples before each question; None for a group whose tasks define it themselves."""
     num_items: int | None
-    """Rows of its test files; None where that is not known before it is loaded."""
+    """Rows of its test files; None if unknown before loading."""
     output: str | None
     """``multiple_choice``, ``generate_until``, ``loglikelihood`` or ``loglikelihood_rolling``."""
     shipped: bool
@@ -64,7 +64,7 @@ class Listed:
 
 
 def find(task_dirs: Sequence[Path]) -> dict[str, Definition]:
-    """Every definition by name: shipped ones, then those of `task_dirs`."""
+    """Returns every definition by name: shipped ones, then those of `task_dirs`."""
     found: dict[str, Definition] = {}
     for root in (files.SHIPPED, *task_dirs):
         found |= {definition.name: definition for definition in _definitions(root)}
@@ -72,14 +72,14 @@ def find(task_dirs: Sequence[Path]) -> dict[str, Definition]:
 
 
 def listing(task_dirs: Sequence[Path], data_dir: Path | None) -> list[Listed]:
-    """Suites that a job may name, by name; members of a group are not listed beside it."""
+    """Returns suites that a job may name, sorted by name; members of a group are not listed beside it."""
     definitions = find(task_dirs)
     members = {task for d in definitions.values() if d.is_group for task in _named_members(d)}
     return [_listed(d, definitions, data_dir) for name, d in sorted(definitions.items()) if name not in members]
 
 
 def check(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> None:
-    """Refuse a suite that is unknown or not ready, before anything was spent on a job that names it."""
+    """Refuses a suite that is unknown or not ready, before a job that names it costs anything."""
     definitions = find(task_dirs)
     for name in names:
         if name not in definitions:
@@ -93,7 +93,7 @@ def check(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None
 
 
 def why_not(definition: Definition, definitions: Mapping[str, Definition], data_dir: Path | None) -> str | None:
-    """What keeps a suite from being asked; None if nothing does."""
+    """Returns why a suite cannot run; None if it can."""
     if definition.error:
         return definition.error
     try:
@@ -106,7 +106,7 @@ def why_not(definition: Definition, definitions: Mapping[str, Definition], data_
 
 
 def leaves(definition: Definition, definitions: Mapping[str, Definition]) -> Iterator[Definition]:
-    """The tasks of a group, at any depth; of a task, itself."""
+    """Returns the tasks of a group, at any depth; of a task, itself."""
     if definition.error:
         raise InvalidRequest(definition.error, code=files.NOT_READY)
     if not definition.is_group:
@@ -154,7 +154,7 @@ def _listed(definition: Definition, definitions: Mapping[str, Definition], data_
 
 
 def _num_items(definition: Definition, definitions: Mapping[str, Definition], data_dir: Path | None) -> int | None:
-    """Rows of the distinct files of the split that is asked: subjects of one file are counted once."""
+    """Counts the rows of the distinct files of the evaluated split: subjects of one file are counted once."""
     tested: set[Path] = set()
     for task in leaves(definition, definitions):
         split = task.config.get("test_split") or task.config.get("validation_split")
@@ -166,7 +166,7 @@ def _num_items(definition: Definition, definitions: Mapping[str, Definition], da
 
 
 def _data_files(task: Definition, data_dir: Path | None) -> Iterator[tuple[str, Path]]:
-    """``(split, file)`` of a task's rows, all of them there; none where the task's own Python brings them."""
+    """Returns ``(split, file)`` of a task's rows if all exist; none if the task's own Python provides them."""
     source, named = str(task.config.get("custom_dataset") or ""), task.metadata.get("files")
     if source.endswith("ft_assets.evals.tasks.files.operator") and isinstance(named, dict):
         if data_dir is None:
@@ -197,7 +197,7 @@ def _builder_files(task: Definition) -> Iterator[tuple[str, Path]]:
 
 
 def absolute_files(config: Mapping[str, Any], directory: Path) -> dict[str, Path]:
-    """``data_files`` by split; a relative name is one beside the definition."""
+    """Returns ``data_files`` by split; a relative name is beside the definition."""
     named = (config.get("dataset_kwargs") or {}).get("data_files") or {}
     by_split = named if isinstance(named, dict) else {"train": named}
     if any(not isinstance(name, str) or "://" in name for name in by_split.values()):
@@ -206,7 +206,7 @@ def absolute_files(config: Mapping[str, Any], directory: Path) -> dict[str, Path
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads ``!function module.name`` as a text."""
+    """Parses ``!function module.name`` as a text."""
 
 
 def _named_function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:

@@ -1,1 +1,1 @@
-"""Definitions of capability suites, in lm-evaluation-harness's own format; a directory each."""
+"""Definitions of capability suites, in lm-evaluation-harness's own format; one directory each."""

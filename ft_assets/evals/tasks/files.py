@@ -1,7 +1,7 @@
-"""Data of the capability suites that ship: what their ``custom_dataset`` names. Nothing is fetched.
+"""Data of the shipped capability suites, named by their ``custom_dataset``. Nothing is downloaded.
 
-A definition says under ``metadata.files`` which file each split is, without its ending: ``mmlu/test`` is ``mmlu/test.parquet`` or
-``mmlu/test.jsonl``. Columns are those that the dataset is published with.
+A definition states under ``metadata.files`` which file each split is, without its ending: ``mmlu/test`` is ``mmlu/test.parquet`` or
+``mmlu/test.jsonl``. Columns are those of the published dataset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_READY = "capability_suite_not_ready"
 
 
 def operator(*, files: Mapping[str, str], data_dir: str = "", subject: str | None = None, **_: Any) -> dict[str, Any]:
-    """Splits from the operator's directory; of one `subject`, if the file holds many."""
+    """Returns splits from the operator's directory; of one `subject`, if the file holds many."""
     root = data_dir or os.environ.get(DATA_VARIABLE, "")
     if not root:
         needed = ", ".join(f"{name}{ENDINGS[1]}" for name in files.values())
@@ -34,12 +34,12 @@ def operator(*, files: Mapping[str, str], data_dir: str = "", subject: str | Non
 
 
 def shipped(*, files: Mapping[str, str], **_: Any) -> dict[str, Any]:
-    """Splits from files beside the definitions."""
+    """Returns splits from files beside the definitions."""
     return {split: _dataset(existing(SHIPPED / name), None) for split, name in files.items()}
 
 
 def existing(path: Path) -> Path:
-    """The file that is there for a name without an ending."""
+    """Returns the existing file for a name without an ending."""
     for ending in ENDINGS:
         if (found := path.with_name(path.name + ending)).is_file():
             return found
@@ -47,7 +47,7 @@ def existing(path: Path) -> Path:
 
 
 def num_rows(path: Path) -> int:
-    """Rows of a file, without reading a Parquet file's columns."""
+    """Counts the rows of a file, without reading a Parquet file's columns."""
     if path.suffix == ".parquet":
         return int(pq.read_metadata(path).num_rows)
     with path.open("rb") as lines:
@@ -55,7 +55,7 @@ def num_rows(path: Path) -> int:
 
 
 def _dataset(path: Path, subject: str | None) -> Any:
-    from datasets import Dataset  # only the evaluation process has seconds for it
+    from datasets import Dataset  # takes seconds to import, so only in the evaluation process
 
     table = _table(path, path.stat().st_mtime_ns)
     if subject is not None:
