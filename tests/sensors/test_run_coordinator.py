@@ -86,13 +86,13 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
     platform, tenant, job_id = job
     key = f"{tenant}:{job_id}"
     (due,) = due_runs(platform, ("prepare",))
-    assert refusal(instance, "prepare", key, run_key=due.run_key, runs_by_requester="nudge") is None
-    assert "serves" in (refusal(instance, "prepare", key, run_key=due.run_key, runs_by_requester="sensor") or "")
+    assert refusal(instance, "prepare", key, run_key=due.run_key, asked_by="nudge") is None
+    assert "serves" in (refusal(instance, "prepare", key, run_key=due.run_key, asked_by="sensor") or "")
     assert launches.runs_by_requester(platform) == {"nudge": 1}
     replace_run(platform, due)
     (again,) = due_runs(platform, ("prepare",))
     assert again.reason == "replaced"
-    assert refusal(instance, "prepare", key, run_key=again.run_key, runs_by_requester="sensor") is None
+    assert refusal(instance, "prepare", key, run_key=again.run_key, asked_by="sensor") is None
     grant(platform, job_id, 1)
     assert refusal(instance, "train", key) is None, "by hand, where nobody has asked"
     assert "serves" in (refusal(instance, "train", key, attempt="1", run_key=f"{job_id}#a1.0") or "")
@@ -115,7 +115,7 @@ def test_a_run_by_hand_without_a_key_serves_what_is_due_and_a_second_one_is_refu
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
     (due,) = due_runs(platform, ("evaluate",))
-    assert refusal(instance, "evaluate", key, run_key=due.run_key, runs_by_requester="sensor") is None
+    assert refusal(instance, "evaluate", key, run_key=due.run_key, asked_by="sensor") is None
     assert f"serves {due.run_key}" in (refusal(instance, "evaluate", key) or "")
 
 

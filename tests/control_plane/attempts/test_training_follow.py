@@ -231,7 +231,7 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
 
 
 def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
-    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(retries=1)))
+    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
     job.train(Scenario(steps=9, every=1, best_step=1, each_stored=True, end_at={"step": 6, "outcome": "kill"}))
     assert job.steps() == [6, 5, 4, 1]
     elsewhere = job.on_another_machine(tmp_path / "other")
@@ -241,7 +241,7 @@ def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_m
 
 
 def test_the_best_checkpoint_is_stored_though_others_followed_it_between_two_looks(new_job: Callable[..., Job]) -> None:
-    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(retries=9)))
+    job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=9)))
     job.train(Scenario(steps=9, every=1, best_step=1, step_s=0.0, end_at={"step": 6, "outcome": "kill"}))
     assert {1, 6} <= {*job.steps()}
     assert not (job.work_dir / "uploads").exists()
@@ -330,7 +330,7 @@ def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_neve
 
 def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:
     job = new_job(
-        optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(retries=5)), checkpoint=CheckpointPolicy(keep_last=9)
+        optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)
     )
     job.train(Scenario(steps=9, every=1, best_step=2, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
     assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]

@@ -194,7 +194,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     os.mkfifo(pipe)  # to open it waits for ever
     code = (
         "from pathlib import Path; from control_plane.sandbox.sandbox_parent import *; "
-        f"validate_apart(Order(path=Path({str(pipe)!r}), filename='x.jsonl', output=Path('rows')), Path({str(tmp_path)!r}), "
+        f"validate_sandboxed(Order(path=Path({str(pipe)!r}), filename='x.jsonl', output=Path('rows')), Path({str(tmp_path)!r}), "
         "limits=Limits(wall_s=600))"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path)

@@ -72,7 +72,7 @@ class Job:
 
     def follow(self, held: Claim, **options: Any) -> Ending:
         return training.follow(
-            self.platform, self.launcher, held, say=self.said.append, **{"patience": SHORT, "final_patience": SHORT, **options}
+            self.platform, self.launcher, held, say=self.said.append, **{"retries": SHORT, "final_retries": SHORT, **options}
         )
 
     def train(self, scenario: Scenario, **options: Any) -> tuple[Ending, JobState]:
