@@ -34,7 +34,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.adapters.tensors import weight_shapes
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.gate.verdict import Verdict
 from ft_assets.evals.run import run_file, runner
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report

@@ -51,7 +51,7 @@ AREAS = (
     ),
     Area(
         name="checkpoints",
-        modules=("ft_assets/training/checkpoints.py", "ft_assets/training/runtime/checkpoint_writer.py", "ft_assets/datasets/fsync.py"),
+        modules=("ft_assets/training/checkpoints.py", "ft_assets/durable_files.py", "ft_assets/training/runtime/checkpoint_writer.py"),
         tests=(
             "tests/ft_assets/training/test_checkpoint*.py", "tests/ft_assets/training/runtime/test_saving.py",
             "tests/ft_assets/training/runtime/test_resume.py",

@@ -33,7 +33,7 @@ from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
-from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.gate.verdict import Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.layout import adapter_prefix
 

@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.evals.gate.advice import Advice, combined
-from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.gate.verdict import Verdict
 from ft_assets.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200

@@ -35,7 +35,7 @@ from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.run import run_file
 from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.report import EvalReport

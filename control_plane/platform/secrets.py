@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from control_plane.platform.settings import Settings
-from ft_assets.datasets.fsync import sync_directory
+from ft_assets.durable_files import sync_to_disk
 from ft_assets.errors import IntegrityError
 
 TENANT_PREFIX = "ft-sk-"
@@ -97,7 +97,7 @@ def _kept(path: Path, new: Callable[[], str]) -> str:
             pass
         finally:
             beside.unlink()
-        sync_directory(path.parent)  # what is sealed with a key outlives a power cut only if the key does
+        sync_to_disk(path.parent)  # what is sealed with a key outlives a power cut only if the key does
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise IntegrityError(f"{path} has mode {mode:04o}: others can read it; run chmod 600 {path}", code="secret_file_readable")

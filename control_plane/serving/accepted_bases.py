@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.evaluations.tables import evaluations
-from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.verdict import PASSED
 
 SUCCEEDED = "succeeded"
 """State of an evaluation with a verdict."""
@@ -23,7 +23,7 @@ def accepted_digests(conn: Connection, adapter_id: str, own_digest: str) -> froz
         .order_by(evaluations.c.finished_at, evaluations.c.id)
     )
     newest = {row.base_digest: row.outcome for row in conn.execute(query)}
-    return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == gates.PASSED)})
+    return frozenset({own_digest, *(digest for digest, outcome in newest.items() if outcome == PASSED)})
 
 
 def accepted_on_other_bases(conn: Connection, digests: Collection[str]) -> frozenset[tuple[str, str]]:
@@ -37,4 +37,4 @@ def accepted_on_other_bases(conn: Connection, digests: Collection[str]) -> froze
         .order_by(evaluations.c.finished_at, evaluations.c.id)
     )
     newest = {(row.adapter_id, row.base_digest): row.outcome for row in conn.execute(query)}
-    return frozenset(where for where, outcome in newest.items() if outcome == gates.PASSED)
+    return frozenset(where for where, outcome in newest.items() if outcome == PASSED)

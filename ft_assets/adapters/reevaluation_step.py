@@ -40,7 +40,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
 from ft_assets.evals import step
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate import gates
+from ft_assets.evals.gate.verdict import PASSED
 from ft_assets.evals.step import Judged
 
 BEAT_EVERY_S = 5.0
@@ -184,7 +184,7 @@ def take_up(platform: Platform) -> list[str]:
         sa.select(table)
         .join(adapters_table, adapters_table.c.id == table.c.adapter_id)
         .where(
-            table.c.kind == evaluations.BASE_UPDATE, table.c.state == evaluations.SUCCEEDED, table.c.outcome == gates.PASSED,
+            table.c.kind == evaluations.BASE_UPDATE, table.c.state == evaluations.SUCCEEDED, table.c.outcome == PASSED,
             table.c.finished_at.between(now - LOOKED_BACK, now - SETTLED), ~told,
             adapters_table.c.stage.in_((Stage.DRAFT.value, Stage.STAGING.value)), adapters_table.c.promoted_at.is_(None),
         )
@@ -207,7 +207,7 @@ def _go_on(platform: Platform, ended: RowMapping) -> None:
     present = platform.models.card(record.base_model).digest
     if ended["base_digest"] != present:
         evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
-    elif ended["outcome"] == gates.PASSED and record.approval != promotions.REJECTED:
+    elif ended["outcome"] == PASSED and record.approval != promotions.REJECTED:
         level, message = _promoted(platform, record)
         data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
         event = Event(code=PASSED_EVENT, level=level, message=message, data=data)

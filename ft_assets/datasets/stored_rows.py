@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ft_assets.datasets.fsync import write_durable
 from ft_assets.datasets.schema import Example, parse_canonical
 from ft_assets.datasets.split import Part
+from ft_assets.durable_files import write_durable
 
 SCHEMA = pa.schema([("row", pa.int64()), ("split_key", pa.string()), ("part", pa.string()), ("example", pa.string())])
 BATCH = 2048

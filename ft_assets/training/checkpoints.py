@@ -14,21 +14,18 @@ without the optimizer or the schedule trains a different model. Random state is 
 
 from __future__ import annotations
 
-import ctypes
 import fnmatch
 import hashlib
 import json
 import os
 import shutil
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
+from ft_assets.durable_files import in_threads, sha256_of, swap_names, sync_to_disk
 from ft_assets.errors import IntegrityError
 from ft_assets.training.disk_space import directory_bytes, told_as_disk_full
 from ft_assets.training.spec import TrainingSpec, canonical_json
@@ -46,10 +43,7 @@ _REPLACED, _GONE = "replaced", "gone"
 _PROCESS = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
 """Distinguishes this process's drafts from those of dead processes: in a container every process may have the same id."""
 _tokens = {_PROCESS}
-_MAX_THREADS = 8
 _STEP = "step-" + "[0-9]" * 8
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +129,7 @@ def recover(checkpoints_dir: Path) -> list[Path]:
         except IntegrityError:
             continue
         path.rename(target)
-        _fsync(checkpoints_dir)
+        sync_to_disk(checkpoints_dir)
         found.append(target)
     return found
 
@@ -218,7 +212,7 @@ def write_manifest(
         strategy=spec.strategy,
         world_size=spec.world_size,
         required=tuple(required),
-        files=dict(zip(names, _each(_durable_part, [directory / name for name in names]), strict=True)),
+        files=dict(zip(names, in_threads(_durable_part, [directory / name for name in names]), strict=True)),
         created_at=created_at,
         metrics=dict(metrics or {}),
     )
@@ -226,7 +220,7 @@ def write_manifest(
     body = manifest.to_dict()
     path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
-        _fsync(synced)
+        sync_to_disk(synced)
     return manifest
 
 
@@ -265,7 +259,7 @@ def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
     unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
     if unlisted:
         raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: somebody added it after the commit; remove it")
-    _each(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
+    in_threads(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
     return manifest
 
 
@@ -285,7 +279,7 @@ def verify_part(path: Path, part: Part) -> None:
     if size != part.bytes:
         raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
     try:
-        digest = _sha256(path)
+        digest = sha256_of(path)
     except OSError as e:  # includes a disk that cannot read its own sectors
         raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
     if digest != part.sha256:
@@ -365,7 +359,7 @@ def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
 
 def manifest_digest(directory: Path) -> str:
     """Returns the digest of the manifest's bytes, which covers every part."""
-    return _sha256(directory / MANIFEST)
+    return sha256_of(directory / MANIFEST)
 
 
 def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int) -> Manifest | None:
@@ -379,11 +373,11 @@ def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int)
 def _put_in_place(draft: Path, target: Path) -> None:
     """Renames `draft` to `target`; if that exists, swaps the two in one step."""
     replaced = None
-    if target.exists() and not _exchange(draft, target):  # without swap support: `recover` finds both after a crash
+    if target.exists() and not swap_names(draft, target):  # without swap support: `recover` finds both after a crash
         replaced = _renamed(target, _REPLACED)
     if draft.exists() and not target.exists():
         draft.rename(target)
-    _fsync(target.parent)
+    sync_to_disk(target.parent)
     if replaced is not None:
         discard(replaced)
 
@@ -394,13 +388,6 @@ def _renamed(path: Path, why: str) -> Path:
     discard(aside)
     path.rename(aside)
     return aside
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Swaps two names atomically (renameat2 with RENAME_EXCHANGE); False if the file system cannot."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    at_cwd, exchange = -100, 2
-    return renameat2 is not None and renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
 
 
 def _plain(name: str) -> str:
@@ -415,46 +402,11 @@ def _own_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
-def start_threads() -> None:
-    """Starts the threads that digest parts, for a process that may lack the memory to start one later."""
-    _threads(os.getpid())
-
-
-@cache
-def _threads(_pid: int) -> ThreadPoolExecutor:
-    """Thread pool of this process, with all threads running; a forked child has none of its parent's."""
-    threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="parts")
-    together = threading.Barrier(_MAX_THREADS)
-    list(threads.map(lambda _: together.wait(), range(_MAX_THREADS)))
-    return threads
-
-
-def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """Calls `call` on each item in threads, so that digests and syncs of large files overlap. Raises the first error in order."""
-    return list(_threads(os.getpid()).map(call, items))
-
-
 def _relative_files(directory: Path) -> list[str]:
     return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file() and p != directory / MANIFEST)
 
 
 def _durable_part(path: Path) -> Part:
-    part = Part(sha256=_sha256(path), bytes=path.stat().st_size)
-    _fsync(path, forget=True)
+    part = Part(sha256=sha256_of(path), bytes=path.stat().st_size)
+    sync_to_disk(path, forget=True)
     return part
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _fsync(path: Path, *, forget: bool = False) -> None:
-    """Waits until `path` is on disk; `forget` drops it from the page cache, so that the next read goes to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        if forget and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)

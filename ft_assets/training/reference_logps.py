@@ -21,8 +21,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.datasets.fsync import sync_directory, write_durable
 from ft_assets.datasets.packs.manifest import file_sha256
+from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import IntegrityError
 from ft_assets.training.spec import Quantization
 
@@ -85,7 +85,7 @@ class ReferenceManifest:
             json.dump(asdict(self), stream, indent=1, sort_keys=True)
             write_durable(stream)
         partial.replace(directory / name)
-        sync_directory(directory)
+        sync_to_disk(directory)
 
 
 def reference_key(
@@ -149,7 +149,7 @@ def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kin
         pq.write_table(table, stream, compression="zstd", use_dictionary=False, store_schema=False)
         write_durable(stream)
     partial.replace(path)
-    sync_directory(directory)
+    sync_to_disk(directory)
     return ReferenceFile(name=path.name, of=pack_file, sha256=file_sha256(path), num_rows=table.num_rows)
 
 

@@ -122,7 +122,7 @@ def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) 
             os.fsync(out.fileno())
         _make_directories(target.parent)
         staged.replace(target)
-        _sync_directory(target.parent)
+        _sync_to_disk(target.parent)
     finally:
         staged.unlink(missing_ok=True)
     return written
@@ -158,10 +158,10 @@ def _make_directories(directory: Path) -> None:
         return
     _make_directories(directory.parent)
     directory.mkdir(exist_ok=True)
-    _sync_directory(directory.parent)
+    _sync_to_disk(directory.parent)
 
 
-def _sync_directory(directory: Path) -> None:
+def _sync_to_disk(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ft_assets.datasets.fsync import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.datasets.tokens.token_shards import ENCODE_BATCH, Tally, TokenShard
+from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import InvalidRequest
 
 IDS = pa.list_(pa.int32())
@@ -73,7 +73,7 @@ def write_shard_table(directory: Path, rows: Sequence[dict[str, Any]], schema: p
         json.dump(asdict(tally), text)
         write_durable(text)
     partial.replace(directory)
-    sync_directory(directory.parent)
+    sync_to_disk(directory.parent)
     return TokenShard(directory=directory, tally=tally)
 
 

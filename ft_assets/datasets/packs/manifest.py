@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ft_assets.datasets.fsync import sync_directory, write_durable
+from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import IntegrityError
 
 MANIFEST = "manifest.json"
@@ -79,7 +79,7 @@ class PackManifest:
             json.dump(asdict(self), stream, indent=1, sort_keys=True)
             write_durable(stream)
         partial.replace(directory / MANIFEST)
-        sync_directory(directory)
+        sync_to_disk(directory)
 
     def files(self) -> list[dict[str, Any]]:
         """Returns every file of the pack except the manifest."""

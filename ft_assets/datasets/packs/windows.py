@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ft_assets.datasets.fsync import write_durable
 from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, one_each
 from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.pack_settings import PackSettings
@@ -24,6 +23,7 @@ from ft_assets.datasets.report.histogram import histogram
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
+from ft_assets.durable_files import write_durable
 
 SCHEMA = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
 

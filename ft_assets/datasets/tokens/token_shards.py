@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.fsync import sync_directory, write_durable
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
 from ft_assets.datasets.tokens.encoders import UNCUT
+from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import InvalidDataset
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ def write_shard(
         json.dump(asdict(tally), text)
         write_durable(text)
     partial.replace(directory)
-    sync_directory(directory.parent)
+    sync_to_disk(directory.parent)
     return TokenShard(directory=directory, tally=tally)
 
 

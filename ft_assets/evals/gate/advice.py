@@ -27,7 +27,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ft_assets.evals.gate.gates import ALPHA, ALPHA_HARM, Finding, Verdict
+from ft_assets.evals.gate.gates import ALPHA, ALPHA_HARM
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring import significance
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.scores import FORMAT

@@ -36,10 +36,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import replace
+from typing import Any
 
-from ft_assets.evals.config import EvalConfig, Mode
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gate.verdict import NEXT_STEPS, NOT_MEASURED, NOTHING, OK, PASSED, QUARANTINED, Basis, Finding, Verdict
 from ft_assets.evals.scoring import controls, significance
 from ft_assets.evals.scoring.pairwise import Judged
 from ft_assets.evals.scoring.report import PREFERENCE_ACCURACY, Aim, EvalReport, Score
@@ -47,8 +48,6 @@ from ft_assets.evals.scoring.scores import COHERENT, PERPLEXITY, REFUSED
 from ft_assets.evals.suites import answer_metrics
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION
 
-PASSED: Literal["passed"] = "passed"
-QUARANTINED: Literal["quarantined"] = "quarantined"
 MIN_RELATIVE_GAIN: Mapping[Aim, float] = {"answers": 0.05, "preferences": 0.05, "text": 0.0}
 MAX_PERPLEXITY_RATIO: Mapping[Aim, float] = {"answers": 1.0, "preferences": 2.0, "text": 1.0}
 """Defaults of `EvalConfig`, by training goal."""
@@ -60,101 +59,6 @@ MAX_ORDER_BIAS = 0.5
 """Share of contradicted verdicts at which a judge's win rate is worthless: the position decided more of them than the answer."""
 EPSILON = 1e-9
 """Scores are means of floats: a gain that is exactly the bar must pass."""
-OK, NOT_MEASURED = "ok", "not_measured"
-Basis = Literal["answers", "judge", "preferences", "perplexity", "nothing"]
-BASES: Mapping[Basis, str] = {
-    "answers": "generated answers, scored against the expected ones",
-    "judge": "generated answers, compared by a judge",
-    "preferences": "held-out preferences; no answers were generated",
-    "perplexity": "perplexity alone; no generated answers were compared",
-    "nothing": "no measure of the task",
-}
-"""What rule 3 compared, in words."""
-NOTHING: Basis = "nothing"
-QUIET = frozenset({OK, "no_previous", "skipped"})
-"""Codes of a passed rule that are not warnings."""
-
-NEXT_STEPS: Mapping[str, str] = {
-    "adapter_not_applied": "look at the loss curve: if it did not move, raise the learning rate; if it did, tell the operator",
-    "adapter_unloadable": "tell the operator: the adapter's files cannot be loaded",
-    "golden_within_noise": "look at the golden answers in the samples",
-    "golden_incoherent": "lower the learning rate or the number of epochs, and look at the golden answers in the samples",
-    "task_not_better": "look at the samples that got worse; more or better examples help more than more epochs",
-    "answers_ignore_prompt": "check that every training row pairs a prompt with its own answer; a shuffled column is the usual cause",
-    "answers_repeat_prompt": "check that the training answers are answers, and not copies of their prompts",
-    "answers_not_compared": "hold out rows with written answers, or compare answers by hand before you promote",
-    "task_gain_within_noise": "hold out more examples (a validation file), or train further",
-    "perplexity_worse": "train for fewer epochs, or lower the learning rate or the rank",
-    "perplexity_rise_within_noise": "hold out more examples to be sure",
-    "capability_dropped": "lower the learning rate, the rank or the epochs, or mix general data into the training file; "
-    "or allow it: eval_config.max_capability_drop",
-    "capability_drop_within_noise": "ask more items of each suite to be sure: eval_config.capability_limit",
-    "refusals_too_few": "mix safety-preserving examples in: hyperparameters.safety_share 0.05",
-    "refusals_within_noise": "look at the safety samples; hyperparameters.safety_share mixes safety-preserving examples in",
-    "judge_prefers_base": "look at the pairs that were lost; the style of the training answers is what the adapter learned",
-    "judge_failed": "an operator looks at the judge",
-    "judge_inconsistent": "an operator chooses a better judge model; this one goes by the place of an answer",
-    "judge_same_family": "an operator chooses a judge of another family; models prefer answers like their own",
-    "worse_than_previous": "keep the earlier adapter in production, or look at what the new data changed",
-    "nothing_measured": "give a validation file or a larger dataset",
-    "not_measured": "give the rule data, or skip it: eval_config.skip",
-}
-"""Next steps by code of failures and warnings."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    rule: str
-    code: str
-    """``ok``, ``not_measured``, or the reason code of the failure or warning."""
-    passed: bool
-    blocking: bool
-    detail: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """The numbers that decided: scores, interval, n, limit."""
-    next_step: str = ""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    outcome: Literal["passed", "quarantined"]
-    findings: tuple[Finding, ...]
-    mode: Mode = "gate"
-    basis: Basis | None = None
-    """What rule 3 compared; None in verdicts of earlier versions."""
-
-    @property
-    def passed(self) -> bool:
-        return self.outcome == PASSED
-
-    @property
-    def rests_on(self) -> str:
-        """`basis` in words."""
-        return BASES[self.basis] if self.basis else "an unrecorded measure"
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Reason codes of blocking findings, in the order of the rules."""
-        return tuple(f.code for f in self.findings if f.blocking and not f.passed)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Codes of findings that do not block but deserve attention, in the order of the rules."""
-        shown = [f.code for f in self.findings if f.code not in QUIET and (f.passed or not f.blocking)]
-        return tuple(dict.fromkeys(shown))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "rests_on": self.rests_on, "reasons": list(self.reasons), "warnings": list(self.warnings)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Reads a stored verdict, including those from before modes existed."""
-        findings = tuple(Finding.from_dict(f) for f in data["findings"])
-        return cls(outcome=data["outcome"], findings=findings, mode=data.get("mode", "gate"), basis=data.get("basis"))
 
 
 def judge(report: EvalReport, config: EvalConfig) -> Verdict:

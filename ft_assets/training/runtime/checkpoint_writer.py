@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ft_assets import durable_files
 from ft_assets.training import checkpoints
 from ft_assets.training.disk_space import told_as_disk_full
 from ft_assets.training.runtime.parallel import Strategy
@@ -43,7 +44,7 @@ class Saver:
         self._directory = run.work_dir / "checkpoints"
         if strategy.rank == 0:
             checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have completed a step together
-        checkpoints.start_threads()
+        durable_files.start_threads()
         self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()

@@ -29,7 +29,7 @@ from ft_assets.adapters.package import WEIGHTS
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, IntegrityError, LineageIncomplete, NotFound
-from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from resources.inference.fleet_client import HttpFleet
 from tests.support.jobs.finished_job import put_checkpoint

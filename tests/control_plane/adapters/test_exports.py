@@ -32,7 +32,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
-from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.gate.verdict import Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.registered_adapter import add_dataset

@@ -25,8 +25,8 @@ from ft_assets.evals import step
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
-from tests.control_plane.jobs.preparation.test_packing_builders import model  # noqa: F401 - fixture
-from tests.control_plane.jobs.preparation.test_packing_references import TENANT, stored_pack
+from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture
+from tests.ft_assets.datasets.step.test_packing_references import TENANT, stored_pack
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack, until
 from tests.support.jobs.queued_jobs import Queued

@@ -41,7 +41,7 @@ from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Conflict
 from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
 from ft_assets.training.checkpoints import manifest_digest, write_manifest

@@ -26,7 +26,7 @@ from ft_assets.adapters import reevaluation_step
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from resources.launcher import LocalLauncher
 from tests.support.jobs.registered_adapter import add_adapter
 

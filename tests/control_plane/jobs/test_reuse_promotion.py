@@ -24,7 +24,7 @@ from control_plane.serving import rollout
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError
-from ft_assets.evals.gate.gates import Verdict
+from ft_assets.evals.gate.verdict import Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.telemetry import provenance
 from tests.support.jobs.finished_job import COMMIT, prepare

@@ -31,7 +31,7 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.gates import Finding, Verdict
+from ft_assets.evals.gate.verdict import Finding, Verdict
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ft_assets import durable_files
 from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, seal, step_name, verify
@@ -322,9 +323,10 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
         import os, sys
         sys.path.insert(0, {str(Path(__file__).parents[3])!r})
         from pathlib import Path
+        from ft_assets import durable_files
         from ft_assets.training import checkpoints
         from tests.support.jobs.training_specs import SPEC
-        checkpoints.ctypes = type("NoLibrary", (), {{"CDLL": staticmethod(lambda *_, **__: object())}})
+        durable_files.ctypes = type("NoLibrary", (), {{"CDLL": staticmethod(lambda *_, **__: object())}})
         def trace(event, args):
             if event == "os.rename" and str(args[1]).endswith("/step-00000010"):
                 os._exit(9)
@@ -349,7 +351,7 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
 
 def test_where_names_cannot_be_exchanged_the_replaced_checkpoint_goes_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 10, attempt=1)
-    monkeypatch.setattr(checkpoints.ctypes, "CDLL", lambda *_, **__: object())
+    monkeypatch.setattr(durable_files.ctypes, "CDLL", lambda *_, **__: object())
     assert verify(save(tmp_path, 10, attempt=2), required=RESUMABLE).attempt == 2
     assert [p.name for p in tmp_path.iterdir()] == [step_name(10)]
 

@@ -13,7 +13,8 @@ import pytest
 
 from ft_assets.evals.config import EvalConfig, parse
 from ft_assets.evals.gate import gates
-from ft_assets.evals.gate.gates import Verdict, judge
+from ft_assets.evals.gate.gates import judge
+from ft_assets.evals.gate.verdict import BASES, NEXT_STEPS, Verdict
 from ft_assets.evals.scoring.report import EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, REFUSED
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY
@@ -87,7 +88,7 @@ def test_a_verdict_names_what_it_rests_on_and_warns_of_perplexity_alone(
 ) -> None:
     verdict = judge(made(), parse(config))
     assert (verdict.basis, "answers_not_compared" in verdict.warnings) == (basis, warns)
-    assert verdict.to_dict()["rests_on"] == gates.BASES[verdict.basis or "nothing"]
+    assert verdict.to_dict()["rests_on"] == BASES[verdict.basis or "nothing"]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +279,7 @@ def test_a_verdict_survives_json() -> None:
     assert Verdict.from_dict(old).mode == "gate"
 
 
-@pytest.mark.parametrize("code", [*gates.NEXT_STEPS, "no_previous", "skipped"])
+@pytest.mark.parametrize("code", [*NEXT_STEPS, "no_previous", "skipped"])
 def test_every_code_is_documented(code: str) -> None:
     for page in ("errors.md", "evaluations.md"):
         assert f"`{code}`" in (DOCS / page).read_text(), page

@@ -12,7 +12,7 @@ from control_plane.platform.transfer import upload
 from ft_assets import layout
 from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import Unavailable
-from tests.control_plane.jobs.preparation.test_packing_builders import machine, model  # noqa: F401 - fixtures
+from tests.ft_assets.datasets.step.test_packing_builders import machine, model  # noqa: F401 - fixtures
 from tests.ft_assets.training.preference_packs import build_preferences
 
 torch = pytest.importorskip("torch", reason="needs the training environment")

@@ -38,7 +38,7 @@ PACK = """
 import json, sys, time
 from pathlib import Path
 from ft_assets.datasets import step as packing
-from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
+from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 
 url, objects, home, model, tenant, job, go = sys.argv[1:]
 platform = platform_on(url, Path(objects), Path(home), Path(model))

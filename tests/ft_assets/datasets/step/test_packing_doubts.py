@@ -20,7 +20,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets.datasets import step
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.errors import InvalidDataset
-from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
+from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 from tests.support.models.tiny_model import CHAT_TEMPLATE, build_tiny_model
 
 

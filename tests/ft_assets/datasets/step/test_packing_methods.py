@@ -28,7 +28,7 @@ from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.reference_logps import verify
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
-from tests.control_plane.jobs.preparation.test_packing_builders import platform_on
+from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 from tests.support.models.tiny_model import build_tiny_model
 
 torch = pytest.importorskip("torch", reason="needs the training environment")

@@ -1,0 +1,65 @@
+"""Files that survive a power failure: synced, digested in threads, and swapped by one rename."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+MAX_THREADS = 8
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def swap_names(a: Path, b: Path) -> bool:
+    """Swaps two names atomically (renameat2 with RENAME_EXCHANGE); False if the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    at_cwd, swap = -100, 2
+    return renameat2 is not None and renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), swap) == 0
+
+
+def start_threads() -> None:
+    """Starts the threads that digest parts, for a process that may lack the memory to start one later."""
+    pool_of(os.getpid())
+
+
+@cache
+def pool_of(_pid: int) -> ThreadPoolExecutor:
+    """Thread pool of this process, with all threads running; a forked child has none of its parent's."""
+    threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="parts")
+    together = threading.Barrier(MAX_THREADS)
+    list(threads.map(lambda _: together.wait(), range(MAX_THREADS)))
+    return threads
+
+
+def in_threads(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """Calls `call` on each item in threads, so that digests and syncs of large files overlap. Raises the first error in order."""
+    return list(pool_of(os.getpid()).map(call, items))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def sync_to_disk(path: Path, *, forget: bool = False) -> None:
+    """Waits until `path` is on disk; `forget` drops it from the page cache, so that the next read goes to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        if forget and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+def write_durable(stream: IO[Any]) -> None:
+    """Flushes and fsyncs an open file."""
+    stream.flush()
+    os.fsync(stream.fileno())
