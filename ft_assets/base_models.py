@@ -260,7 +260,7 @@ def weight_files(directory: Path) -> list[Path]:
         )
     for name in ("config.json", "tokenizer_config.json"):
         if "auto_map" in _json_object(directory / name):
-            raise InvalidRequest(f"{directory}/{name} asks for code of its own (auto_map), which is never run", code="remote_code")
+            raise InvalidRequest(f"{directory}/{name} requires its own code (auto_map), which is never run", code="remote_code")
     return files
 
 

@@ -87,7 +87,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         that it does not take is refused: it would hold up others, and Dagster never removes a run's tags.
         """
         if forged := sorted((SLOTS.keys() & run.tags.keys()) - slots_of(run).keys()):
-            return f"refused: the platform sets the tag {forged[0]}, and this run takes no such slot; launch it without the tag", ""
+            return f"refused: the platform sets the tag {forged[0]}, which this run may not use; launch it without the tag", ""
         selected = {key.path[-1] for key in run.asset_selection or ()}
         gated = run.job_name in GATED_JOBS or bool(selected & GATED_ASSETS)
         if not gated and run.job_name not in KEYED_JOBS:
@@ -121,7 +121,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
             other = bind(conn, due, job_id, run.run_id, by=run.tags.get(ASKED_BY_TAG, "by hand"))
         if other is None:
             return None, due
-        return f"refused: run {other} serves {due} already; if it failed, another one is asked for by itself", ""
+        return f"refused: run {other} already serves {due}; if it failed, a new one is launched automatically", ""
 
 
 def slots_of(run: DagsterRun) -> dict[str, str]:

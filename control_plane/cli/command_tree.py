@@ -14,7 +14,7 @@ from control_plane.cli.exits import Exit, exit_code, show_error
 from control_plane.cli.session import given
 from ft_assets.errors import FtError
 
-HELP = """Fine-tune language models: check a dataset, submit a job, watch it, and talk to what it made.
+HELP = """Fine-tune language models: check a dataset, submit a job, watch it, and talk to the result.
 
 On one machine: `ft up`, then `ft admin tenants create NAME --tier standard`, `ft login`, `ft submit FILE --wait`.
 """

@@ -103,7 +103,9 @@ def odd_files(directory: Path) -> Iterator[Refusal]:
         if path.is_symlink() or not path.is_file():
             yield Refusal(code="odd_files", detail=f"{path.name[:160]!r} is not a plain file")
         elif path.name not in ALLOWED_FILES and path.suffix not in PICKLES:
-            yield Refusal(code="odd_files", detail=f"{path.name[:160]!r} is no part of an adapter: {', '.join(sorted(ALLOWED_FILES))}")
+            yield Refusal(
+                code="odd_files", detail=f"{path.name[:160]!r} is not part of an adapter; allowed files: {', '.join(sorted(ALLOWED_FILES))}"
+            )
 
 
 def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> str:

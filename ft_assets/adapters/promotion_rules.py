@@ -65,7 +65,7 @@ def base_mismatch(candidate: Candidate) -> Refusal | None:
     record, catalogue = candidate.record, candidate.catalogue_digest
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:
-        source = "is served" if candidate.from_servers else "is in the catalogue (the servers do not tell what they serve)"
+        source = "is served" if candidate.from_servers else "is in the catalogue (the servers do not report what they serve)"
         step = f"evaluate it on the served base (`ft adapters evaluate {record.id}`), or train again"
         if candidate.from_servers and catalogue in candidate.accepted_digests:
             step = "the servers still have the bytes from before the base's update: an operator starts them again"

@@ -54,8 +54,8 @@ UPDATED = (
 ABOUT = {
     evaluations.BASE_UPDATE: "does not pass its gate on other bytes of its base model, to which that is to be updated: train it again on "
     "those, or deprecate it:",
-    evaluations.MONITOR: "fails what is monitored; it goes on being served:",
-    evaluations.MANUAL: "failed an evaluation that was asked for; what is served is not changed by that:",
+    evaluations.MONITOR: "fails a monitored rule; it stays in service:",
+    evaluations.MANUAL: "failed a requested evaluation; serving is unchanged:",
 }
 
 
@@ -99,7 +99,7 @@ def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMappin
 def _subject(platform: Platform, held: RowMapping) -> Subject:
     record = adapters.find_record(platform, held["tenant_id"], held["adapter_id"])
     if record.stage == Stage.ARCHIVED:
-        raise Conflict(f"adapter {record.id} was archived meanwhile: its files are gone", code="not_reevaluated")
+        raise Conflict(f"adapter {record.id} was archived meanwhile and its files are deleted", code="not_reevaluated")
     _check_reads_alike(platform, record, held["base_digest"])
     _, base_dir = platform.models.get_local(record.base_model, held["base_digest"], fresh=True)
     with platform.engine.connect() as conn:
@@ -219,11 +219,11 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
     """Promotes it if its job requested that and no approval is pending; returns the tenant's notification."""
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
-    said = f"Adapter {record.name} holds on the bytes that its base was updated to"
+    said = f"Adapter {record.name} passed its evaluation on the updated base"
     if record.approval == promotions.PENDING:
-        return "info", f"{said}; it waits for a person: `ft adapters approve {record.id} --promote`."
+        return "info", f"{said}; it waits for approval: `ft adapters approve {record.id} --promote`."
     if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
-        return "info", f"{said}, and its job does not ask for promotion: `ft promote {record.id}`."
+        return "info", f"{said}; its job does not request promotion, so promote it with `ft promote {record.id}`."
     try:
         promotions.promote(platform, record.tenant_id, record.id)
     except FtError as refused:

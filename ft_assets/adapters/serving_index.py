@@ -36,7 +36,7 @@ def render(entries: Iterable[Entry]) -> bytes:
     body: dict[str, dict[str, str]] = {}
     for entry in sorted(entries, key=lambda e: e.name):
         if entry.name in body:
-            raise ValueError(f"{entry.name} is in the index twice; a name stands for one adapter")
+            raise ValueError(f"{entry.name} is in the index twice; a name must refer to one adapter")
         body[entry.name] = {"directory": entry.directory, "manifest_sha256": entry.manifest_sha256, "base_digest": entry.base_digest}
     return json.dumps(body, indent=1, sort_keys=True).encode()
 

@@ -71,7 +71,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
     asked = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
     update = None
-    passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed what is monitored, which does not block it,")
+    passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
     if made["type"] != LORA:
         message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
     elif (update := _order_on_present_base(platform, made)) is not None:

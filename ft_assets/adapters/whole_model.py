@@ -19,8 +19,8 @@ from ft_assets.errors import IntegrityError
 MODEL_CONFIG, INDEX, SHARDS = "config.json", "model.safetensors.index.json", "model*.safetensors"
 OWN_SERVER = Refusal(
     code="needs_own_server",
-    detail="it is a whole model, which cannot be loaded beside the base that others share; export it (`ft export NAME --format merged`) "
-    "and run it on a server of its own",
+    detail="it is a whole model, which cannot share a server with other adapters; export it (`ft export NAME --format merged`) "
+    "and run it on a dedicated server",
 )
 SAME = (
     "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",

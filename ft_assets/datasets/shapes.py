@@ -210,7 +210,9 @@ def _history(reading: Reading, value: Any) -> list[Message]:
         return out
     for index, pair in enumerate(pairs):
         if not isinstance(pair, list) or len(pair) != 2:
-            reading.add(f"history[{index}]", "wrong_type", "a turn of history is no pair of texts", 'write [["question", "answer"], ...]')
+            reading.add(
+                f"history[{index}]", "wrong_type", "a turn of history is not a pair of texts", 'write [["question", "answer"], ...]'
+            )
             continue
         out.append(Message(role="user", content=reading.text(pair[0], f"history[{index}][0]")))
         out.append(Message(role="assistant", content=reading.text(pair[1], f"history[{index}][1]"), weight=0))
@@ -268,7 +270,9 @@ def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
     asking = next((name for name in ASKING if isinstance(value.get(name), str)), None)
     options = f"--map {asking}=prompt,chosen=chosen,rejected=rejected" if asking else ""
     fix = f"map it: {options}" if options else "add 'prompt'"
-    reading.add("prompt", "missing_field", "there is no prompt, and chosen and rejected share no first messages", fix, options=options)
+    reading.add(
+        "prompt", "missing_field", "prompt is missing, and chosen and rejected do not start with the same messages", fix, options=options
+    )
 
 
 def _text(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
@@ -319,7 +323,7 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
     if fmt == "text":
         source = _source(value, "text")
         options = f"--map {shlex.quote(f'{source}=messages:transcript')}"
-        fix = f"split it with {options}, or train on the text as it stands with --map {source}=text"
+        fix = f"split it with {options}, or train on the plain text with --map {source}=text"
     else:
         kept = (n for n in (*TEXTS[fmt], "label", *TOOLS, "input") if value.get(n) is not None and n in USED[fmt])
         mapped = ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)

@@ -258,7 +258,7 @@ def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
     check_parts(manifest, directory, required=required)
     unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
     if unlisted:
-        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: somebody added it after the commit; remove it")
+        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: it was added after the commit; remove it")
     in_threads(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
     return manifest
 
@@ -394,7 +394,7 @@ def _plain(name: str) -> str:
     """Returns `name` if it stays inside the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
-        raise ValueError(f"{name!r} is no path below the checkpoint")
+        raise ValueError(f"{name!r} is not a path inside the checkpoint")
     return name
 
 

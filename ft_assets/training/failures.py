@@ -233,7 +233,7 @@ def _made_room(e: Evidence) -> FailureClass:
     """The attempt gave its GPUs to another job at the platform's request."""
     again = e.last_step - e.committed_step
     if e.phase == "absent":
-        message = "it gave its GPUs to another job before it had begun; nothing is lost"
+        message = "it gave its GPUs to another job before it started; no work is lost"
     elif e.last_step == 0:
         message = "it gave its GPUs to another job before its first step; nothing is lost"
     elif again <= 0:

@@ -75,7 +75,7 @@ class ReferenceManifest:
             ) from None
         except (ValueError, TypeError, KeyError) as error:
             raise IntegrityError(
-                f"{file} is no manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
+                f"{file} is not a manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
             ) from error
 
     def write(self, directory: Path, *, name: str = MANIFEST) -> None:

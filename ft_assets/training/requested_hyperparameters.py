@@ -37,7 +37,7 @@ LIMITS: Mapping[str, Limit] = {
     "max_grad_norm": Limit(kind="float", low=0, high=1000, above_low=True),
     "adam_beta2": Limit(kind="float", low=0.5, high=0.9999),
     "optimizer": Limit(kind="word", words=("adamw_torch", "adamw_8bit", "adafactor")),
-    "per_device_batch_size": Limit(kind="int", low=1, high=1024, because="rows in a micro-batch of one GPU; batch_size stays what it is"),
+    "per_device_batch_size": Limit(kind="int", low=1, high=1024, because="rows in a micro-batch of one GPU; batch_size does not change"),
     "gradient_checkpointing": Limit(kind="flag"),
     "early_stopping_patience": Limit(kind="int", low=1, high=1000, because="validations in a row without improvement"),
     "early_stopping_min_delta": Limit(kind="float", low=0, high=100),
@@ -59,7 +59,7 @@ HARDWARE: Mapping[str, Limit] = {
 PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
 """Hyperparameters that determine the pack's content, by their names in ``PackSettings``."""
 UNSERVABLE: Mapping[str, str] = {
-    "modules_to_save": "modules that are trained whole cannot be served beside other adapters; use method full for a model of its own",
+    "modules_to_save": "modules that are trained whole cannot be served beside other adapters; use adapter full for a separate model",
     "bias": "trained biases cannot be served with an adapter; leave it out",
     "lora_bias": "biases on an adapter cannot be served; leave it out",
     "use_dora": "DoRA adapters cannot be served; use a higher rank instead",
@@ -177,7 +177,7 @@ def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
             yield refusal(name, f"{name} belongs to an adapter, and adapter full trains every parameter; leave it out, or use lora")
     for name in QUANTIZATION_SETTINGS:
         if name in c.requested and c.adapter != "qlora":
-            yield refusal(name, f"{name} is for a base held in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
+            yield refusal(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
 
 
 def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
@@ -228,7 +228,7 @@ def _batch_rules(c: Combination) -> Iterator[InvalidRequest]:
 
 def _stopping_rules(c: Combination) -> Iterator[InvalidRequest]:
     if "early_stopping_min_delta" in c.requested and "early_stopping_patience" not in c.requested:
-        yield refusal("early_stopping_min_delta", "early_stopping_min_delta says what counts as better; give early_stopping_patience too")
+        yield refusal("early_stopping_min_delta", "early_stopping_min_delta requires early_stopping_patience; set that too")
 
 
 def _hardware_refusal(message: str) -> InvalidRequest:

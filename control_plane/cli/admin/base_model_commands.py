@@ -80,7 +80,7 @@ def verify(model_id: ModelId, as_json: Json = False) -> None:
     if as_json:
         print_json({**_shown(found), "verified": True})
         return
-    say(f"{model_id}: every file is the one that was pinned, digest {found.digest}")
+    say(f"{model_id}: every file matches its pin, digest {found.digest}")
 
 
 def deprecate(

@@ -31,8 +31,8 @@ def update(
     path: Annotated[Path | None, typer.Option("--path", help="Directory with the new files; they stay there.")] = None,
     repo: Annotated[str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME.")] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Commit of the repository, 40 digits.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Switch to what is staged.")] = False,
-    abandon: Annotated[bool, typer.Option("--abandon", help="Drop what is staged.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Switch to the staged version.")] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Drop the staged version.")] = False,
     as_json: Json = False,
 ) -> None:
     """Update the files of a base model. New files are staged, and switched to once every production adapter passes on them.
@@ -47,7 +47,7 @@ def update(
     with open_local() as platform:
         if abandon:
             deleted = base_updates.abandon(platform, model_id)
-            say(f"nothing is staged for {model_id} now" + (f"; {deleted} is deleted" if deleted else ""))
+            say(f"{model_id} no longer has a staged version" + (f"; {deleted} is deleted" if deleted else ""))
             return
         if path is not None:
             found = base_updates.stage_local(platform, model_id, path)
@@ -67,7 +67,7 @@ def _applied(platform: Platform, found: BaseUpdate, *, as_json: bool) -> BaseUpd
         _show(found, as_json=False)  # the table first, then the refusal in a sentence
     done = base_updates.apply(platform, found.model_id, digest=found.staged)
     say(
-        f"{done.model_id} stands for {done.digest[:12]} now, and new jobs train on it. Inference servers serve it once they are started "
+        f"{done.model_id} now refers to {done.digest[:12]}, and new jobs train on it. Inference servers serve it once they are restarted "
         "again: `ft down && ft up` for the local one"
     )
     return done

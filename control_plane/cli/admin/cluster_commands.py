@@ -54,7 +54,7 @@ def _verdict(differences: list[str], as_json: bool) -> None:
         print(line)
     if differences:
         raise typer.Exit(Exit.FAILED)
-    say("the cluster's quotas are the GPUs that are ready or held on drained nodes, and Kueue preempts nothing on its own")
+    say("the cluster's quotas match the ready and drained GPUs, and Kueue's own preemption is off")
 
 
 def pool_manifest(

@@ -59,7 +59,7 @@ def drain(
     left = (
         f"{done.num_jobs} jobs still run there on {done.used_gpus} GPUs" if done.num_jobs else "no job runs there; the node can be removed"
     )
-    say(f"node {done.name} of pool {done.pool} is {done.state}: nothing new is placed on it; {left}. Take it back: ft admin nodes undrain")
+    say(f"node {done.name} of pool {done.pool} is {done.state}: no new jobs are placed on it; {left}. Take it back: ft admin nodes undrain")
 
 
 def undrain(node: Name, as_json: Json = False) -> None:

@@ -75,7 +75,7 @@ def usage(
     )
     if found.unbilled:
         so_far = csv_export.usd(sum(one.amount_micros for one in found.unbilled))
-        say(f"{len(found.unbilled)} attempts run now, {so_far} USD so far, not billed")
+        say(f"{len(found.unbilled)} attempts running, {so_far} USD so far, not billed")
 
 
 def list_cases(
@@ -99,7 +99,7 @@ def list_cases(
     ]
     table(("CASE", "TENANT", "OUTCOME", "USD", "STATE", "SINCE"), rows)
     if found.has_more:
-        say(f"there are more than {limit}")
+        say(f"more than {limit} results; raise --limit")
 
 
 def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:

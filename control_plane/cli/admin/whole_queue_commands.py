@@ -70,7 +70,7 @@ def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[st
         ]
         lines += columns(("TENANT", "WAITING", "RUNNING", "GPUS", "LATELY USED GPU-HOURS"), shares)
     for late in found["overdue"]:
-        what = "has no workload" if late["kind"] == "start" else "was asked to stop and holds its GPUs still"
+        what = "has no workload" if late["kind"] == "start" else "was asked to stop and still holds its GPUs"
         gpus = f"{gpu_count(late['num_gpus'])} of pool {late['pool']}"
         lines.append(f"OVERDUE: attempt {late['attempt']} of {late['job_id']} ({gpus}) {what} after {span_words(late['age_s'])}")
     return lines
@@ -81,7 +81,7 @@ def _rounds(found: Mapping[str, Any], now: float) -> str:
     kinds = by_tier_words(found["by_tier"])
     waits = f"{counted(found['length'], 'job')} {'waits' if found['length'] == 1 else 'wait'}{f' ({kinds})' if kinds else ''}"
     if s["last_round_at"] is None:
-        return f"{waits}; no round has looked at the queue yet"
+        return f"{waits}; no scheduling cycle has run yet"
     took = "" if s["last_round_s"] is None else f", took {s['last_round_s'] * 1000:.0f} ms"
     counts = f"{s['starts']} starts, {s['backfills']} of them backfill; {s['preemptions']} preemptions; {s['reservations']} reservations"
     return f"{waits}; last round {max(0.0, now - s['last_round_at']):.0f} s ago{took}; {counts}, {s['slipped']} slipped"
@@ -89,9 +89,7 @@ def _rounds(found: Mapping[str, Any], now: float) -> str:
 
 def _apart(pool: Mapping[str, Any]) -> str:
     return (
-        f"; {gpu_count(pool['unusable_gpus'])} lie apart that the widest job that waits could have together"
-        if pool["unusable_gpus"]
-        else ""
+        f"; {gpu_count(pool['unusable_gpus'])} fragmented: the widest waiting job could use them together" if pool["unusable_gpus"] else ""
     )
 
 

@@ -65,7 +65,7 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
     made = _MAKERS[order.format](order, out, scratch, say)
     notes = []
     if order.trained_in_4_bit and order.format in (Format.MERGED, Format.GGUF):
-        notes.append("trained over a base in 4 bits; merged into the base's own weights, as it is served here")
+        notes.append("trained over a base in 4 bits; merged into the base's unquantized weights, as served here")
     (out / CARD).write_text(_card(order), encoding="utf-8")
     manifest = {
         "format": 1, "kind": str(order.format), "precision": order.precision, "model": order.name, "adapter": dict(order.adapter),
@@ -114,11 +114,11 @@ def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> dict[
 def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> dict[str, Any]:
     from ft_assets.adapters.exports import merge, proof
 
-    say("computing what base and adapter answer")
+    say("computing the answers of base and adapter")
     wanted = proof.reference(order.base_dir, order.adapter_dir)
     say("merging")
     merge.merge(order.base_dir, order.adapter_dir, out)
-    say("proving the merged weights")
+    say("verifying the merged weights")
     return {"proof": proof.prove(wanted, out, stored=_stored(out)).to_dict(), "stored_as": _stored(out)}
 
 
@@ -127,7 +127,7 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, An
 
     assert order.precision is not None
     gguf_file.check_architecture(json.loads((order.base_dir / "config.json").read_text()))
-    say("computing what base and adapter answer")
+    say("computing the answers of base and adapter")
     wanted = proof.reference(order.base_dir, order.adapter_dir)
     merged = scratch / "merged"
     say("merging")
@@ -138,7 +138,7 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, An
     for shard in merged.glob("*.safetensors"):
         shard.unlink()
     (merged / file).symlink_to(out / file)
-    say("proving the GGUF file")
+    say("verifying the GGUF file")
     coarsest = max(_stored(order.base_dir), {"f32": "F32", "f16": "F16", "q8_0": "Q8_0"}[order.precision], key=list(proof.TOLERANCES).index)
     return {"proof": proof.prove(wanted, merged, stored=coarsest, gguf_file=file).to_dict()}
 

@@ -282,4 +282,6 @@ def _add_special(writer: GGUFWriter, read: _TokenizerFiles) -> None:
 
 
 def _unsupported(what: str) -> InvalidRequest:
-    return InvalidRequest(f"the tokenizer has {what}: no GGUF file can say that; export merged weights instead", code="gguf_not_supported")
+    return InvalidRequest(
+        f"the tokenizer has {what}, which GGUF cannot represent; export merged weights instead", code="gguf_not_supported"
+    )

@@ -73,7 +73,7 @@ def _pairs(weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor,
     for name, tensor in weights.items():
         match = package.TENSOR.fullmatch(name)
         if match is None:
-            raise FtError(f"tensor {name} of the adapter is no LoRA matrix and cannot be merged", code="export_failed")
+            raise FtError(f"tensor {name} of the adapter is not a LoRA matrix and cannot be merged", code="export_failed")
         sides.setdefault(match["module"], {})[match["side"]] = tensor
     return {module: (found["A"], found["B"]) for module, found in sides.items()}
 

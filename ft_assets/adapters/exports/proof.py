@@ -90,7 +90,7 @@ def prove(wanted: Reference, exported: Path, *, stored: str, gguf_file: str | No
     if not proof.mean_difference <= limit:
         raise FtError(
             f"the export answers otherwise than base and adapter: logits differ by {proof.mean_difference:.3g} of their standard "
-            f"deviation, {limit:g} is allowed; nothing is handed out, tell the operator",
+            f"deviation, {limit:g} is allowed; the export is withheld, contact the operator",
             code="export_not_faithful",
         )
     return proof

@@ -67,7 +67,7 @@ def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterat
             yield Problem(
                 path=f"{where}.content",
                 code="empty_content",
-                message="the assistant says nothing",
+                message="the assistant message is empty",
                 fix="write the answer or remove the row",
             )
         asked = asked or message.role == "user"

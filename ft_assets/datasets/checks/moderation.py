@@ -96,7 +96,7 @@ class ModerationClassifier:
             results = answer.json()["results"]
             scores = [_score(result) for result in results]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._unavailable(f"the answer is no moderation result ({type(error).__name__}: {error})", 1) from error
+            raise self._unavailable(f"the response is not a moderation result ({type(error).__name__}: {error})", 1) from error
         if len(scores) != count:
             raise self._unavailable(f"{len(scores)} results for {count} texts", 1)
         return scores

@@ -51,7 +51,7 @@ def _lengths(stats: Mapping[str, Any]) -> Warnings:
     if not stats["classification"] and empty > max(1, NEAR_EMPTY_SHARE * total):
         yield (
             "near_empty_answers",
-            f"{empty:,} of {total:,} answers ({empty / total:.1%}) hold 3 characters or fewer; the model learns to say as little: "
+            f"{empty:,} of {total:,} answers ({empty / total:.1%}) have 3 characters or fewer; the model learns to answer that way: "
             "write them out or remove the rows",
         )
     median = lengths["p50"]

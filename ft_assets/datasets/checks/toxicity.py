@@ -151,7 +151,7 @@ def load_classifier(spec: str) -> Classifier:
         return ModerationClassifier(url, model=model or None)
     module, colon, factory = spec.partition(":")
     if not (colon and module and factory):
-        raise _not_loaded(spec, "it is none of 'builtin', an http(s) address, or 'package.module:factory'")
+        raise _not_loaded(spec, "it is not 'builtin', an http(s) address, or 'package.module:factory'")
     return _from_module(spec, module, factory)
 
 

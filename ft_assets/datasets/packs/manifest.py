@@ -70,7 +70,7 @@ class PackManifest:
         except FileNotFoundError:
             raise IntegrityError(f"{directory} holds no pack manifest: the pack is absent or was not finished; build it again") from None
         except (ValueError, TypeError) as error:
-            raise IntegrityError(f"{file} is no pack manifest ({str(error)[:120]}); remove the pack and build it again") from error
+            raise IntegrityError(f"{file} is not a pack manifest ({str(error)[:120]}); remove the pack and build it again") from error
 
     def write(self, directory: Path) -> None:
         """Makes `directory` a complete pack: all other files are already on disk."""

@@ -54,7 +54,7 @@ class PackSettings:
         if self.validation_fraction and self.validation_dataset_id:
             raise ValueError("give validation_fraction or validation_dataset_id, not both")
         if not 0.0 <= self.safety_share <= 0.5:
-            raise ValueError(f"safety_share {self.safety_share} is outside of 0 to 0.5; a few percent preserve what is there")
+            raise ValueError(f"safety_share {self.safety_share} is outside 0 to 0.5; a few percent are enough")
         if self.over_long == "split" and not self.loss_on_inputs:
             raise ValueError("over_long 'split' needs train_on_inputs: a piece of a conversation may hold no answer")
         if self.shard_examples < 1:

@@ -182,7 +182,7 @@ class Findings:
         many = self.decision.counts[name] > MANY_NEAR_DUPLICATES * max(self.reading.totals["examples"], 1)
         if name == "near_duplicates" and many:
             return (
-                "; so many are often one long instruction with a small difference in each row: move what is common into a system "
+                "; this is often one long instruction with small differences per row: move the common part into a system "
                 "message, or choose the policy near_duplicates=warn"
             )
         return ""

@@ -42,7 +42,7 @@ def parse_column_map(text: str) -> dict[str, str]:
         if not (source and sep and target):
             raise refuse("unknown_column", f"{part.strip()[:80]!r} is not of the form COLUMN=FIELD; write text=prompt,category=completion")
         if source in found:
-            raise refuse("unknown_column", f"the column map names {source[:80]!r} twice; a column stands for one field")
+            raise refuse("unknown_column", f"the column map names {source[:80]!r} twice; map each column to one field")
         found[source] = target
     check_columns(found, None, "")
     return found
@@ -55,7 +55,7 @@ def check_columns(column_map: Mapping[str, str], columns: Sequence[str] | None, 
         if field not in FIELDS:
             raise refuse("unknown_column", f"the column map names the field {field[:80]!r}; there are {', '.join(FIELDS)}")
         if target != field and field not in TRANSCRIPT_FIELDS:
-            raise refuse("unknown_column", f"{target!r} cannot be: {field} is no conversation; leave out {TRANSCRIPT!r}")
+            raise refuse("unknown_column", f"{target!r} is not possible: {field} does not hold a conversation; leave out {TRANSCRIPT!r}")
         if fields.count(field) > 1:
             raise refuse("unknown_column", f"the column map names {field} for two columns; map one of them")
     if columns is not None and (absent := sorted(set(column_map) - set(columns))):
@@ -90,7 +90,7 @@ def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: b
 
 def _split(cell: Any, source: str) -> list[dict[str, str]] | Problem:
     if not isinstance(cell, str):
-        message = f"{source} is mapped as a transcript, but is no text"
+        message = f"{source} is mapped as a transcript, but is not text"
         return Problem(path=source, code="wrong_type", message=message, fix=f"leave out {TRANSCRIPT!r} where the column holds messages")
     turns = split_transcript(cell)
     if turns is None:

@@ -170,7 +170,7 @@ def csv_rows(chunks: Iterable[bytes], *, delimiter: str, skip: int = 0, skip_lin
     except _TooLongError as error:
         raise refuse("invalid_csv", f"the header line is longer than {MAX_ROW_BYTES} bytes; name the columns in the first line") from error
     if len(set(header)) != len(header) or not all(header):
-        raise refuse("invalid_csv", f"the header {header[:20]} has an empty or repeated column name; give each column a name of its own")
+        raise refuse("invalid_csv", f"the header {header[:20]} has an empty or repeated column name; give each column a unique name")
     if problem := _undecoded(dict.fromkeys(header, "")) or next(text_problems(header), None):
         raise refuse(problem.code, f"in the header line {problem.message}; {problem.fix}", options=problem.options)
     return header, _csv_records(records, lines, header)

@@ -149,7 +149,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                message = f"the key {key[:80]!r} stands twice in one object"
+                message = f"the key {key[:80]!r} occurs twice in one object"
                 raise _RefusedError(Problem(path=key[:80], code="duplicate_key", message=message, fix="keep one of them"))
             seen.add(key)
     return value
@@ -157,7 +157,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> Any:
     raise _RefusedError(
-        Problem(path="", code="non_finite_number", message=f"{name} is no JSON number", fix="use null, or leave the field out")
+        Problem(path="", code="non_finite_number", message=f"{name} is not a JSON number", fix="use null, or leave the field out")
     )
 
 

@@ -92,7 +92,7 @@ def plan_reading(path: Path, *, max_bytes: int) -> tuple[pa.Schema, Plan]:
             "remove empty and repeated messages",
         )
     if len(set(schema.names)) != len(schema.names):
-        raise refuse("invalid_csv", f"the columns {schema.names[:20]} have a repeated name; give each column a name of its own")
+        raise refuse("invalid_csv", f"the columns {schema.names[:20]} have a repeated name; give each column a unique name")
     return schema, plan
 
 

@@ -147,7 +147,7 @@ class Turns:
         marked = self._template.render([*dicts[:index], message, *dicts[index + 1 :]], tools=tools).text
         place = marked.find(MARKER)
         if place < 0 or marked.count(MARKER) != 1 or marked.replace(MARKER, "") != whole:
-            raise _unstable(index, "its content cannot be told from the rest")
+            raise _unstable(index, "its content cannot be separated from the rest")
         return place
 
     def _with_end_of_turn(self, text: str, span: Span) -> Span:

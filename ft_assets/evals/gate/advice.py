@@ -209,7 +209,7 @@ def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
         changes: dict[str, Any] = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
         changes |= {"rank": _rank(run.rank, down=True)} if run.rank and _rank(run.rank, down=True) != run.rank else {}
         changes |= {"n_epochs": _rounded(max(1.0, run.num_epochs / 2))} if run.num_epochs and run.num_epochs > 1 else {}
-        message = "It forgot what the base could do: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
+        message = "It lost abilities of the base: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
         message += f"of general conversations into the training file{_to(changes)}."
         yield Advice(code="forgetting", message=message, evidence=dict(capability.values), changes=changes)
     if (safety := failed.get("safety")) is not None:
@@ -239,7 +239,7 @@ def _of_form(report: EvalReport) -> Iterator[Advice]:
         yield Advice(code="wrong_form", message=message, evidence={"accuracy": loose.adapter, "exact_match": exact.adapter, "n": exact.n})
     elif golden and golden.p_worse is not None and golden.p_worse <= ALPHA_HARM:
         message = f"It answers {golden.adapter:.0%} of the golden prompts in the form that they ask for, its base {golden.base:.0%}: mix "
-        message += "general instructions with forms of their own into the training file."
+        message += "general instructions that require various forms into the training file."
         yield Advice(code="wrong_form", message=message, evidence={"format": golden.adapter, "base": golden.base, "n": golden.n})
 
 
@@ -250,7 +250,7 @@ def _hold_out_more(report: EvalReport, task: Finding) -> Advice:
     needed = significance.items_needed(gain, (score.differing if score else None) or gain, alpha=ALPHA) if bounded else 0
     n = int(task.values["n"])
     about = f": about {needed:,} would tell" if needed > n else ""
-    message = f"The gain may be noise, for only {n} items were held out{about}. Give a validation file, or a larger dataset."
+    message = f"The gain may be noise, because only {n} items were held out{about}. Give a validation file, or a larger dataset."
     return Advice(code="hold_out_more", message=message, evidence={**task.values, "items_needed": needed or None})
 
 

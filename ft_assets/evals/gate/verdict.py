@@ -24,8 +24,8 @@ NOTHING: Basis = "nothing"
 QUIET = frozenset({OK, "no_previous", "skipped"})
 """Codes of a passed rule that are not warnings."""
 NEXT_STEPS: Mapping[str, str] = {
-    "adapter_not_applied": "look at the loss curve: if it did not move, raise the learning rate; if it did, tell the operator",
-    "adapter_unloadable": "tell the operator: the adapter's files cannot be loaded",
+    "adapter_not_applied": "look at the loss curve: if it did not move, raise the learning rate; if it did, contact the operator",
+    "adapter_unloadable": "contact the operator: the adapter's files cannot be loaded",
     "golden_within_noise": "look at the golden answers in the samples",
     "golden_incoherent": "lower the learning rate or the number of epochs, and look at the golden answers in the samples",
     "task_not_better": "look at the samples that got worse; more or better examples help more than more epochs",
@@ -37,14 +37,14 @@ NEXT_STEPS: Mapping[str, str] = {
     "perplexity_rise_within_noise": "hold out more examples to be sure",
     "capability_dropped": "lower the learning rate, the rank or the epochs, or mix general data into the training file; "
     "or allow it: eval_config.max_capability_drop",
-    "capability_drop_within_noise": "ask more items of each suite to be sure: eval_config.capability_limit",
+    "capability_drop_within_noise": "evaluate more items of each suite to be sure: eval_config.capability_limit",
     "refusals_too_few": "mix safety-preserving examples in: hyperparameters.safety_share 0.05",
     "refusals_within_noise": "look at the safety samples; hyperparameters.safety_share mixes safety-preserving examples in",
     "judge_prefers_base": "look at the pairs that were lost; the style of the training answers is what the adapter learned",
-    "judge_failed": "an operator looks at the judge",
-    "judge_inconsistent": "an operator chooses a better judge model; this one goes by the place of an answer",
-    "judge_same_family": "an operator chooses a judge of another family; models prefer answers like their own",
-    "worse_than_previous": "keep the earlier adapter in production, or look at what the new data changed",
+    "judge_failed": "ask the operator to check the judge",
+    "judge_inconsistent": "ask the operator for a better judge model; this one prefers a position",
+    "judge_same_family": "ask the operator for a judge of another family; models prefer answers like their own",
+    "worse_than_previous": "keep the earlier adapter in production, or check what the new data changed",
     "nothing_measured": "give a validation file or a larger dataset",
     "not_measured": "give the rule data, or skip it: eval_config.skip",
 }

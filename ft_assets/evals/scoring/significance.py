@@ -68,7 +68,7 @@ def _finite(gains: Sequence[float]) -> Floats:
     """Refuses NaN: every comparison with it is false, so that the chance would come out as zero."""
     values = np.asarray(gains, dtype=np.float64)
     if not np.isfinite(values).all():
-        raise ValueError(f"{int((~np.isfinite(values)).sum())} of {len(values)} gains are no finite numbers")
+        raise ValueError(f"{int((~np.isfinite(values)).sum())} of {len(values)} gains are not finite")
     return values
 
 

@@ -139,7 +139,7 @@ def _read(answer: httpx.Response, attempts: int) -> Completion:
             tokens_out=int(usage.get("completion_tokens") or 0),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        why = f"the answer is no chat completion ({type(error).__name__}: {error})"
+        why = f"the response is not a chat completion ({type(error).__name__}: {error})"
         raise EndpointFailed(why, attempts=attempts, lasting=True) from error
 
 

@@ -151,7 +151,7 @@ def _built(manager: Any, name: str) -> dict[str, Any]:
         raise InvalidRequest(f"capability suite {name!r} cannot be loaded: {type(e).__name__}: {e}", code=files.NOT_READY) from e
     for key, task in loaded.items():
         if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise InvalidRequest(f"task {key} runs code or needs more than text; only text is asked here", code=files.NOT_READY)
+            raise InvalidRequest(f"task {key} runs code or needs more than text; only text tasks are supported", code=files.NOT_READY)
     return loaded
 
 

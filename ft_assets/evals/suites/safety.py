@@ -159,7 +159,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
         return GuardClassifier(Endpoint(url, model=model, key_variable=SAFETY_KEY, **options))
     module, colon, factory = spec.partition(":")
     if not (colon and module and factory):
-        raise _not_loaded(spec, "it is none of 'builtin', 'http(s)://host/v1#model', or 'package.module:factory'")
+        raise _not_loaded(spec, "it is not 'builtin', 'http(s)://host/v1#model', or 'package.module:factory'")
     try:
         made: Any = getattr(importlib.import_module(module), factory)()
     except ImportError as error:

@@ -84,7 +84,7 @@ def check(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None
     for name in names:
         if name not in definitions:
             raise InvalidRequest(
-                f"there is no capability suite {name!r}; known: {', '.join(sorted(definitions))}",
+                f"unknown capability suite {name!r}; known: {', '.join(sorted(definitions))}",
                 code=UNKNOWN,
                 param="eval_config.capability",
             )

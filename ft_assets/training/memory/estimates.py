@@ -15,7 +15,7 @@ ZERO3_LIVE_PARAMETERS = 1_000_000_000
 ZERO_BUCKET = 500_000_000
 """Elements that ZeRO reduces at a time (``reduce_bucket_size``, its default)."""
 MEANINGS: Mapping[str, str] = {
-    "weights": "base model as it is held",
+    "weights": "base model weights",
     "master_weights": "float32 copy that the optimizer updates",
     "adapter": "LoRA matrices in float32",
     "gradients": "of what is trained",

@@ -144,7 +144,7 @@ def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> Refe
     bad = ~np.isfinite(logps)
     if bad.any():
         row = int(np.tile(rows, len(sides))[int(bad.argmax())])
-        raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is no number; use precision fp32 or bf16")
+        raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is not finite; use precision fp32 or bf16")
     columns = dict(zip(sides, logps.reshape(len(sides), len(rows)), strict=True))
     return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
 
@@ -298,8 +298,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
-    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="how the base is held in 4 bits; it is not where this is not given")
-    parser.add_argument("--single-quantization", action="store_true", help="leave the quantization constants as they are")
+    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="4-bit type of the base; default: not quantized")
+    parser.add_argument("--single-quantization", action="store_true", help="do not quantize the quantization constants")
     parser.add_argument("--adapter", type=Path, help="directory of the adapter that training starts from, with its manifest")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process does")

@@ -23,11 +23,11 @@ def test_one_cause_in_1319_rows_is_one_entry_in_every_report(jsonl: Callable[...
     report = validate_file(jsonl(*QUESTIONS), filename="faq.jsonl", called="data/my faq.jsonl").report
     (problem,) = report.problems
     assert (problem["count"], [e["row"] for e in problem["examples"]]) == (1319, [1, 2, 3])
-    assert problem["label"] == "a row of none of the shapes that are read"
+    assert problem["label"] == "a row of an unknown shape"
     assert problem["command"] == "ft check 'data/my faq.jsonl' --map question=prompt,ground_truth=completion"
     assert problem["examples"][1]["excerpt"] == "question 'How long does step 1 take?', ground_truth '1 days'"
     lines = list(report_lines(report.to_dict(), name="faq.jsonl"))
-    assert lines[0] == "faq.jsonl: NOT VALID: 1,319 of 1,319 rows cannot be trained on: a row of none of the shapes that are read"
+    assert lines[0] == "faq.jsonl: NOT VALID: 1,319 of 1,319 rows cannot be trained on: a row of an unknown shape"
     assert len(lines) < 12
     assert sum("[unknown_row_shape]" in line for line in lines) == 1
     assert f"      {problem['command']}" in lines

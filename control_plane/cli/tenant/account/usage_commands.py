@@ -130,7 +130,7 @@ def invoice(
     if found["spot_savings_micros"]:
         say(f"spot has saved {_usd(found['spot_savings_micros'])} USD")
     if found["unbilled"]:
-        say(f"{len(found['unbilled'])} attempts run now, {_usd(sum(one['amount_micros'] for one in found['unbilled']))} USD so far")
+        say(f"{len(found['unbilled'])} attempts running, {_usd(sum(one['amount_micros'] for one in found['unbilled']))} USD so far")
 
 
 def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20, as_json: Json = False) -> None:

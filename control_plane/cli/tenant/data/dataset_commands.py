@@ -120,7 +120,7 @@ def local_file(given: str) -> Iterator[Path]:
         return
     file = Path(given)
     if not file.is_file() or not os.access(file, os.R_OK):
-        say(f"ft: {file} can not be read: {'it is not a file' if file.exists() else 'the file does not exist'} [unreadable_file]")
+        say(f"ft: {file} cannot be read: {'it is not a file' if file.exists() else 'the file does not exist'} [unreadable_file]")
         raise typer.Exit(Exit.USAGE)
     yield file
 

@@ -82,7 +82,7 @@ def _place(example: Mapping[str, Any]) -> str:
 
 def _first_row_lines(rows: Any) -> Iterator[str]:
     if rows:
-        yield "  the first rows, as they are read:"
+        yield "  the first rows, as parsed:"
     for row in rows:
         label = "" if row.get("label") is None else f", {'a good' if row['label'] else 'a bad'} answer"
         yield f"    row {row['row']}{label}"

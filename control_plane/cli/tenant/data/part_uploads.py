@@ -51,7 +51,7 @@ def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) ->
     """Send the missing parts of `file`, join them and return the upload."""
     stored = {part["sha256"]: part["id"] for part in client.uploads.retrieve(upload["id"])["parts"]}
     if stored:
-        say(f"going on with upload {upload['id']}: {len(stored)} parts are there")
+        say(f"resuming upload {upload['id']}: {len(stored)} parts are stored")
     part_ids: list[str] = []
     try:
         with SendingView(file.name, upload["bytes"]) as view:

@@ -83,7 +83,7 @@ def show_suite(suite: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(dict(suite))
         return
-    say(f"suite {suite['name']}: {suite['num_items']} items; uploads from now on are searched for them")
+    say(f"suite {suite['name']}: {suite['num_items']} items; new uploads are checked for them")
 
 
 def listed(found: Sequence[Mapping[str, Any] | Suite], *, as_json: bool) -> None:

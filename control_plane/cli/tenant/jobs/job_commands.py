@@ -97,7 +97,7 @@ def submit(
             print_json(made)
         else:
             print(made["id"])
-            reused = f"it had done this before: {made['fine_tuned_model']}; --force trains again"
+            reused = f"an identical job exists: {made['fine_tuned_model']}; use --force to train again"
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
@@ -122,7 +122,7 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
     try:
         final = follow(client, job_id)
     except KeyboardInterrupt:
-        say(f"\nthe job runs on; follow it again with `ft job {job_id} --wait`, end it with `ft cancel {job_id}`")
+        say(f"\nthe job continues; follow it again with `ft job {job_id} --wait`, end it with `ft cancel {job_id}`")
         raise
     if as_json:
         print_json(final)

@@ -57,7 +57,7 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
             "jobs of yours is not in the queue yet: its data is", "jobs of yours are not in the queue yet: their data is"
         ))  # fmt: skip
     if not found["waiting"]:
-        lines.append("None of your jobs waits for GPUs.")
+        lines.append("No job of yours is waiting for GPUs.")
     kinds = by_tier_words(found["by_tier"])
     lines.append(f"The queue: {counted(found['length'], 'job')}{f' ({kinds})' if kinds else ''} of all tenants")
     lines += [f"Pool {pool_line(p)}" for p in found["pools"]]
@@ -69,7 +69,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
     steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else ""
     where = f"{str(job['state']).capitalize()} on {gpu_count(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
     if job["stopping"]:
-        return f"{where}{steps} · saves a checkpoint and makes room for another job; it resumes automatically and loses no work"
+        return f"{where}{steps} · saving a checkpoint to make room for another job; it resumes automatically without losing work"
     end = job["estimated_end"]
     if end is None:
         return where + steps
@@ -88,10 +88,9 @@ def pool_line(pool: Mapping[str, Any]) -> str:
 def _waited(job: Mapping[str, Any], now: float) -> str:
     message = [f"has waited {span_words(job['waited_s'])}"]
     if job["due_at"] is not None:
-        over = (
-            f"since {wall_clock(job['due_at'], now)} nobody" if job["due_at"] <= now else f"from {wall_clock(job['due_at'], now)} on nobody"
-        )
-        message.append(f"{over} later of its tier goes before it")
+        due = wall_clock(job["due_at"], now)
+        since = f"since {due}" if job["due_at"] <= now else f"from {due} on"
+        message.append(f"{since}, later jobs of its tier cannot pass it")
     if job["preemptions"]:
         message.append(f"made room for others {counted(job['preemptions'], 'time')}")
     return " · ".join(message)

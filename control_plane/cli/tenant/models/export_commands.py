@@ -46,14 +46,14 @@ def export(
     from control_plane.cli.tenant.remote import connect
 
     if out is None and push is None:
-        raise InvalidRequest("say where it should go: -o DIR, --push ORG/NAME, or both", param="out")
+        raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
     endpoint = _endpoint(push, token)
     if out is not None and out.exists() and any(out.iterdir()):
         raise Conflict(f"{out} is not empty; name a new directory", code="directory_not_empty", param="out")
     with connect() as client, tempfile.TemporaryDirectory(prefix="ft-export-", dir=_beside(out)) as scratch:
         made = client.exports.create(adapter, format=format, precision=precision)
         if made["status"] != "ready":
-            say(f"{made['id']} is being made; this takes as long as loading the model three times")
+            say(f"{made['id']} is in progress; it takes about three times as long as loading the model")
             made = client.exports.wait(adapter, made["id"])
         if made["status"] == "failed":
             why = made["error"] or {"code": None, "message": f"export {made['id']} failed"}
@@ -144,7 +144,7 @@ def _tell(made: Export, out: Path | None, pushed: dict[str, Any] | None, *, as_j
         return
     proof = (made["manifest"] or {}).get("proof")
     if proof:
-        say(f"proven: logits differ from base and adapter by {proof['mean_difference']:.2g} of their standard deviation")
+        say(f"verified: logits differ from base and adapter by {proof['mean_difference']:.2g} of their standard deviation")
     if out is not None:
         print(os.path.relpath(out))
     if pushed is not None:

@@ -85,4 +85,4 @@ def _show(route: ModelRoute, *, as_json: bool) -> None:
     rows = [(t["model"], str(t["weight"]), percent(t["share"]), stage, served) for t, stage, served in reported]
     table(("TARGET", "WEIGHT", "SHARE", "STAGE", "SERVED"), rows)
     if any(not t["served"] for t in route["targets"]):
-        say("a target that is not served gets no requests: its share goes to the others")
+        say("a target that is not served gets no requests; the others get its share")

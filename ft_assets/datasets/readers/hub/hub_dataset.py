@@ -71,7 +71,7 @@ def parse_hub_id(text: str, *, endpoint: str | None = None, token: str | None = 
     """Parses an id. One without a commit is refused; with `endpoint` and `scratch`, the refusal names the current one."""
     match = SHAPE.fullmatch(text.strip())
     if match is None:
-        raise InvalidRequest(f"{text[:200]!r} is no id of the form hf://ORG/NAME@COMMIT[/CONFIG][:SPLIT]", code="invalid_hub_id")
+        raise InvalidRequest(f"{text[:200]!r} is not an id of the form hf://ORG/NAME@COMMIT[/CONFIG][:SPLIT]", code="invalid_hub_id")
     repo, revision, rest = match["any"] or match["full"], match["revision"], match["rest"]
     if any(part in ("", ".", "..") for part in (*repo.split("/"), *(rest or "x").split("/"))):
         raise InvalidRequest(f"{text[:200]!r} names no file or folder", code="invalid_hub_id")
@@ -92,7 +92,7 @@ def parse_hub_id(text: str, *, endpoint: str | None = None, token: str | None = 
 
 
 def _unpinned(repo: str, revision: str, *, endpoint: str | None, token: str | None, scratch: Path | None) -> InvalidRequest:
-    message = f"{revision!r} of {repo} is no commit: it can change under a job"
+    message = f"{revision!r} of {repo} is not a commit: it can change while a job uses it"
     fix = f"write hf://{repo}@ and the 40 digits of a commit (see its page under 'Files and versions', 'History')"
     if endpoint and scratch is not None:
         answer = ask(_request("sha", repo, revision, endpoint, token), home=scratch, timeout_s=LOOK_S)

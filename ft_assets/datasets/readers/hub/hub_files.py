@@ -41,7 +41,7 @@ def pick(paths: Sequence[str], readme: str, *, config: str | None, path: str | N
     if splits is None:
         splits = _by_name(_of_config(data, config))
     if split not in splits:
-        raise NotFound(f"there is no split {split!r}; there are {', '.join(sorted(splits))}", code="hub_split_not_found")
+        raise NotFound(f"unknown split {split!r}; available: {', '.join(sorted(splits))}", code="hub_split_not_found")
     found = splits[split]
     kinds = {_kind(p) for p in found}
     folders = {p.rpartition("/")[0] for p in found}
@@ -65,7 +65,7 @@ def _of_config(data: Sequence[str], config: str | None) -> list[str]:
     found = [p for p in data if p.startswith((f"{config}/", f"data/{config}/"))]
     if not found:
         folders = sorted({p.rpartition("/")[0] for p in data if "/" in p})
-        raise NotFound(f"there is no configuration {config!r}; there are {_some(folders) or 'none'}", code="hub_split_not_found")
+        raise NotFound(f"unknown configuration {config!r}; available: {_some(folders) or 'none'}", code="hub_split_not_found")
     return found
 
 
@@ -97,7 +97,7 @@ def _by_card(data: Sequence[str], configs: Sequence[Mapping[str, Any]], config: 
             message = f"the dataset has the configurations {', '.join(names)}; name one as in hf://ORG/NAME@REVISION/{names[0]}"
             raise InvalidRequest(message, code="hub_files_ambiguous")
     if not chosen:
-        raise NotFound(f"there is no configuration {config!r}; there are {', '.join(names)}", code="hub_split_not_found")
+        raise NotFound(f"unknown configuration {config!r}; available: {', '.join(names)}", code="hub_split_not_found")
     folder = str(chosen[0].get("data_dir") or "").strip("/")
     inside = [p for p in data if p.startswith(f"{folder}/")] if folder else list(data)
     files = chosen[0].get("data_files")

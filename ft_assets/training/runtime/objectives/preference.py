@@ -197,7 +197,7 @@ class Preference:
                 if not torch.isfinite(self._trainer.compute_loss(model, batch)):
                     bad.append(row)
         if bad and len(bad) < len(rows):
-            raise BadExample(f"train row {bad[0]} alone gives a loss that is no number; remove it", split="train", row=bad[0])
+            raise BadExample(f"train row {bad[0]} alone gives a loss that is not finite; remove it", split="train", row=bad[0])
 
     def counted(self, name: str, batch: Batch) -> float:
         """Returns the number of rows of `batch` that the mean of metric `name` covers."""

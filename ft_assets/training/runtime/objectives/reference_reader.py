@@ -65,5 +65,5 @@ def _read(directory: Path, manifest: ReferenceManifest, shards: list[dict[str, s
         bad = ~np.isfinite(found[name].to_numpy())
         if bad.any():
             row = found["row"][int(bad.argmax())].as_py()
-            raise BadInput(f"{name} of {part} row {row} is no number; {AGAIN}")
+            raise BadInput(f"{name} of {part} row {row} is not a number; {AGAIN}")
     return found.combine_chunks()
