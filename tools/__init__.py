@@ -1,1 +1,1 @@
-"""What writes parts of this repository from other parts."""
+"""Tools that generate parts of this repository from other parts."""

@@ -1,4 +1,4 @@
-"""What both clients say and hear: paths, form fields, errors, server-sent events, and where the platform is found."""
+"""Wire format of both clients: paths, form fields, errors, server-sent events, and the platform's address."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ VERSION = "0.1.0"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-"""Between two bytes of a stream. One of events says something at least every 15 s; a log is silent while nothing is written to it."""
+"""Seconds between two bytes of a stream. An event stream sends something at least every 15 s; a log is silent while nothing is written
+to it."""
 REQUEST_ID = "x-request-id"
 DONE = "[DONE]"
 """Ends a stream of events."""
@@ -37,7 +38,7 @@ BY_STATUS: Mapping[int, type[FtError]] = {
 
 
 def at(template: str, **segments: str) -> str:
-    """The path of `template` with its ``{names}`` filled, each quoted; a colon stays, for names of adapters hold it."""
+    """Returns `template` with its ``{names}`` filled, each quoted; colons stay, because adapters' names contain them."""
     for name, value in segments.items():
         if not value:
             raise InvalidRequest(f"{name} is empty; give the id that the API named", param=name)
@@ -45,13 +46,13 @@ def at(template: str, **segments: str) -> str:
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Those that are not None, as a query takes them: true and false in JSON's words."""
+    """Returns the values that are not None, as query parameters: true and false as in JSON."""
     message = {name: value for name, value in values.items() if value is not None}
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in message.items()}
 
 
 def form(**values: Any) -> dict[str, str]:
-    """Form fields of the values that are given; objects as JSON."""
+    """Returns form fields of the given values; objects as JSON."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items() if value is not None}
 
 
@@ -60,7 +61,7 @@ def headers_of(api_key: str) -> dict[str, str]:
 
 
 def address(base_url: str | None) -> str:
-    """`base_url`, else ``FT_API_URL``; the ``/v1`` of OpenAI's clients at its end may be there or not."""
+    """Returns `base_url`, else ``FT_API_URL``; with or without the ``/v1`` of OpenAI's clients at its end."""
     found = base_url or os.environ.get("FT_API_URL", "")
     if not found:
         raise InvalidRequest("base_url is missing; pass the API's address, or set FT_API_URL", param="base_url")
@@ -68,7 +69,7 @@ def address(base_url: str | None) -> str:
 
 
 def key(api_key: str | None) -> str:
-    """`api_key`, else ``FT_API_KEY``."""
+    """Returns `api_key`, else ``FT_API_KEY``."""
     found = api_key or os.environ.get("FT_API_KEY", "")
     if not found:
         raise InvalidRequest("api_key is missing; pass it, or set FT_API_KEY", param="api_key")
@@ -76,7 +77,7 @@ def key(api_key: str | None) -> str:
 
 
 def decoded(answer: httpx.Response) -> Any:
-    """The body of a successful answer; None where there is none. What stands before the API may answer with a page of its own."""
+    """Returns the body of a successful response; None without one. A proxy in front of the API may respond with its own page."""
     if not answer.content:
         return None
     try:
@@ -87,7 +88,7 @@ def decoded(answer: httpx.Response) -> Any:
 
 
 def error_of(answer: httpx.Response) -> FtError:
-    """The error that an answer (read to its end) tells of; whatever stands before the API may answer in another form."""
+    """Returns the error of a response (read completely); a proxy in front of the API may respond in another form."""
     try:
         body = answer.json()
     except ValueError:
@@ -106,20 +107,20 @@ def error_from_body(body: Any, *, status: int) -> FtError:
 
 
 class EventDecoder:
-    """Lines of streams of server-sent events into events; one decoder serves a stream and those that take it up again."""
+    """Decodes lines of server-sent events; one decoder serves a stream and its resumptions."""
 
     def __init__(self) -> None:
         self.last_id = ""
-        """Of the last event that was heard to its end."""
+        """Id of the last complete event."""
         self._id = ""
         self._data: list[str] = []
 
     def begin(self) -> None:
-        """A stream begins: half an event that an earlier one ended with is forgotten."""
+        """Begins a stream: drops an incomplete event of the previous one."""
         self._id, self._data = self.last_id, []
 
     def feed(self, line: str) -> str | None:
-        """The data of the event that ends with this line, if one does."""
+        """Returns the data of the event that ends with this line, if one does."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":

@@ -1,4 +1,4 @@
-"""The client itself: its nouns over one connection pool."""
+"""The client: its resources over one connection pool."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from control_plane.client.wire import TIMEOUT
 
 
 class AsyncFtClient:
-    """One key's view of a platform; closed by :meth:`close`, or as a context.
+    """A client of the platform with one API key; closed by :meth:`close`, or used as a context.
 
-    ``base_url`` and ``api_key`` are taken from ``FT_API_URL`` and ``FT_API_KEY`` where they are not given. Failures are raised
-    as the family of ``ft_assets.errors``; ``httpx.TransportError`` where the API cannot be reached.
+    ``base_url`` and ``api_key`` default to ``FT_API_URL`` and ``FT_API_KEY``. Raises errors of ``ft_assets.errors``, and
+    ``httpx.TransportError`` if the API cannot be reached.
     """
 
     def __init__(
@@ -101,11 +101,12 @@ class AsyncFtClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; clients made by :meth:`with_options` share them."""
+        """Closes the connections, which clients made by :meth:`with_options` share."""
         await self._connection.close()
 
     def with_options(self, *, timeout: httpx.Timeout | float | None = None, max_retries: int | None = None) -> AsyncFtClient:
-        """The same client under other rules, for one call: ``client.with_options(timeout=5, max_retries=0).jobs.list()``."""
+        """Returns the same client with other options, such as for one call: ``client.with_options(timeout=5,
+        max_retries=0).jobs.list()``."""
         other = object.__new__(type(self))
         other._use(self._connection.with_options(timeout=timeout, max_retries=max_retries))
         return other
@@ -120,6 +121,6 @@ class AsyncFtClient:
         headers: Mapping[str, str] | None = None,
         repeatable: bool | None = None,
     ) -> Json:
-        """Any other call of the API: the decoded body of the answer to `method` `path`."""
+        """Makes any other call of the API: returns the decoded body of the response to `method` `path`."""
         options = {name: value for name, value in (("json", json), ("params", params), ("headers", headers)) if value is not None}
         return await self._connection.call(Json, method, path, repeatable=repeatable, **options)

@@ -1,4 +1,4 @@
-"""One connection pool to the API: calls repeated where that is harmless, errors raised as the family they came from."""
+"""One connection pool to the API: retries calls where that is safe, and raises errors as their original classes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ft_assets.errors import IntegrityError, RateLimited, Unavailable
 
 T = TypeVar("T")
 SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-"""Methods whose repetition changes nothing more."""
+"""Methods that may be repeated without further effect."""
 PASSING = (httpx.TransportError, Unavailable, RateLimited)
-"""What a wait or a stream outlives."""
+"""Errors that a wait or a stream survives."""
 OUTAGE_S = 60.0
-"""A wait or a stream that has once had an answer goes on through an outage of this length, a restart of the API for instance."""
+"""Seconds of an outage, such as a restart of the API, that a wait or a stream survives after its first response."""
 
 
 class AsyncConnection:
-    """Every call names its path and gives the decoded body."""
+    """The transport of all calls: each names its path and returns the decoded body."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AsyncConnection:
         transport: httpx.AsyncBaseTransport | None,
         backoff_s: float,
     ) -> None:
-        self._timeout: httpx.Timeout | float | None = None  # of with_options; else each call has its own
+        self._timeout: httpx.Timeout | float | None = None  # of with_options; otherwise each call has its own
         self._max_retries, self._backoff_s = max_retries, backoff_s
         headers = wire.headers_of(wire.key(api_key))
         self._http = httpx.AsyncClient(base_url=wire.address(base_url), headers=headers, timeout=timeout, transport=transport)
@@ -52,31 +52,31 @@ class AsyncConnection:
         await self._http.aclose()
 
     def with_options(self, *, timeout: httpx.Timeout | float | None, max_retries: int | None) -> Self:
-        """The same pool under other rules."""
+        """Returns the same pool with other options."""
         other = copy.copy(self)
         other._timeout = self._timeout if timeout is None else timeout
         other._max_retries = self._max_retries if max_retries is None else max_retries
         return other
 
     async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        """The body of an answer, which is a `kind`; options as for :meth:`send`."""
-        del kind  # for the reader, the type checker, and the test that holds it against the API
+        """Returns the body of a response as `kind`; options as for :meth:`send`."""
+        del kind  # for the reader, the type checker, and the test that compares it with the API
         answer = await self.send(method, path, **options)
         return cast(T, wire.decoded(answer))
 
     async def create(self, kind: type[T], path: str, *, key: str | None = None, **options: Any) -> T:
-        """As a POST under an Idempotency-Key (drawn if not given) of a route that makes one object per key."""
+        """Sends a POST with an Idempotency-Key (generated if not given) to a route that makes one object per key."""
         headers = {"idempotency-key": key or uuid.uuid4().hex}
         return await self.call(kind, "POST", path, headers=headers, repeatable=True, **options)
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A successful answer, read to its end; options as for :meth:`_tried`."""
+        """Returns a successful response, read completely; options as for :meth:`_tried`."""
         return await self._tried(method, path, whole=True, **options)
 
     async def _tried(
         self, method: str, path: str, *, whole: bool, repeatable: bool | None = None, max_retries: int | None = None, **options: Any
     ) -> httpx.Response:
-        """A successful answer, `whole` or yet to be read. A call that may be repeated is; see ``retry_pause`` for when."""
+        """Returns a successful response, `whole` or unread. Retries a call that may be repeated; see ``retry_pause``."""
         may_repeat = method in SAFE if repeatable is None else repeatable
         num_retries = self._max_retries if max_retries is None else max_retries
         if self._timeout is not None:
@@ -98,23 +98,23 @@ class AsyncConnection:
         raise AssertionError("the last try returns or raises")
 
     async def content(self, path: str, *, accept: str = "*/*", params: Mapping[str, Any] | None = None) -> bytes:
-        """A body that is no JSON."""
+        """Sends a body that is not JSON."""
         answer = await self.send("GET", path, headers={"accept": accept}, params=params)
         return answer.content
 
     async def send_file(self, kind: type[T], path: str, file: Path, data: Mapping[str, str]) -> T:
-        """A form with a file, read as it is sent."""
+        """Sends a form with a file, read while it is sent."""
         with file.open("rb") as stream:
             return await self.call(kind, "POST", path, data=dict(data), files={"file": (file.name, stream, "application/octet-stream")})
 
     def pages(self, kind: type[T], path: str, params: Mapping[str, Any] | None = None) -> AsyncPages[T]:
-        """The objects of a list, asked for as they are read."""
+        """Returns the objects of a list, requested as they are read."""
         del kind
         return AsyncPages(self, path, params or {})
 
     @asynccontextmanager
     async def stream(self, method: str, path: str, **options: Any) -> AsyncIterator[httpx.Response]:
-        """A successful answer that is read as it comes."""
+        """Returns a successful response, read as it arrives."""
         answer = await self._tried(method, path, whole=False, **options)
         try:
             yield answer
@@ -122,7 +122,7 @@ class AsyncConnection:
             await answer.aclose()
 
     async def growing(self, path: str, params: Mapping[str, Any], *, offset: int) -> AsyncIterator[str]:
-        """A log as it is written, until the server ends it; a stream that breaks off is taken up at the byte where it broke."""
+        """Yields a log as it is written, until the server ends it; an interrupted stream resumes at the byte where it stopped."""
         requested, retry = dict(params), 0
         heard_at: float | None = None
         text = codecs.getincrementaldecoder("utf-8")("replace")
@@ -141,14 +141,14 @@ class AsyncConnection:
                 return
             except PASSING as failure:
                 if has_begun and isinstance(failure, httpx.ReadTimeout):
-                    continue  # nothing was written: it is asked for again from here on, lest the server is gone
+                    continue  # nothing was written: requested again from here, in case the server is gone
                 if not self._worth_another(retry, heard_at):
                     raise
             await async_pause(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 
     async def data_of(self, method: str, path: str, *, decoder: wire.EventDecoder, **options: Any) -> AsyncGenerator[str]:
-        """The data of each event of one stream, up to its end."""
+        """Yields the data of each event of one stream, up to its end."""
         decoder.begin()
         async with self.stream(method, path, **options) as answer:
             async for line in answer.aiter_lines():
@@ -157,7 +157,7 @@ class AsyncConnection:
                     yield data
 
     async def events(self, kind: type[T], path: str, *, params: Mapping[str, Any] | None = None) -> AsyncIterator[T]:
-        """Events as they happen until the server says that none can follow; a stream that breaks off is taken up where it broke."""
+        """Yields events as they happen until the server says that none can follow; an interrupted stream resumes."""
         del kind
         decoder, retry = wire.EventDecoder(), 0
         heard_at: float | None = None
@@ -186,7 +186,7 @@ class AsyncConnection:
     async def wait(
         self, look: Callable[[], Awaitable[T]], over: Callable[[T], bool], *, what: str, timeout_s: float | None, poll_s: float
     ) -> T:
-        """What `look` gives once it is `over`; ``TimeoutError`` if that takes longer than `timeout_s`."""
+        """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`."""
         began = time.monotonic()
         seen_at: float | None = None
         while True:
@@ -204,7 +204,7 @@ class AsyncConnection:
             await async_pause(poll_s)
 
     async def download(self, path: str, target: Path, *, sha256: str | None = None) -> str:
-        """Write a body to `target`, whole or not at all; its sha256, which has to be the one given or the server's ``x-sha256``."""
+        """Writes a body to `target` atomically; returns its sha256, which must equal the given one or the server's ``x-sha256``."""
         digest = hashlib.sha256()
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         try:

@@ -1,1 +1,1 @@
-"""What the API offers: one class a resource."""
+"""The API's resources, one class each."""

@@ -27,18 +27,18 @@ from control_plane.client.wire import at, given
 
 
 class AsyncIdentity(AsyncResource):
-    """Who the key that is used belongs to."""
+    """The owner of the API key."""
 
     async def retrieve(self) -> Me:
-        """The tenant of the key, its limits, and what the key opens."""
+        """Returns the tenant of the key, its limits, and the key's scopes."""
         return await self._api.call(Me, "GET", at("/v1/me"))
 
 
 class AsyncQuotas(AsyncResource):
-    """What the tenant may use."""
+    """The tenant's limits and use."""
 
     async def retrieve(self) -> Quota:
-        """What the tenant may use, has used, holds and has left in this month."""
+        """Returns the tenant's limits, and what it has used, reserved and left this month."""
         return await self._api.call(Quota, "GET", at("/v1/quota"))
 
 
@@ -46,60 +46,60 @@ class AsyncQueues(AsyncResource):
     """Why the tenant's jobs wait, and when they start."""
 
     async def retrieve(self) -> Queue:
-        """Waiting jobs with position, reason, expected start and who is ahead in kind; running ones; GPUs in sums."""
+        """Returns waiting jobs with position, reason, expected start and the kinds of jobs ahead; running jobs; and totals of GPUs."""
         return await self._api.call(Queue, "GET", at("/v1/queue"))
 
 
 class AsyncApiKeys(AsyncResource):
-    """Keys of the caller's own tenant."""
+    """API keys of the caller's own tenant."""
 
     async def create(self, **body: Unpack[CreateKey]) -> NewApiKey:
-        """Make a key; its ``secret`` is in this answer and nowhere else."""
+        """Creates a key; its ``secret`` is only in this response."""
         return await self._api.call(NewApiKey, "POST", at("/v1/api_keys"), json=body)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> AsyncPages[ApiKey]:
-        """Keys, newest first, revoked ones too; never their secrets."""
+        """Lists keys, newest first, including revoked ones, without their secrets."""
         return self._api.pages(ApiKey, at("/v1/api_keys"), given(limit=limit, after=after))
 
     async def retrieve(self, key_id: str) -> ApiKey:
-        """One key, without its secret."""
+        """Returns one key, without its secret."""
         return await self._api.call(ApiKey, "GET", at("/v1/api_keys/{key_id}", key_id=key_id))
 
     async def rotate(self, key_id: str, **body: Unpack[RotateKey]) -> NewApiKey:
-        """Make a key in the place of this one, which still opens for ``overlap`` seconds: a day, unless you say otherwise."""
+        """Creates a key that replaces this one, which remains valid for ``overlap`` seconds: a day by default."""
         return await self._api.call(NewApiKey, "POST", at("/v1/api_keys/{key_id}/rotate", key_id=key_id), json=body)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """End a key at once."""
+        """Revokes a key at once."""
         return await self._api.call(ApiKey, "DELETE", at("/v1/api_keys/{key_id}", key_id=key_id))
 
 
 class AsyncMembers(AsyncResource):
-    """People of the tenant."""
+    """Members of the tenant."""
 
     async def create(self, **body: Unpack[CreateMember]) -> Member:
-        """Add a person; keys for it are made with ``member_id`` in ``api_keys.create``."""
+        """Adds a member; create keys for it with ``member_id`` in ``api_keys.create``."""
         return await self._api.call(Member, "POST", at("/v1/members"), json=body)
 
     def list(self, *, removed: bool | None = None, limit: int = 100, after: str | None = None) -> AsyncPages[Member]:
-        """Members, newest first; with `removed` those who were, too."""
+        """Lists members, newest first; with `removed`, former members too."""
         return self._api.pages(Member, at("/v1/members"), given(removed=removed, limit=limit, after=after))
 
     async def retrieve(self, member_id: str) -> Member:
-        """One member, also one who was removed."""
+        """Returns one member, who may have been removed."""
         return await self._api.call(Member, "GET", at("/v1/members/{member_id}", member_id=member_id))
 
     async def update(self, member_id: str, **body: Unpack[UpdateMember]) -> Member:
-        """Change role, name or notification; a lower role narrows the member's keys from the next call on."""
+        """Changes role, name or notification; a lower role restricts the member's keys from the next call on."""
         return await self._api.call(Member, "POST", at("/v1/members/{member_id}", member_id=member_id), json=body, repeatable=True)
 
     async def remove(self, member_id: str) -> RemovedMember:
-        """Remove a member and revoke all keys of theirs."""
+        """Removes a member and revokes their keys."""
         return await self._api.call(RemovedMember, "DELETE", at("/v1/members/{member_id}", member_id=member_id))
 
 
 class AsyncAuditLog(AsyncResource):
-    """Every change, for good."""
+    """The permanent record of every change."""
 
     def list(
         self,
@@ -113,7 +113,7 @@ class AsyncAuditLog(AsyncResource):
         limit: int = 100,
         after: str | None = None,
     ) -> AsyncPages[AuditLine]:
-        """Changes, newest first: who made each, of what, from where, and what it changed. Times are Unix seconds."""
+        """Lists changes, newest first: who made each, of what, from where, and what it changed. Times are Unix seconds."""
         requested = given(object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
         return self._api.pages(
             AuditLine, at("/v1/audit_log"), requested | given(**{"created[gte]": created_from, "created[lt]": created_before})
@@ -121,24 +121,24 @@ class AsyncAuditLog(AsyncResource):
 
 
 class AsyncDataExport(AsyncResource):
-    """Everything that the tenant has, in one archive."""
+    """All data of the tenant in one archive."""
 
     async def download(self, target: Path) -> str:
-        """Write the ZIP archive to `target`, whole or not at all; its sha256. ``manifest.json`` in it lists every other member."""
+        """Writes the ZIP archive to `target` atomically; returns its sha256. ``manifest.json`` in it lists every other member."""
         return await self._api.download(at("/v1/data_export"), target)
 
 
 class AsyncDeletions(AsyncResource):
-    """What was deleted, with the proofs; and the deletion of everything."""
+    """Deletions with their proofs, and the deletion of all data."""
 
     async def request_everything(self, **body: Unpack[DeleteData]) -> Deletion:
-        """Delete everything that the tenant stored, for good; ``confirm`` is its id. It is carried out behind the answer."""
+        """Permanently deletes everything that the tenant stored; ``confirm`` is its id. Carried out after the response."""
         return await self._api.call(Deletion, "POST", at("/v1/data_deletions"), json=body, repeatable=True)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> AsyncPages[Deletion]:
-        """Deletions of adapters and of the tenant's data, newest first; without their proofs."""
+        """Lists deletions of adapters and of the tenant's data, newest first, without their proofs."""
         return self._api.pages(Deletion, at("/v1/deletions"), given(limit=limit, after=after))
 
     async def retrieve(self, deletion_id: str) -> Deletion:
-        """One deletion, with its proof once it is done."""
+        """Returns one deletion, with its proof once it is done."""
         return await self._api.call(Deletion, "GET", at("/v1/deletions/{deletion_id}", deletion_id=deletion_id))

@@ -1,4 +1,5 @@
-"""``client.models``, ``client.recipes`` and ``client.model_routes``: what can be trained, what can be asked, and by which name."""
+"""``client.models``, ``client.recipes`` and ``client.model_routes``: base models and adapters, default hyperparameters, and traffic
+routes."""
 
 from __future__ import annotations
 
@@ -12,67 +13,68 @@ from control_plane.client.wire import GENERATION_TIMEOUT, at, given
 
 
 class AsyncModels(AsyncResource):
-    """Base models and the tenant's adapters, as requests name them."""
+    """Base models and the tenant's adapters, by the names that requests use."""
 
     def list(self, *, type: str | None = None, base_model: str | None = None) -> AsyncPages[Model]:
-        """Base models, logical names, then the tenant's adapters, newest first; of one type and base model if given."""
+        """Lists base models, logical names, then the tenant's adapters, newest first; optionally of one type and base model."""
         return self._api.pages(Model, at("/v1/models"), given(type=type, base_model=base_model))
 
     async def retrieve(self, model: str) -> Model:
-        """One model."""
+        """Returns one model."""
         return await self._api.call(Model, "GET", at("/v1/models/{model}", model=model))
 
     async def deploy(self, model: str, **body: Unpack[Deploy]) -> Adapter:
-        """Promote an adapter by its model name; with `stage="staging"` hold it in staging, unserved."""
+        """Promotes an adapter by its model name; `stage="staging"` keeps it in staging, unserved."""
         path = at("/v1/models/{model}/deploy", model=model)
         return await self._api.call(Adapter, "POST", path, json=body, repeatable=True)
 
     async def delete(self, model: str) -> Deleted:
-        """Stop serving a fine-tuned model; its files stay for the days of grace, in which promoting it brings it back."""
+        """Stops serving a fine-tuned model; its files stay for the grace period, in which promoting it restores it."""
         return await self._api.call(Deleted, "DELETE", at("/v1/models/{model}", model=model))
 
     def limits(self, *, model: str | None = None) -> AsyncPages[ModelLimits]:
-        """Per base model: context, methods, adapters with ranks and tiers, hyperparameters with their bounds, GPUs and strategies."""
+        """Returns per base model: context, methods, adapters with ranks and tiers, hyperparameters with their bounds, GPUs and
+        strategies."""
         return self._api.pages(ModelLimits, at("/v1/fine_tuning/model_limits"), given(model=model))
 
     async def lineage(self, model: str, *, verify: bool = False) -> Lineage:
-        """Where a model comes from, by whatever name a request or an answer gives it; `verify` reads the stored bytes again."""
+        """Returns the origin of a model, by any of its names; `verify` reads the stored bytes again."""
         path, params = at("/v1/models/{model}/lineage", model=model), given(verify=verify or None)
         return await self._api.call(Lineage, "GET", path, params=params, timeout=GENERATION_TIMEOUT)
 
 
 class AsyncRecipes(AsyncResource):
-    """Where the defaults of a job come from."""
+    """Sources of a job's default hyperparameters."""
 
     def list(self, *, method: str = "sft") -> AsyncPages[Recipe]:
-        """Every recipe with its defaults for `method`, each with its source."""
+        """Lists every recipe with its defaults for `method`, each with its source."""
         return self._api.pages(Recipe, at("/v1/recipes"), {"method": method})
 
     async def retrieve(self, name: str, *, method: str = "sft") -> Recipe:
-        """One recipe, by name or by ``name@version``."""
+        """Returns one recipe, by name or by ``name@version``."""
         return await self._api.call(Recipe, "GET", at("/v1/recipes/{name}", name=name), params={"method": method})
 
 
 class AsyncModelRoutes(AsyncResource):
-    """Names of the tenant's own that requests put into ``model``."""
+    """The tenant's own names for ``model`` in requests."""
 
     def list(self) -> AsyncPages[ModelRoute]:
-        """Routes by name."""
+        """Lists routes by name."""
         return self._api.pages(ModelRoute, at("/v1/model_routes"))
 
     async def retrieve(self, name: str) -> ModelRoute:
-        """One route, with what its targets are worth now."""
+        """Returns one route, with the current state of its targets."""
         return await self._api.call(ModelRoute, "GET", at("/v1/model_routes/{name}", name=name))
 
     async def set(self, name: str, targets: Mapping[str, int]) -> ModelRoute:
-        """Make `name` stand for weighted targets: adapters in production (id or model name) or base models."""
+        """Routes `name` to weighted targets: production adapters (id or model name) or base models."""
         body = {"targets": [{"model": model, "weight": weight} for model, weight in targets.items()]}
         return await self._api.call(ModelRoute, "PUT", at("/v1/model_routes/{name}", name=name), json=body)
 
     async def delete(self, name: str) -> Deleted:
-        """Take a name out; its targets go on under their own."""
+        """Deletes a route; its targets stay available under their own names."""
         return await self._api.call(Deleted, "DELETE", at("/v1/model_routes/{name}", name=name))
 
     async def manifest(self, name: str) -> str:
-        """YAML of a route between versions, for llm-d."""
+        """Returns the YAML of a route between versions, for llm-d."""
         return (await self._api.content(at("/v1/model_routes/{name}/rewrite", name=name))).decode()

@@ -1,4 +1,4 @@
-"""``client.uploads``: large files in parts that are verified one by one, and taken up again where a connection was lost."""
+"""``client.uploads``: large files in parts that are verified separately, and resumed after a lost connection."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from control_plane.client.wire import at
 from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
 
 PART_BYTES = 16 << 20
-"""What is sent, and held in memory, at a time; the API takes up to 64 MiB."""
+"""Bytes sent, and held in memory, at a time; the API accepts up to 64 MiB."""
 JOIN_TIMEOUT_S = 600.0
-"""For one answer about a join: 10 GB take minutes even in a slow store."""
+"""Seconds for one response to a join: 10 GB take minutes even in a slow store."""
 GIVE_UP_S = 1800.0
-"""On a join that takes longer than a connection lives, or that waits for others."""
+"""Retries of a join that takes longer than a connection lives, or that waits for others."""
 LOOK_S = 1.0
 
 
 class AsyncUploads(AsyncResource):
-    """Uploads in parts; :meth:`send` does all of it."""
+    """Uploads in parts; :meth:`send` does everything."""
 
     async def create(self, **body: Unpack[CreateUpload]) -> Upload:
-        """Announce a file; what would be refused of it is refused now."""
+        """Announces a file; what would be refused later is refused now."""
         return await self._api.call(Upload, "POST", at("/v1/uploads"), json=body)
 
     async def retrieve(self, upload_id: str) -> UploadWithParts:
-        """The upload with the parts that are stored, and the sha256 of each."""
+        """Returns the upload with its stored parts, and the sha256 of each."""
         return await self._api.call(UploadWithParts, "GET", at("/v1/uploads/{upload_id}", upload_id=upload_id))
 
     async def add_part(self, upload_id: str, data: bytes) -> UploadPart:
-        """Store a part; the same bytes sent again are the same part."""
+        """Stores a part; the same bytes sent again are the same part."""
         path, files = at("/v1/uploads/{upload_id}/parts", upload_id=upload_id), {"data": ("part", data, "application/octet-stream")}
         return await self._api.call(UploadPart, "POST", path, files=files, repeatable=True)
 
     async def complete(self, upload_id: str, **body: Unpack[CompleteUpload]) -> Upload:
-        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer.
+        """Joins the parts, in the order of ``part_ids``, into a file; a second call returns the same file.
 
-        A join that takes longer than a connection lives is asked for until it is done, for half an hour at most.
+        Repeats the call for a join that takes longer than a connection lives, for at most half an hour.
         """
         path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id), time.monotonic() + GIVE_UP_S
         while True:
@@ -56,7 +56,7 @@ class AsyncUploads(AsyncResource):
             await async_pause(LOOK_S)
 
     async def cancel(self, upload_id: str) -> Upload:
-        """End an upload that is not completed; its parts are removed."""
+        """Cancels an upload that is not completed; its parts are removed."""
         return await self._api.call(Upload, "POST", at("/v1/uploads/{upload_id}/cancel", upload_id=upload_id), repeatable=True)
 
     async def send(
@@ -71,9 +71,9 @@ class AsyncUploads(AsyncResource):
         model: str | None = None,
         part_bytes: int = PART_BYTES,
     ) -> Upload:
-        """Upload a file of any size, part by part; the file itself is ``["file"]`` of the answer.
+        """Uploads a file of any size, part by part; the file itself is ``["file"]`` of the result.
 
-        Where this fails half-way, the error's notes name the upload, and :meth:`resume` goes on with it.
+        If this fails midway, the error's notes name the upload, which :meth:`resume` continues.
         """
         options: Any = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
         options |= {"purpose": purpose}
@@ -86,7 +86,7 @@ class AsyncUploads(AsyncResource):
             raise
 
     async def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Upload:
-        """Send what is missing of an upload, and complete it. What is stored is known by its sha256, and not sent again."""
+        """Sends the missing parts of an upload, and completes it. Stored parts are recognized by their sha256, and not sent again."""
         found = await self.retrieve(upload_id)
         if found["status"] == "completed":
             return found

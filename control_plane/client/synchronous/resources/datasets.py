@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/datasets.py: change that, and run it again.
-"""``client.datasets``, ``client.suites`` and ``client.capability_suites``: validated data, and what it is held against."""
+"""``client.datasets``, ``client.suites`` and ``client.capability_suites``: validated datasets and evaluation suites."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ class Datasets(Resource):
     """Immutable dataset versions; each comes from a file."""
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Dataset]:
-        """Dataset versions, newest first; `limit` to a page."""
+        """Lists dataset versions, newest first; `limit` per page."""
         return self._api.pages(Dataset, at("/v1/datasets"), given(limit=limit, after=after))
 
     def retrieve(self, dataset_id: str) -> Dataset:
-        """One dataset version."""
+        """Returns one dataset version."""
         return self._api.call(Dataset, "GET", at("/v1/datasets/{dataset_id}", dataset_id=dataset_id))
 
     def import_from_hub(self, **body: Unpack[ImportDataset]) -> File:
-        """A file that is fetched from the Hub (``hub_id="hf://owner/name"`` with a pinned revision), then validated."""
+        """Creates a file that is fetched from the Hub (``hub_id="hf://owner/name"`` with a pinned revision), then validated."""
         return self._api.call(File, "POST", at("/v1/datasets/import"), json=body)
 
     def approve(self, dataset_id: str) -> Dataset:
-        """Let jobs train on a dataset that waits for review; approving again changes nothing."""
+        """Approves a dataset that waits for review, so that jobs may train on it; approving again changes nothing."""
         path = at("/v1/datasets/{dataset_id}/approve", dataset_id=dataset_id)
         return self._api.call(Dataset, "POST", path, repeatable=True)
 
     def report(self, dataset_or_file_id: str) -> Json:
-        """The validation report; a refused file has one, too."""
+        """Returns the validation report; a refused file has one, too."""
         return self._api.call(Json, "GET", at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id))
 
     def report_page(self, dataset_or_file_id: str) -> bytes:
-        """The same as an HTML page that needs nothing else."""
+        """Returns the report as a self-contained HTML page."""
         return self._api.content(at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id), accept="text/html")
 
     def preview(self, dataset_or_file_id: str, *, model: str, num_examples: int = 5, max_seq_len: int | None = None) -> ListOf[Json]:
-        """The first examples exactly as they are trained: text, token ids, which spans carry loss, what is cut."""
+        """Returns the first examples exactly as trained: text, token ids, spans with loss, truncated parts."""
         params = given(model=model, num_examples=num_examples, max_seq_len=max_seq_len)
         path = at("/v1/datasets/{dataset_id}/preview", dataset_id=dataset_or_file_id)
         return self._api.call(ListOf[Json], "GET", path, params=params)
 
 
 class Suites(Resource):
-    """Evaluation suites that uploads are searched for."""
+    """Evaluation suites that uploads are checked against."""
 
     def create(self, file: Path, *, name: str, field: str, column_map: Mapping[str, str] | None = None) -> Suite:
-        """Register a suite of your own; `field` of a row holds the question."""
+        """Registers a suite of your own; `field` of a row holds the question."""
         return self._api.send_file(Suite, at("/v1/suites"), file, form(name=name, field=field, column_map=column_map or None))
 
     def list(self) -> Pages[Suite]:
-        """The operator's suites, then yours."""
+        """Lists the operator's suites, then yours."""
         return self._api.pages(Suite, at("/v1/suites"))
 
     def delete(self, name: str) -> Deleted:
-        """Take one of your suites out; the operator's are not yours to remove."""
+        """Removes one of your suites; the operator's cannot be removed."""
         return self._api.call(Deleted, "DELETE", at("/v1/suites/{name}", name=name))
 
 
@@ -68,5 +68,5 @@ class CapabilitySuites(Resource):
     """General tasks that a job's ``eval_config.capability`` may name."""
 
     def list(self) -> Pages[CapabilitySuite]:
-        """All of them; one that is not ready says why."""
+        """Lists all of them; one that is not ready includes the reason."""
         return self._api.pages(CapabilitySuite, at("/v1/capability_suites"))
