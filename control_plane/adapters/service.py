@@ -203,13 +203,13 @@ def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
         _tell(conn, conn.execute(moved).mappings().one(), utc_now())
 
 
-TOLD = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quarantined", Stage.DEPRECATED: "adapter.deprecated"}
+REPORTED = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quarantined", Stage.DEPRECATED: "adapter.deprecated"}
 
 
 def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
     """Notify the tenant of an adapter's present stage; nothing if unchanged."""
-    if row is not None and row["stage"] in TOLD:
-        tell(conn, row, TOLD[Stage(row["stage"])], now)
+    if row is not None and row["stage"] in REPORTED:
+        tell(conn, row, REPORTED[Stage(row["stage"])], now)
 
 
 def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:

@@ -303,11 +303,11 @@ def upload_recovered(lasted_s: float) -> Event:
     return Event(code="checkpoint_upload_recovered", message=message)
 
 
-PATIENCE = RetryPolicy(give_up_s=300.0)
+RETRIES = RetryPolicy(give_up_s=300.0)
 """The store is unavailable: an older checkpoint on this machine must not replace a newer one that is merely out of reach."""
 
 
-def restore(platform: Platform, held: Claim, work_dir: Path, *, retries: RetryPolicy = PATIENCE) -> int:
+def restore(platform: Platform, held: Claim, work_dir: Path, *, retries: RetryPolicy = RETRIES) -> int:
     """Restore the newest sound checkpoint to this machine and return its step; 0 to start from the beginning.
 
     Skips, newest first, checkpoints that are damaged, incomplete or of another training; an event names each with the reason, and it is

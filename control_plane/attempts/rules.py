@@ -147,7 +147,7 @@ def _silent(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "heartbeat_missed", "operator", value=signs.silence_s, limit=HEARTBEAT_LIMIT_S,
-        said=f"No heartbeat of the training process for {signs.silence_s:.0f} s, over {HEARTBEAT_LIMIT_S:.0f} s",
+        text=f"No heartbeat of the training process for {signs.silence_s:.0f} s, over {HEARTBEAT_LIMIT_S:.0f} s",
         next_step="look at the node's load and the attempt's log; a process that stays silent is stopped and resumed automatically",
     )  # fmt: skip
 
@@ -161,7 +161,7 @@ def _slow(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "throughput_low", "operator", value=now, limit=limit,
-        said=f"{now:,.0f} tokens/s over the last {len(judged)} steps, {now / pace.tokens_per_s:.0%} of the {pace.tokens_per_s:,.0f} "
+        text=f"{now:,.0f} tokens/s over the last {len(judged)} steps, {now / pace.tokens_per_s:.0%} of the {pace.tokens_per_s:,.0f} "
         f"expected ({pace.source})",
         next_step="look for other load on the node, a throttled device, or slow data loading",
     )  # fmt: skip
@@ -177,7 +177,7 @@ def _starved(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "data_starved", "operator", value=share, limit=STARVED_ABOVE,
-        said=f"The device waited for data during {share:.0%} of the last {len(timed)} steps, over {STARVED_ABOVE:.0%}",
+        text=f"The device waited for data during {share:.0%} of the last {len(timed)} steps, over {STARVED_ABOVE:.0%}",
         next_step="look at the disk that holds the pack and at the CPU load of the node",
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _not_finite(signs: Signs, _raised: bool) -> Verdict | None:
     if not newest or newest[0].loss is None or math.isfinite(newest[0].loss):
         return None
     return _verdict(
-        NOT_FINITE, "tenant", level="error", value=None, limit=None, said=f"The loss of step {newest[0].step} is not a number",
+        NOT_FINITE, "tenant", level="error", value=None, limit=None, text=f"The loss of step {newest[0].step} is not a number",
         next_step="lower learning_rate to a third, or raise warmup_ratio; then look for garbled rows",
     )  # fmt: skip
 
@@ -205,7 +205,7 @@ def _exploding(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "loss_exploding", "tenant", value=now, limit=EXPLODED_ABOVE * best,
-        said=f"The loss is {now:.3f} over the last {LOSS_STEPS} steps; its best was {best:.3f}, and {EXPLODED_ABOVE:g} times that is "
+        text=f"The loss is {now:.3f} over the last {LOSS_STEPS} steps; its best was {best:.3f}, and {EXPLODED_ABOVE:g} times that is "
         "an explosion",
         next_step="cancel and submit with a third of learning_rate, or more warmup_ratio, unless it comes down again",
     )  # fmt: skip
@@ -228,7 +228,7 @@ def _flat(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "loss_plateau", "tenant", level="info", value=gained, limit=PLATEAU_BELOW,
-        said=f"The loss has fallen by {max(gained, 0.0):.1%} since the first {len(first)} steps (from {before.value:.3f} to "
+        text=f"The loss has fallen by {max(gained, 0.0):.1%} since the first {len(first)} steps (from {before.value:.3f} to "
         f"{now.value:.3f}), under {PLATEAU_BELOW:.0%}",
         next_step="the steps that are left may buy little: try a higher learning_rate, or look whether the model knows the data already",
     )  # fmt: skip
@@ -249,7 +249,7 @@ def _overfitting(signs: Signs, raised: bool) -> Verdict | None:
         return None
     return _verdict(
         "overfitting", "tenant", value=last, limit=OVERFIT_ABOVE * best,
-        said=f"The validation loss rises: {last:.4f} at step {step}, best {best:.4f} at step {best_step}",
+        text=f"The validation loss rises: {last:.4f} at step {step}, best {best:.4f} at step {best_step}",
         next_step="set early_stopping or fewer n_epochs, or add data; an earlier checkpoint may be the better model",
     )  # fmt: skip
 
@@ -306,7 +306,7 @@ def _losses(steps: Sequence[Step]) -> list[float]:
 
 
 def _verdict(
-    code: str, audience: Audience, *, said: str, next_step: str, value: float | None, limit: float | None, level: Level = "warn"
+    code: str, audience: Audience, *, text: str, next_step: str, value: float | None, limit: float | None, level: Level = "warn"
 ) -> Verdict:
-    message = f"{said}. Next: {next_step}."
+    message = f"{text}. Next: {next_step}."
     return Verdict(code=code, audience=audience, level=level, message=message, value=value, limit=limit, next_step=next_step)

@@ -57,7 +57,7 @@ def add(
     """
     layout.checked_id(name, what="name")
     wanted = _fields(field)
-    space = _room(platform, tenant, max_bytes)
+    space = _bytes_left(platform, tenant, max_bytes)
     suite_id = f"suite-{uuid.uuid4().hex[:24]}"
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         received, items = directory / "received", directory / "items.jsonl"
@@ -218,7 +218,7 @@ def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
     return conn.execute(sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name)).mappings().all()
 
 
-def _room(platform: Platform, tenant: str | None, max_bytes: int) -> int:
+def _bytes_left(platform: Platform, tenant: str | None, max_bytes: int) -> int:
     """Bytes of items that may still be added."""
     if tenant is None:
         return max_bytes

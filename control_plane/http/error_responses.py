@@ -81,11 +81,11 @@ def _param(location: Sequence[int | str]) -> str | None:
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     path = f"{request.method} {request.url.path}"
-    said = {
+    text = {
         404: f"no route {path}; GET /openapi.json lists all routes",
         405: f"{path} is not allowed; see GET /openapi.json for the methods of this path",
     }
-    message = said.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)
+    message = text.get(error.status_code, str(error.detail) or HTTPStatus(error.status_code).phrase)
     refusal = InvalidRequest(message, code=CODES.get(error.status_code))
     return JSONResponse(body(refusal), status_code=error.status_code, headers=error.headers)
 

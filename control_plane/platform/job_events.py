@@ -45,8 +45,8 @@ def metrics_event(metrics: Mapping[str, Any]) -> Event:
     """Return the event of one training step in the form of OpenAI's clients: ``step``, ``total_steps``, ``train_loss``, ..."""
     step, total = metrics.get("step"), metrics.get("total_steps")
     progress = f"Step {step}/{total}" if total else f"Step {step}"
-    said = [f"{name}={metrics[key]:.4f}" for key, name in SPOKEN.items() if isinstance(metrics.get(key), float)]
-    return Event(code="metrics", type="metrics", message=": ".join(p for p in (progress, ", ".join(said)) if p), data=metrics)
+    text = [f"{name}={metrics[key]:.4f}" for key, name in SPOKEN.items() if isinstance(metrics.get(key), float)]
+    return Event(code="metrics", type="metrics", message=": ".join(p for p in (progress, ", ".join(text)) if p), data=metrics)
 
 
 def as_reported(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,19 +101,19 @@ def run_sandboxed(
 
 
 def _watch(child: subprocess.Popen[bytes], directory: Path, what: str, limits: Limits, progress: Callable[[Progress], None] | None) -> None:
-    started_at = heard_at = time.monotonic()
+    started_at = last_output_at = time.monotonic()
     seen = ""
     while child.poll() is None:
         time.sleep(POLL_S)
         with contextlib.suppress(OSError):
-            if (said := (directory / PROGRESS).read_text()) != seen:
-                seen, heard_at = said, time.monotonic()
+            if (text := (directory / PROGRESS).read_text()) != seen:
+                seen, last_output_at = text, time.monotonic()
                 if progress is not None:
-                    progress(Progress(**json.loads(said)))
+                    progress(Progress(**json.loads(text)))
         if (used := used_bytes(child.pid, at_least=limits.memory_bytes)) > limits.memory_bytes:
             allowed = f"{limits.memory_bytes / GIB:.3g} GiB of memory that one file may take"
             raise FtError(f"{what} needed {used / GIB:.3g} GiB, more than the {allowed}, and its reading was ended", code=CRASHED)
-        if (now := time.monotonic()) - heard_at > limits.silent_for_s:
+        if (now := time.monotonic()) - last_output_at > limits.silent_for_s:
             raise FtError(f"the reading of {what} made no progress for {limits.silent_for_s:g} s and was ended", code=CRASHED)
         if now - started_at > limits.wall_s:
             raise FtError(f"{what} was not read within the {limits.wall_s:.0f} s that a file of its size may take", code=CRASHED)

@@ -22,7 +22,7 @@ Key = tuple[str, str]
 """URL of a server, id of an adapter."""
 MAX_DETAIL = 4000
 """Characters kept of a server's message."""
-NOT_TOLD = "the servers do not tell the digest of their base; the catalogue's was checked"
+NOT_REPORTED = "the servers do not tell the digest of their base; the catalogue's was checked"
 
 
 def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, RowMapping]:
@@ -100,7 +100,7 @@ def _together(row: RowMapping, replicas: Sequence[Replica], seen: Mapping[Key, R
         return UNLOADED, f"no inference server serves base model {row['base_model']}; start one"
     observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, row["adapter_id"]))) for r in pool], loaded=wanted)
     if observed == LOADED and wanted and detail is None and any(r.base_digest is None for r in pool):
-        detail = NOT_TOLD
+        detail = NOT_REPORTED
     return observed, detail
 
 

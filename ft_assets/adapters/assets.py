@@ -22,7 +22,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
         record = adapter_step.conclude(opened, tenant, job_id)
     evaluation_step.track(opened, tenant, job_id)
     health.flush(opened)
-    told = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
+    reported = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
         data_version=dg.DataVersion(record["manifest_sha256"]),
@@ -32,11 +32,11 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "eval_passed": record["eval_passed"],
             **{k: record[k] for k in digests},
             "approval": record["approval"],
-            "file_sha256": told["uploads"][0]["sha256"],
-            "dataset_content_sha256": told["dataset"]["content_sha256"],
-            "attempts": len(told["training"]["attempts"]),
-            "adapter_files": dg.MetadataValue.json(dict(told["files"]["files"])),
-            "started_from": [parent["adapter"]["name"] for parent in told["parents"]],
+            "file_sha256": reported["uploads"][0]["sha256"],
+            "dataset_content_sha256": reported["dataset"]["content_sha256"],
+            "attempts": len(reported["training"]["attempts"]),
+            "adapter_files": dg.MetadataValue.json(dict(reported["files"]["files"])),
+            "started_from": [parent["adapter"]["name"] for parent in reported["parents"]],
             "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
             "cost_usd": ledger.cost_of_job(opened, job_id) / 1e6,
             "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),

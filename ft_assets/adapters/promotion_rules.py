@@ -54,8 +54,8 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
     if not record.eval_passed:
         yield Refusal(code="gate_failed", detail=f"its evaluation did not pass the gate; see the report {record.eval_report_key}")
     if record.approval in ("pending", "rejected"):
-        said = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
-        yield Refusal(code="needs_approval", detail=f"it {said}; approve it with POST /v1/adapters/{record.id}/approve")
+        text = "waits for a person's approval" if record.approval == "pending" else "was rejected by a person"
+        yield Refusal(code="needs_approval", detail=f"it {text}; approve it with POST /v1/adapters/{record.id}/approve")
     if (mismatch := base_mismatch(candidate)) is not None:
         yield mismatch
 

@@ -177,7 +177,7 @@ def take_up(platform: Platform) -> list[str]:
     nothing."""
     table, seen = evaluations_table, job_events
     now = platform.clock()
-    told = sa.exists().where(
+    reported = sa.exists().where(
         seen.c.job_id == table.c.job_id, seen.c.code == PASSED_EVENT, seen.c.data["evaluation_id"].astext == table.c.id
     )
     query = (
@@ -185,7 +185,7 @@ def take_up(platform: Platform) -> list[str]:
         .join(adapters_table, adapters_table.c.id == table.c.adapter_id)
         .where(
             table.c.kind == evaluations.BASE_UPDATE, table.c.state == evaluations.SUCCEEDED, table.c.outcome == PASSED,
-            table.c.finished_at.between(now - LOOKED_BACK, now - SETTLED), ~told,
+            table.c.finished_at.between(now - LOOKED_BACK, now - SETTLED), ~reported,
             adapters_table.c.stage.in_((Stage.DRAFT.value, Stage.STAGING.value)), adapters_table.c.promoted_at.is_(None),
         )
     )  # fmt: skip
@@ -219,16 +219,16 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
     """Promotes it if its job requested that and no approval is pending; returns the tenant's notification."""
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
-    said = f"Adapter {record.name} passed its evaluation on the updated base"
+    text = f"Adapter {record.name} passed its evaluation on the updated base"
     if record.approval == promotions.PENDING:
-        return "info", f"{said}; it waits for approval: `ft adapters approve {record.id} --promote`."
+        return "info", f"{text}; it waits for approval: `ft adapters approve {record.id} --promote`."
     if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
-        return "info", f"{said}; its job does not request promotion, so promote it with `ft promote {record.id}`."
+        return "info", f"{text}; its job does not request promotion, so promote it with `ft promote {record.id}`."
     try:
         promotions.promote(platform, record.tenant_id, record.id)
     except FtError as refused:
-        return "warn", f"{said}, but is not served yet: {refused.message}. Then: `ft promote {record.id}`."
-    return "info", f"{said}, and is promoted."
+        return "warn", f"{text}, but is not served yet: {refused.message}. Then: `ft promote {record.id}`."
+    return "info", f"{text}, and is promoted."
 
 
 class _Held:

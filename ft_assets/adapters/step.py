@@ -69,19 +69,19 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 
 
 def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
-    asked = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
+    requested = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
     update = None
     passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
     if made["type"] != LORA:
         message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
     elif (update := _order_on_present_base(platform, made)) is not None:
-        made, then = _held_back(platform, made, rules, promoted=asked)
+        made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
         message += f"one. Once that has passed: {then}."
     elif rules.approval == "required":
         made = _await_approval(platform, made)
         message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
-    elif not asked:
+    elif not requested:
         message = f"{passed} and is in {made['stage']}."
     elif _is_cancelled(platform, job.id):
         return made

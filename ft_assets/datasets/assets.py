@@ -20,8 +20,8 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = step.announcer(opened, job_id, say=context.log.info)
-        pinned = step.pin_dataset(opened, tenant, job_id, progress=told)
+        reported = step.announcer(opened, job_id, say=context.log.info)
+        pinned = step.pin_dataset(opened, tenant, job_id, progress=reported)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
@@ -46,8 +46,8 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        told = step.announcer(opened, job_id, say=context.log.info)
-        packed = step.pack(opened, tenant, job_id, progress=told, say=context.log.info)
+        reported = step.announcer(opened, job_id, say=context.log.info)
+        packed = step.pack(opened, tenant, job_id, progress=reported, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),

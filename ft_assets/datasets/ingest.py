@@ -92,20 +92,20 @@ def validate_file(
             classifier=classifier,
             keep=output is not None or policies.near_duplicates != "off",
         )
-        told = _Throttled(progress, every_s=progress_every_s)
-        return _Validation(path, filename, called or filename, options, told, block_bytes).run(output, workers)
+        reported = _Throttled(progress, every_s=progress_every_s)
+        return _Validation(path, filename, called or filename, options, reported, block_bytes).run(output, workers)
 
 
 class _Throttled:
     """Forwards progress at limited frequency."""
 
     def __init__(self, tell: ProgressCallback | None, *, every_s: float) -> None:
-        self._tell, self._every_s, self._told_at = tell, every_s, -math.inf
+        self._tell, self._every_s, self._reported_at = tell, every_s, -math.inf
 
     def __call__(self, stage: str, *, rows: int, num_bytes: int = 0, total_bytes: int = 0) -> None:
         now = time.monotonic()
-        if self._tell is not None and now - self._told_at >= self._every_s:
-            self._told_at = now
+        if self._tell is not None and now - self._reported_at >= self._every_s:
+            self._reported_at = now
             self._tell(Progress(stage=stage, rows=rows, bytes=num_bytes, total_bytes=total_bytes))
 
 

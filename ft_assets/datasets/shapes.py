@@ -195,9 +195,9 @@ def _alpaca(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
 
 
 def _alpaca_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
-    asked = reading.text(value["instruction"], "instruction")
+    requested = reading.text(value["instruction"], "instruction")
     more = reading.text(value["input"], "input") if value.get("input") is not None else ""
-    question = Message(role="user", content=f"{asked}\n\n{more}" if more.strip() else asked)
+    question = Message(role="user", content=f"{requested}\n\n{more}" if more.strip() else requested)
     return (*_system(reading, value), *_history(reading, value.get("history")), question)
 
 

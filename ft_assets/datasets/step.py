@@ -110,12 +110,12 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
 def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
     """Returns a progress callback that reports to the job's tenant (an event) and to `say` at most every five seconds, and at each new
     stage."""
-    told: dict[str, Any] = {"at": -math.inf, "stage": None}
+    reported: dict[str, Any] = {"at": -math.inf, "stage": None}
 
     def tell(progress: Progress) -> None:
-        if time.monotonic() - told["at"] < ANNOUNCE_EVERY_S and progress.stage == told["stage"]:
+        if time.monotonic() - reported["at"] < ANNOUNCE_EVERY_S and progress.stage == reported["stage"]:
             return
-        told.update(at=time.monotonic(), stage=progress.stage)
+        reported.update(at=time.monotonic(), stage=progress.stage)
         event = job_events.progress_event(asdict(progress))
         if say is not None:
             say(event.message)

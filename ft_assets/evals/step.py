@@ -112,8 +112,8 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     the work directory is removed; later calls return the stored result.
     """
     out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
-    asked = judged.eval_config
-    items = suite_items.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=asked.max_items)
+    requested = judged.eval_config
+    items = suite_items.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=requested.max_items)
     run = _run(platform, judged, out_dir, items)
     result = _stored_result(platform, judged, run)
     if result is None:
@@ -121,7 +121,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
             launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reservations.held_devices(platform)
         )
     answer_cache.remember(platform, judged.tenant, result)
-    metric = asked.task_metric if asked.task_metric in answer_metrics.METRICS else None
+    metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
         result,
         items,
@@ -133,7 +133,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
         metric=metric,
         num_gpus=int(result.get("num_gpus") or 0),
     )
-    verdict, lines = gates.judge(built, asked), metric_lines(platform, judged.job.id)
+    verdict, lines = gates.judge(built, requested), metric_lines(platform, judged.job.id)
     evaluated = Evaluated(
         report=built,
         verdict=verdict,
@@ -159,7 +159,7 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_it
     """Returns the run file's content: the same for the same question, except for known answers."""
     out_dir.mkdir(parents=True, exist_ok=True)
     suite_items.write_items(items, out_dir / "holdout.jsonl")
-    asked = judged.eval_config
+    requested = judged.eval_config
     previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
     run = EvalRun(
         base_model_dir=judged.base_dir,
@@ -168,11 +168,11 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_it
         digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
         holdout=out_dir / "holdout.jsonl",
         validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack_fingerprint),
-        max_new_tokens=asked.max_new_tokens,
-        max_items=asked.max_items,
+        max_new_tokens=requested.max_new_tokens,
+        max_items=requested.max_items,
         lease=out_dir / LEASE_NAME,
         out_dir=out_dir,
-        **_stages(platform.settings, asked, items, _compared(platform, judged)),
+        **_stages(platform.settings, requested, items, _compared(platform, judged)),
     )
     return answer_cache.with_known(platform, run)
 
@@ -184,7 +184,7 @@ def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
 
 
 def _stages(
-    settings: Settings, asked: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
+    settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
 ) -> dict[str, Any]:
     """Returns the suites besides the job's own items, by the operator's settings and the job's wishes.
 
@@ -194,23 +194,23 @@ def _stages(
        understands.
     """
     classifier = settings.safety_classifier
-    capability = settings.eval_suites if asked.capability is None else asked.capability
+    capability = settings.eval_suites if requested.capability is None else requested.capability
     found: dict[str, Any] = {
-        "capability": () if "capability" in asked.skip else capability,
-        "capability_limit": asked.capability_limit,
+        "capability": () if "capability" in requested.skip else capability,
+        "capability_limit": requested.capability_limit,
         "task_dirs": settings.eval_task_dirs,
         "data_dir": settings.eval_data_dir,
-        "safety": bool(classifier) and "safety" not in asked.skip,
+        "safety": bool(classifier) and "safety" not in requested.skip,
         "classifier": {"spec": classifier} if classifier not in ("", "builtin") else None,
     }
     free_text = bool(items) and not suite_items.is_literal(items)
-    if settings.judge_url and "judge" not in asked.skip and (free_text if asked.judge is None else asked.judge):
+    if settings.judge_url and "judge" not in requested.skip and (free_text if requested.judge is None else requested.judge):
         found["judge"] = {
             "url": settings.judge_url,
             "model": settings.judge_model,
             "family": settings.judge_family,
             "others": [name for name in compared if name],
-            "max_items": asked.judge_max_items,
+            "max_items": requested.judge_max_items,
         }
     return found
 

@@ -143,8 +143,8 @@ def configure_packages(service: str) -> None:
 
 def environment() -> dict[str, str]:
     """Environment variables with which a workload logs in the same format, for the same job and trace."""
-    asked = {name: os.environ[name] for name in (FORMAT, LEVEL) if os.environ.get(name)}
-    return {**asked, **correlation.environment(), **spans.environment()}
+    requested = {name: os.environ[name] for name in (FORMAT, LEVEL) if os.environ.get(name)}
+    return {**requested, **correlation.environment(), **spans.environment()}
 
 
 def readable(line: str) -> str:

@@ -77,20 +77,20 @@ def peer_away(record: logging.LogRecord) -> Peer | None:
     """Return the peer whose absence `record` reports; None for any other record."""
     if record.levelno < logging.WARNING or record.name == log.name:
         return None
-    text, asked = record.getMessage(), ""
+    text, requested = record.getMessage(), ""
     error = record.exc_info[1] if record.exc_info else None
     while error is not None:
         text += f"\n{type(error).__name__}: {error}"
-        asked = asked or _asked(error)
+        requested = requested or _request_url(error)
         error = error.__cause__ or error.__context__
     kind = next((name for name, pattern in _PATTERNS.items() if pattern.search(text)), None)
     if kind is None:
         return None
-    found = _ADDRESSES[kind].search(f"{asked}\n{text}" if kind == OTHER else text)
+    found = _ADDRESSES[kind].search(f"{requested}\n{text}" if kind == OTHER else text)
     return Peer(kind, ":".join(part for part in found.groups() if part) if found else "")
 
 
-def _asked(error: BaseException) -> str:
+def _request_url(error: BaseException) -> str:
     """Return the URL of the request that `error` is about; errors of HTTP clients carry it, but rarely print it."""
     try:
         return str(getattr(getattr(error, "request", None), "url", ""))
@@ -102,9 +102,9 @@ class OneLinePerOutage(logging.Filter):
     """Logs one line per outage. Attach it to handlers."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        told = getattr(record, "outage", None)
-        if told is not None:
-            return bool(told)  # another handler of this process has seen the record
+        reported = getattr(record, "outage", None)
+        if reported is not None:
+            return bool(reported)  # another handler of this process has seen the record
         peer = peer_away(record)
         if peer is None:
             return True

@@ -27,7 +27,7 @@ from typing import Any
 
 from ft_assets.durable_files import in_threads, sha256_of, swap_names, sync_to_disk
 from ft_assets.errors import IntegrityError
-from ft_assets.training.disk_space import directory_bytes, told_as_disk_full
+from ft_assets.training.disk_space import directory_bytes, raising_disk_full
 from ft_assets.training.spec import TrainingSpec, canonical_json
 
 MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ def begin(target: Path, *, token: str | None = None) -> Path:
         discard(draft)
     else:
         _tokens.add(token)
-    with told_as_disk_full(draft):
+    with raising_disk_full(draft):
         draft.mkdir(parents=True, exist_ok=token is not None)
     return draft
 
@@ -159,7 +159,7 @@ def seal(
         return done
     needed = tuple(required)
     try:
-        with told_as_disk_full(draft):
+        with raising_disk_full(draft):
             write_manifest(draft, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=needed)
         manifest = verify(draft, required=needed)
         _put_in_place(draft, target)
@@ -185,7 +185,7 @@ def commit(
     """
     draft = begin(target)
     try:
-        with told_as_disk_full(draft, expected_bytes=size_of_newest(target.parent)):
+        with raising_disk_full(draft, expected_bytes=size_of_newest(target.parent)):
             write(draft)
         return seal(draft, target, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=required)
     finally:

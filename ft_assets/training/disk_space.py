@@ -52,7 +52,7 @@ def directory_bytes(directory: Path) -> int:
 
 
 @contextmanager
-def told_as_disk_full(directory: Path, *, expected_bytes: int = 0) -> Iterator[None]:
+def raising_disk_full(directory: Path, *, expected_bytes: int = 0) -> Iterator[None]:
     """Raises :class:`DiskFull` if the block fails for lack of space while it fills `directory`.
 
     `expected_bytes` is the expected size of the whole, if known; at least the bytes already written are reported.

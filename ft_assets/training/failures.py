@@ -165,7 +165,7 @@ def classify(e: Evidence) -> FailureClass | None:
     if e.stop_reason in (StopReason.CANCEL, StopReason.PAUSE) and stopped:
         return _stopped(e, cancelled=e.stop_reason is StopReason.CANCEL)
     if e.stop_reason is StopReason.PREEMPT and stopped and e.phase not in ("pending", "running"):
-        return _made_room(e)
+        return _was_preempted_early(e)
     if e.exit is not None and not (e.exit.outcome is Outcome.PREEMPTED and e.stop_reason is StopReason.STALLED):
         found = _explained(e, e.exit)
     elif e.stop_reason is StopReason.STALLED or (e.phase == "running" and (e.heartbeat_age_s or 0.0) > HEARTBEAT_LIMIT_S):
@@ -229,7 +229,7 @@ def _onward(e: Evidence) -> str:
     return "it resumes from its last checkpoint" if e.committed_step else "it starts again from its first step"
 
 
-def _made_room(e: Evidence) -> FailureClass:
+def _was_preempted_early(e: Evidence) -> FailureClass:
     """The attempt gave its GPUs to another job at the platform's request."""
     again = e.last_step - e.committed_step
     if e.phase == "absent":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from control_plane.platform.protocols import ObjectInfo
+from ft_assets.durable_files import sync_to_disk
 from resources.object_store.object_keys import checked_key, missing
 
 CHUNK_BYTES = 1 << 20
@@ -122,7 +123,7 @@ def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) 
             os.fsync(out.fileno())
         _make_directories(target.parent)
         staged.replace(target)
-        _sync_to_disk(target.parent)
+        sync_to_disk(target.parent)
     finally:
         staged.unlink(missing_ok=True)
     return written
@@ -158,12 +159,4 @@ def _make_directories(directory: Path) -> None:
         return
     _make_directories(directory.parent)
     directory.mkdir(exist_ok=True)
-    _sync_to_disk(directory.parent)
-
-
-def _sync_to_disk(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_to_disk(directory.parent)

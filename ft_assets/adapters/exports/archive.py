@@ -168,5 +168,5 @@ def _card(order: Order) -> str:
     lines = [f"{k}: {json.dumps(v)}" for k, v in front.items() if v]
     weights = "weights" if whole else "merged weights"
     what = {"adapter": "LoRA adapter", "merged": weights, "gguf": "GGUF file", "tokenizer": "tokenizer"}[kind]
-    told = [f"- base model: {order.base['id']} ({order.base['digest']})", *(f"- {k}: {v}" for k, v in order.adapter.items())]
-    return "\n".join(["---", *lines, "---", f"# {order.name}", "", f"The {what} of a fine-tuning job.", "", *told, ""])
+    reported = [f"- base model: {order.base['id']} ({order.base['digest']})", *(f"- {k}: {v}" for k, v in order.adapter.items())]
+    return "\n".join(["---", *lines, "---", f"# {order.name}", "", f"The {what} of a fine-tuning job.", "", *reported, ""])

@@ -46,14 +46,14 @@ def order_problems(example: Example) -> Iterator[Problem]:
 
 def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterator[Problem]:
     """Yields problems of the messages from index `skip` on; earlier ones are context only."""
-    asked = called = False
+    requested = called = False
     for index, message in enumerate(messages):
         where = f"{path}[{index - skip}]"
         found: Problem | None = None
         if message.role == "system" and index > 0:
             fix = "put system text into the first message"
             found = Problem(path=f"{where}.role", code="system_not_first", message=f"system message at position {index + 1}", fix=fix)
-        elif message.role == "assistant" and not asked:
+        elif message.role == "assistant" and not requested:
             fix = "put a user message before it"
             found = Problem(
                 path=f"{where}.role", code="no_user_before_assistant", message="this assistant turn answers no user turn", fix=fix
@@ -70,7 +70,7 @@ def _turns(messages: tuple[Message, ...], path: str, *, skip: int = 0) -> Iterat
                 message="the assistant message is empty",
                 fix="write the answer or remove the row",
             )
-        asked = asked or message.role == "user"
+        requested = requested or message.role == "user"
         called = called or bool(message.tool_calls)
 
 

@@ -73,15 +73,15 @@ class ModerationClassifier:
             try:
                 answer = self._connected().post(self.url, json=body)
             except httpx.TransportError as error:
-                why, asked_s = f"{type(error).__name__}: {error}", 0.0
+                why, retry_after_s = f"{type(error).__name__}: {error}", 0.0
             else:
                 if answer.status_code == 200:
                     return self._read(answer, len(texts))
-                why, asked_s = f"status {answer.status_code}: {answer.text[:200]}", _asked_pause_s(answer.headers)
+                why, retry_after_s = f"status {answer.status_code}: {answer.text[:200]}", _retry_after_s(answer.headers)
                 if answer.status_code not in (408, 429) and answer.status_code < 500:
                     raise self._unavailable(why, attempt + 1)
             if attempt + 1 < self.attempts:
-                time.sleep(max(self.first_pause_s * 2**attempt, asked_s))
+                time.sleep(max(self.first_pause_s * 2**attempt, retry_after_s))
         raise self._unavailable(why, self.attempts)
 
     def _connected(self) -> httpx.Client:
@@ -117,7 +117,7 @@ def _score(result: dict[str, Any]) -> float:
     return highest
 
 
-def _asked_pause_s(headers: httpx.Headers) -> float:
+def _retry_after_s(headers: httpx.Headers) -> float:
     """Returns the seconds of a ``Retry-After`` header; None for a date or an invalid value."""
     given = headers.get("retry-after", "")
     return min(float(given), MAX_PAUSE_S) if given.replace(".", "", 1).isdigit() else 0.0

@@ -89,7 +89,7 @@ _NATIONAL = re.compile(
     f"|0[1-9](?:(?P<s>[ .\\-])[0-9]{{2}})(?:(?P=s)[0-9]{{2}}){{3}}(?!{JOINT}?[0-9]))"
     f"(?:[ \\-][0-9]{{2,8}}){{0,3}}{_END}"
 )
-_TOLD = re.compile(
+_ANNOUNCED = re.compile(
     r"(?i:(?<![A-Za-z\[])(?:(?:tele)?phone|tel|mobile|cell ?phone|my cell|fax|whatsapp"
     r"|(?P<verb>sms|call|text|dial|ring|reach|contact))(?![A-Za-z\]]))\.?"
     r"(?i:[\s:=#]*(?:number|no\.?|nr\.?|is|at|on|me|us|him|her|them)(?![A-Za-z]))*[\s:=#]*"
@@ -145,9 +145,9 @@ def find_national(text: str) -> Iterator[Span]:
             yield match.span()
 
 
-def find_told(text: str) -> Iterator[Span]:
+def find_announced(text: str) -> Iterator[Span]:
     """Finds any 7 to 15 digits that the preceding word calls a telephone number."""
-    for match in _TOLD.finditer(text):
+    for match in _ANNOUNCED.finditer(text):
         spelled = match["told"]
         at_least = 9 if match["verb"] and spelled.isdigit() else 7  # "call 1200000 customers"
         if at_least <= len(_digits(spelled)) <= 15 and not spelled.endswith("0000") and not _DATE.match(spelled):

@@ -12,13 +12,13 @@ from typing import Literal
 from ft_assets.datasets.checks.pii_accounts import Span, find_cards, find_ibans, find_ssns
 from ft_assets.datasets.checks.pii_contacts import (
     SEPARATOR,
+    find_announced,
     find_emails,
     find_international,
     find_ipv4,
     find_ipv6,
     find_national,
     find_north_american,
-    find_told,
 )
 from ft_assets.datasets.checks.pii_secrets import KEY_GATES, find_assigned, find_keys, find_private_keys
 
@@ -71,7 +71,7 @@ DETECTORS: tuple[Detector, ...] = (
     Detector(
         kind="phone",
         gates=("[0-9](?:{sep}{0,3}[0-9]){6}",),
-        finds=(find_international, find_north_american, find_national, find_told),
+        finds=(find_international, find_north_american, find_national, find_announced),
         needs="[0-9]{2}",
     ),
     Detector(

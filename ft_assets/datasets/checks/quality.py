@@ -68,26 +68,26 @@ class QualityTally:
         if not examples:
             return
         answers = [_answer(example) for example in examples]
-        told = [answer for answer in answers if answer is not None]
-        hashes, lengths = text_hashes(told), np.fromiter(map(len, told), np.int64, len(told))
+        reported = [answer for answer in answers if answer is not None]
+        hashes, lengths = text_hashes(reported), np.fromiter(map(len, reported), np.int64, len(reported))
         self.num_rows += len(examples)
-        self.num_answers += len(told)
+        self.num_answers += len(reported)
         short = np.flatnonzero(lengths <= MAX_LABEL).tolist()
         self.num_short += len(short)
-        self.num_near_empty += sum(1 for i in short if len(told[i].strip()) <= NEAR_EMPTY)
+        self.num_near_empty += sum(1 for i in short if len(reported[i].strip()) <= NEAR_EMPTY)
         self.lengths.add(lengths)
         self.answers.add(hashes)
         whose = [example for example, answer in zip(examples, answers, strict=True) if answer is not None]
         self._pair(whose, short, hashes)
-        self._spell(hashes, told)
-        self._take_sample(whose, told, hashes)
+        self._spell(hashes, reported)
+        self._take_sample(whose, reported, hashes)
         self.last_row = max(self.last_row, *(example.row for example in examples))
         self._prune()
 
     def _pair(self, examples: Sequence[Example], short: Sequence[int], hashes: Hashes) -> None:
-        asked = [(i, _asked(examples[i])) for i in short if examples[i].kind == "chat"]
-        if asked:
-            self.prompts.add(text_hashes([text for _, text in asked]), hashes[[i for i, _ in asked]])
+        requested = [(i, _prompt_text(examples[i])) for i in short if examples[i].kind == "chat"]
+        if requested:
+            self.prompts.add(text_hashes([text for _, text in requested]), hashes[[i for i, _ in requested]])
 
     def _spell(self, hashes: Hashes, answers: Sequence[str]) -> None:
         unique, first = np.unique(hashes, return_index=True)
@@ -101,7 +101,9 @@ class QualityTally:
         keys = mixed(rows.astype(np.uint64))
         unnumbered = rows == 0
         if unnumbered.any():
-            keys[unnumbered] = mixed(hashes[unnumbered] ^ text_hashes([_asked(examples[i]) for i in np.flatnonzero(unnumbered).tolist()]))
+            keys[unnumbered] = mixed(
+                hashes[unnumbered] ^ text_hashes([_prompt_text(examples[i]) for i in np.flatnonzero(unnumbered).tolist()])
+            )
         taken = np.flatnonzero(keys <= sample_limits(rows, NUM_ANSWERS))
         languages = np.zeros(taken.size, np.uint64)
         for place in np.flatnonzero(keys[taken] <= sample_limits(rows[taken], NUM_LANGUAGES)).tolist():
@@ -222,7 +224,7 @@ def _answer(example: Example) -> str | None:
     return last.content or (None if last.tool_calls else "")
 
 
-def _asked(example: Example) -> str:
+def _prompt_text(example: Example) -> str:
     """Returns the prompt as one string: rows with equal ones ask the same."""
     return "\0".join([f"{message.role}:{message.content}" for message in example.prompt])
 

@@ -12,8 +12,8 @@ ONE, LOW = np.uint64(1), np.uint64(63)
 def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
     """Best-fit decreasing: writes the window of each example into `window`; returns the number of windows.
 
-    Examples are sorted by counting: longest first, equal ones in their order. `head[room]` starts the linked list of windows with `room`
-    tokens left, and `rooms` is the set of those values as bits. Linear in examples and capacity.
+    Examples are sorted by counting: longest first, equal ones in their order. `head[room]` starts the linked list of windows with `space`
+    tokens left, and `spaces` is the set of those values as bits. Linear in examples and capacity.
     """
     n = len(lengths)
     at = np.zeros(capacity + 1, np.int64)
@@ -29,39 +29,39 @@ def place(lengths, capacity, window):  # type: ignore[no-untyped-def]
         at[k] += 1
     head = np.full(capacity + 1, -1, np.int64)
     below = np.empty(n, np.int64)
-    rooms = np.zeros((capacity >> 6) + 1, np.uint64)
+    spaces = np.zeros((capacity >> 6) + 1, np.uint64)
     num_windows = 0
     for k in range(n):
         i = order[k]
         size = lengths[i]
         word = size >> 6
-        bits = rooms[word] >> (np.uint64(size) & LOW)
-        room = size
+        bits = spaces[word] >> (np.uint64(size) & LOW)
+        space = size
         if not bits:
             word += 1
-            while word < len(rooms) and not rooms[word]:
+            while word < len(spaces) and not spaces[word]:
                 word += 1
-            if word < len(rooms):
-                bits = rooms[word]
-                room = word << 6
+            if word < len(spaces):
+                bits = spaces[word]
+                space = word << 6
         if bits:
             while not bits & ONE:
                 bits >>= ONE
-                room += 1
-            w = head[room]
-            head[room] = below[w]
-            if head[room] < 0:
-                rooms[room >> 6] &= ~(ONE << (np.uint64(room) & LOW))
+                space += 1
+            w = head[space]
+            head[space] = below[w]
+            if head[space] < 0:
+                spaces[space >> 6] &= ~(ONE << (np.uint64(space) & LOW))
         else:
-            room = capacity
+            space = capacity
             w = num_windows
             num_windows += 1
         window[i] = w
-        left = room - size
+        left = space - size
         if left:
             below[w] = head[left]
             head[left] = w
-            rooms[left >> 6] |= ONE << (np.uint64(left) & LOW)
+            spaces[left >> 6] |= ONE << (np.uint64(left) & LOW)
     return num_windows
 
 

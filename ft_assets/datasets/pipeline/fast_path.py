@@ -60,7 +60,7 @@ def _is_plain(messages: tuple[Message, ...]) -> bool:
     """Returns whether the messages are texts only, not too many, all of weight 1, in a valid order, with non-empty answers."""
     if len(messages) > MAX_MESSAGES:
         return False
-    asked = False
+    requested = False
     role = ""
     for index, message in enumerate(messages):
         role, content = message.role, message.content
@@ -69,9 +69,9 @@ def _is_plain(messages: tuple[Message, ...]) -> bool:
         if message.reasoning is not None:
             return False
         if role == "user":
-            asked = True
+            requested = True
         elif role == "assistant":
-            if not asked or not content or content.isspace():
+            if not requested or not content or content.isspace():
                 return False
         elif role != "system" or index:
             return False

@@ -104,12 +104,12 @@ def _llama(text: str) -> list[tuple[str, str]] | None:
         closed = text.find(LLAMA_CLOSE, begin)
         if closed < 0:
             return [*turns, (USER, text[begin:].strip())] if turns else None
-        asked = text[begin:closed].lstrip()
-        end = asked.find(SYSTEM_CLOSE, len(SYSTEM_OPEN)) if not turns and asked.startswith(SYSTEM_OPEN) else -1
+        requested = text[begin:closed].lstrip()
+        end = requested.find(SYSTEM_CLOSE, len(SYSTEM_OPEN)) if not turns and requested.startswith(SYSTEM_OPEN) else -1
         if end >= 0:
-            turns.append((SYSTEM, asked[len(SYSTEM_OPEN) : end].strip()))
-            asked = asked[end + len(SYSTEM_CLOSE) :]
-        turns.append((USER, asked.strip()))
+            turns.append((SYSTEM, requested[len(SYSTEM_OPEN) : end].strip()))
+            requested = requested[end + len(SYSTEM_CLOSE) :]
+        turns.append((USER, requested.strip()))
         begin = closed + len(LLAMA_CLOSE)
         opened = text.find(LLAMA_OPEN, begin)
         if answer := _answer(text[begin:] if opened < 0 else text[begin:opened], more=opened >= 0):

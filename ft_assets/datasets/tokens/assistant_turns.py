@@ -123,9 +123,9 @@ class Turns:
     def _turn_ends(self, last: int) -> tuple[str, str]:
         """Returns what this template writes before an assistant's turn, and the token that ends it."""
         if self._ending is None:
-            asked = {"role": "user", "content": "a"}
-            plain, prompt = (self._template.render([asked], add_generation_prompt=g).text for g in (False, True))
-            whole = self._template.render([asked, {"role": "assistant", "content": MARKER}, asked]).text
+            requested = {"role": "user", "content": "a"}
+            plain, prompt = (self._template.render([requested], add_generation_prompt=g).text for g in (False, True))
+            whole = self._template.render([requested, {"role": "assistant", "content": MARKER}, requested]).text
             after = self._control.match(whole, whole.find(MARKER) + len(MARKER))
             pairs = zip(prompt[len(plain) :], whole[len(plain) :], strict=False)
             added = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))  # a prompt may continue: "<think>"

@@ -276,8 +276,8 @@ class ChatTokenizer:
         """
         if self._template is None:
             return
-        asked = Example(kind="chat", messages=(Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.")))
-        encoded = self.encode(asked, max_seq_len=1 << 20)
+        requested = Example(kind="chat", messages=(Message(role="user", content="Hi?"), Message(role="assistant", content="Yes.")))
+        encoded = self.encode(requested, max_seq_len=1 << 20)
         trained = {int(t) for t in encoded.labels if t != IGNORE}
         if not trained & self.stop_ids:
             ends = self.decode([t for t in encoded.labels.tolist() if t != IGNORE])[-40:]

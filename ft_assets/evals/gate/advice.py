@@ -222,8 +222,8 @@ def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
 
 def _of_form(report: EvalReport) -> Iterator[Advice]:
     exact, loose, valid = (report.score(HOLDOUT, name) for name in ("exact_match", "accuracy", "json_valid"))
-    told = [s for s in report.samples if s.suite == HOLDOUT and s.expected]
-    wants_json = bool(told) and 2 * sum(json_valid(s.expected) for s in told) > len(told)
+    reported = [s for s in report.samples if s.suite == HOLDOUT and s.expected]
+    wants_json = bool(reported) and 2 * sum(json_valid(s.expected) for s in reported) > len(reported)
     golden = report.score(GOLDEN, FORMAT)
     if valid and wants_json and valid.adapter < 1.0 - FORM_GAP:
         message = (
@@ -347,12 +347,12 @@ def shape_of(curve: Sequence[Mapping[str, Any]]) -> Shape:
     train = [row for row in curve if row.get("loss") is not None]
     losses = [float(row["loss"]) for row in train]
     finite = all(math.isfinite(x) for x in losses)
-    told = losses if finite and losses else [0.0]
-    width = max(2, len(told) // 10)
-    start, end = float(np.mean(told[:width])), float(np.mean(told[-width:]))
-    at = len(told) * 3 // 4
-    before = float(np.mean(told[max(0, at - width) : at] or told))
-    steps = np.diff(told[len(told) // 2 :])
+    reported = losses if finite and losses else [0.0]
+    width = max(2, len(reported) // 10)
+    start, end = float(np.mean(reported[:width])), float(np.mean(reported[-width:]))
+    at = len(reported) * 3 // 4
+    before = float(np.mean(reported[max(0, at - width) : at] or reported))
+    steps = np.diff(reported[len(reported) // 2 :])
     norms = [float(row["grad_norm"]) for row in train[len(train) // 2 :] if row.get("grad_norm") is not None]
     median = float(np.median(norms)) if norms else 0.0
     return Shape(

@@ -255,12 +255,12 @@ def _capability(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
     """Returns one finding over all suites, and one for requested suites without answers."""
     if config.capability == ():
         return
-    asked = {f"capability/{name}" for name in config.capability or ()}
-    if missing := sorted(asked - {score.suite for score in report.capability}):
+    requested = {f"capability/{name}" for name in config.capability or ()}
+    if missing := sorted(requested - {score.suite for score in report.capability}):
         yield _not_measured("capability", f"without answers: {', '.join(missing)}", suites=missing)
-    told = [s for s in report.capability if s.n >= significance.least_items(ALPHA_HARM)]
-    tested = [*told, *([report.capability_mean] if report.capability_mean and len(told) > 1 else [])]
-    if told:
+    reported = [s for s in report.capability if s.n >= significance.least_items(ALPHA_HARM)]
+    tested = [*reported, *([report.capability_mean] if report.capability_mean and len(reported) > 1 else [])]
+    if reported:
         yield _drops(tested, config)
     elif not missing:
         few = f"; of fewer than {significance.least_items(ALPHA_HARM)} items nothing can be told" if report.capability else ""

@@ -132,7 +132,7 @@ class Evaluation:
         ids = [request.id for request in suite.requests]
         known = self._known(name, suite)
         if known is not None:
-            self.heart.answered(len(ids), asked=False)
+            self.heart.answered(len(ids), generated=False)
             section = {**known, "answers": {id_: known["answers"][id_] for id_ in ids}, "cached": True}
         else:
             answers, seconds = self._answered(name, suite)
@@ -164,11 +164,11 @@ class Evaluation:
         """Returns answers and the seconds that they took; for a safety suite with the classifier's verdicts."""
         subject = self._journaled(name)
         kept = self.journal.answered(subject, suite.digest)
-        self.heart.answered(len(kept.answers), asked=False)
+        self.heart.answered(len(kept.answers), generated=False)
         if self._left(name, suite):
             done, began = frozenset(kept.answers), time.monotonic()
             for batch in self.subject.answer(suite.requests, skip=done):
-                self.heart.answered(sum(id_ not in kept.answers for id_ in batch), asked=True)
+                self.heart.answered(sum(id_ not in kept.answers for id_ in batch), generated=True)
                 self.journal.append(subject, suite.digest, batch, seconds=time.monotonic() - began)
                 began = time.monotonic()
         if suite.kind == "safety":
@@ -237,8 +237,8 @@ class Evaluation:
         by_kind = {suite.kind: suite for suite in self.suites}
         found: list[list[int]] = []
         for kind in ("holdout", "validation", "golden"):
-            suite, room = by_kind.get(kind), PROOF_PROMPTS - len(found)
-            for at in suite_items.spread(len(suite.requests), room) if suite else []:
+            suite, space = by_kind.get(kind), PROOF_PROMPTS - len(found)
+            for at in suite_items.spread(len(suite.requests), space) if suite else []:
                 request = suite.requests[at] if suite else None
                 if isinstance(request, Generate):
                     found.append(list(self.subject.encoder.prompt(request).ids))

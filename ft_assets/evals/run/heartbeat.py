@@ -23,7 +23,7 @@ class Heart:
     def __init__(self, run: EvalRun) -> None:
         self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
         self._state: dict[str, Any] = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": None}
-        self._began, self._asked = time.monotonic(), 0
+        self._began, self._generated = time.monotonic(), 0
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -33,13 +33,13 @@ class Heart:
 
     def phase(self, phase: str, *, subject: str | None = None, suite: str | None = None) -> None:
         self._state = {**self._state, "phase": phase, "subject": subject, "suite": suite}
-        if not self._asked:
+        if not self._generated:
             self._began = time.monotonic()
         self._write()
 
-    def answered(self, num: int, *, asked: bool) -> None:
-        """Counts `num` more answered requests; not `asked`: the answer was already known."""
-        self._asked += num if asked else 0
+    def answered(self, num: int, *, generated: bool) -> None:
+        """Counts `num` more answered requests; not `generated`: the answer was already known."""
+        self._generated += num if generated else 0
         self._state = {**self._state, "done": self._state["done"] + num}
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class Heart:
     def _eta_s(self) -> float | None:
         """Returns the seconds that the rest takes at the pace so far."""
         left = (self._state["total"] or 0) - self._state["done"]
-        return round(left * (time.monotonic() - self._began) / self._asked, 1) if self._asked and left >= 0 else None
+        return round(left * (time.monotonic() - self._began) / self._generated, 1) if self._generated and left >= 0 else None
 
     def _abandoned(self) -> bool:
         lease = self._run.lease

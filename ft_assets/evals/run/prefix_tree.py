@@ -119,7 +119,7 @@ def bounded(texts: Sequence[T]) -> Iterator[Sequence[T]]:
     return (texts[at : at + MAX_LEAVES] for at in range(0, len(texts), MAX_LEAVES))
 
 
-def apart(one: Tree) -> list[Tree]:
+def split_tree(one: Tree) -> list[Tree]:
     """Splits a tree into one tree per text, for a model that cannot share."""
     found: dict[Ids, list[tuple[str, Scored]]] = {}
     for leaf in one.leaves:

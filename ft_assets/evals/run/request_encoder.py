@@ -58,9 +58,9 @@ class Encoder:
         """Returns the prompt, cut at its start to leave positions for the answer, but never below half of the model's positions."""
         if id(request) not in self._prompts:
             ids = self.render(request.messages, request.tools) if request.messages else self.encode(request.text)
-            room = max(self.context - request.max_new_tokens, self.context // 2)
-            budget = max(1, min(request.max_new_tokens, self.context - room))
-            found = Prompt(ids=tuple(ids[-room:]), budget=budget, cut=max(0, len(ids) - room))
+            space = max(self.context - request.max_new_tokens, self.context // 2)
+            budget = max(1, min(request.max_new_tokens, self.context - space))
+            found = Prompt(ids=tuple(ids[-space:]), budget=budget, cut=max(0, len(ids) - space))
             self._prompts[id(request)] = (request, found)
         return self._prompts[id(request)][1]
 

@@ -174,9 +174,9 @@ def subjects(run: EvalRun) -> list[str]:
     return [name for name, place in places.items() if place is not None]
 
 
-def num_requests(run: EvalRun, asked: Iterable[Suite]) -> int:
-    """Number of requests of the suites `asked`, of all subjects together."""
-    return len(subjects(run)) * sum(len(suite.requests) for suite in asked)
+def num_requests(run: EvalRun, chosen: Iterable[Suite]) -> int:
+    """Number of requests of the suites `chosen`, of all subjects together."""
+    return len(subjects(run)) * sum(len(suite.requests) for suite in chosen)
 
 
 def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:

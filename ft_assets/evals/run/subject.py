@@ -119,8 +119,8 @@ class Subject:
             (Generate, self.generate), (Likelihood, self.likelihood), (Loss, self.loss),
         )  # fmt: skip
         for kind, answered in kinds:
-            if asked := [r for r in requests if isinstance(r, kind)]:
-                yield from answered(asked, skip=skip)
+            if requested := [r for r in requests if isinstance(r, kind)]:
+                yield from answered(requested, skip=skip)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Generate], *, skip: Collection[str] = ()) -> Iterator[Batch]:
@@ -129,10 +129,10 @@ class Subject:
         for request in requests:
             prompt = self.encoder.prompt(request)
             alike.setdefault((request.stops, prompt.budget), []).append((request, prompt))
-        for (stops, budget), asked in alike.items():
-            asked.sort(key=lambda pair: len(pair[1].ids))
-            for at in range(0, len(asked), self._batch_size):
-                batch = asked[at : at + self._batch_size]
+        for (stops, budget), requested in alike.items():
+            requested.sort(key=lambda pair: len(pair[1].ids))
+            for at in range(0, len(requested), self._batch_size):
+                batch = requested[at : at + self._batch_size]
                 if _missing([request.id for request, _ in batch], skip):
                     yield from self._in_memory(batch, partial(self._generated, stops=stops, budget=budget))
 
@@ -147,11 +147,11 @@ class Subject:
             yield nothing
         trees = [
             prefix_tree.tree([(r.id, self.encoder.scored(r)) for r in group])
-            for asked in contexts.values()
-            for group in prefix_tree.bounded([r for r in asked if r.id not in nothing])
+            for requested in contexts.values()
+            for group in prefix_tree.bounded([r for r in requested if r.id not in nothing])
         ]
         reader = self._reader()
-        trees = trees if reader.shares(trees) else [alone for t in trees for alone in prefix_tree.apart(t)]
+        trees = trees if reader.shares(trees) else [alone for t in trees for alone in prefix_tree.split_tree(t)]
         families = (
             prefix_tree.families(trees) if reader.shares(trees) else [prefix_tree.Family(prefix=0, trees=(*prefix_tree.by_length(trees),))]
         )
@@ -167,11 +167,11 @@ class Subject:
     def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
         """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
-        room = max(1, LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
+        space = max(1, LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
         at = 0
         while at < len(ordered):
             batch = ordered[at : at + self._batch_size]
-            batch = batch[: max(1, next((n for n, r in enumerate(batch) if (n + 1) * len(r.input_ids) > room), len(batch)))]
+            batch = batch[: max(1, next((n for n, r in enumerate(batch) if (n + 1) * len(r.input_ids) > space), len(batch)))]
             at += len(batch)
             if _missing([r.id for r in batch], skip):
                 yield from self._in_memory(batch, self._losses)

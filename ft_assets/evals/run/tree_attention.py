@@ -106,7 +106,7 @@ class Reader:
             together = self.read([one, one], prefix=prefix, num_prefix=max(0, cut))
         except (TypeError, ValueError, RuntimeError, AttributeError):
             return False  # a model that does not accept our positions or masks
-        alone = {id_: answer for text in prefix_tree.apart(one)[:TRIED_TEXTS] for id_, answer in self.read([text]).items()}
+        alone = {id_: answer for text in prefix_tree.split_tree(one)[:TRIED_TEXTS] for id_, answer in self.read([text]).items()}
         lengths = {leaf.id: len(leaf.targets) for leaf in one.leaves}
         limit = TOLERANCE[self._dtype]
         return all(abs(_nats(together[id_]) - _nats(answer)) <= limit * lengths[id_] for id_, answer in alone.items())

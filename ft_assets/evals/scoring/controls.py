@@ -141,8 +141,8 @@ def _against_others(metric: str, answers: Mapping[str, str], items: Sequence[Ite
 
 def _specificity(own: Sequence[float], other: Sequence[float]) -> list[float]:
     """Returns the specificity of each item, so that their mean is the model's; 0 if every answer fits every item."""
-    room = 1.0 - answer_metrics.mean(other)
-    return [(a - b) / room if room > 0 else 0.0 for a, b in zip(own, other, strict=True)]
+    space = 1.0 - answer_metrics.mean(other)
+    return [(a - b) / space if space > 0 else 0.0 for a, b in zip(own, other, strict=True)]
 
 
 def _control(name: Name, metric: str, values: Sequence[float], adapter: Sequence[float]) -> Control:

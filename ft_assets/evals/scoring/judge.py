@@ -201,10 +201,10 @@ def judge_pairs(
         else:
             left.append(pair)
     with ThreadPoolExecutor(max_workers=threads) as pool:
-        asked = {pool.submit(_judge, pair, endpoint): pair for pair in left}
+        requested = {pool.submit(_judge, pair, endpoint): pair for pair in left}
         try:
-            for done in as_completed(asked):
-                pair = asked[done]
+            for done in as_completed(requested):
+                pair = requested[done]
                 if done.cancelled():
                     continue
                 try:
@@ -212,12 +212,12 @@ def judge_pairs(
                 except (EndpointFailed, _NoVerdict) as error:
                     failures[pair.id] = str(error)
                     if isinstance(error, EndpointFailed) and error.lasting:
-                        _give_up(asked, failures, str(error))
+                        _give_up(requested, failures, str(error))
                     continue
                 if on_verdict is not None:
                     on_verdict(pair.id, verdict.to_dict())
         finally:
-            for waiting in asked:
+            for waiting in requested:
                 waiting.cancel()
     own = family or family_of(endpoint.model)
     same = own is not None and any(own == family_of(name) for name in others)
@@ -265,9 +265,9 @@ class _NoVerdict(Exception):
     """The judge responded twice without a verdict."""
 
 
-def _give_up(asked: Mapping[Any, Pair], failures: dict[str, str], why: str) -> None:
+def _give_up(requested: Mapping[Any, Pair], failures: dict[str, str], why: str) -> None:
     """A wrong key or an unknown model fails every pair: the remaining ones are skipped."""
-    for future, pair in asked.items():
+    for future, pair in requested.items():
         if future.cancel():
             failures[pair.id] = why
 
@@ -276,11 +276,11 @@ def _judge(pair: Pair, endpoint: Endpoint) -> PairVerdict:
     if pair.candidate.strip() == pair.base.strip():
         return PairVerdict(forward="draw", swapped="draw", digest=pair.digest(endpoint.model))
     verdict = PairVerdict(forward="draw", swapped="draw", digest=pair.digest(endpoint.model))
-    place, asked = _ask(endpoint, prompt(pair, first=pair.candidate, second=pair.base))
+    place, requested = _ask(endpoint, prompt(pair, first=pair.candidate, second=pair.base))
     verdict = replace(verdict, forward=_side(place, first="candidate", second="base"))
     other, again = _ask(endpoint, prompt(pair, first=pair.base, second=pair.candidate))
     verdict = replace(verdict, swapped=_side(other, first="base", second="candidate"))
-    return replace(verdict, tokens_in=asked[0] + again[0], tokens_out=asked[1] + again[1])
+    return replace(verdict, tokens_in=requested[0] + again[0], tokens_out=requested[1] + again[1])
 
 
 def _side(place: str, *, first: Side, second: Side) -> Side:

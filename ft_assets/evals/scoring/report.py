@@ -232,11 +232,11 @@ def _digest(described: Mapping[str, Any]) -> str:
 
 def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) -> SuiteRun:
     sections = {name: (result["subjects"].get(name) or {}).get(id_) for name in SUBJECTS}
-    told = result.get("scored") or {}
-    both = all(id_ in (told.get(name) or {}) for name in ("base", "adapter"))
+    reported = result.get("scored") or {}
+    both = all(id_ in (reported.get(name) or {}) for name in ("base", "adapter"))
     return SuiteRun(
         id=id_, kind=str(about["kind"]), digest=str(about["digest"]), num_items=int(about["num_items"]), version=about.get("version"),
-        metric=primary(told, id_) if both else None,
+        metric=primary(reported, id_) if both else None,
         seconds={name: float(section.get("seconds") or 0.0) for name, section in sections.items() if section},
         cached=tuple(name for name, section in sections.items() if section and section.get("cached")),
     )  # fmt: skip

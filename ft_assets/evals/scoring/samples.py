@@ -60,8 +60,8 @@ class Sample:
     def size(self) -> float:
         """Returns the amount of change, by its metric; a judged pair counts half a point."""
         found = self.scores or {}
-        told = [found[s].get(self.metric or "") for s in ("base", "adapter") if s in found]
-        gain = told[1] - told[0] if len(told) == 2 and told[0] is not None and told[1] is not None else 0.0
+        reported = [found[s].get(self.metric or "") for s in ("base", "adapter") if s in found]
+        gain = reported[1] - reported[0] if len(reported) == 2 and reported[0] is not None and reported[1] is not None else 0.0
         return gain + {"win": 0.5, "loss": -0.5}.get(self.judge or "", 0.0)
 
 
@@ -149,8 +149,8 @@ def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sa
     chosen = {(s.suite, s.id): (s, "random") for s in [s for s in by_hash if s.suite == HOLDOUT][: min(RANDOM_ROWS, rows)]}
     losses = sorted((s for s in by_hash if s.size < -EPSILON), key=lambda s: s.size)
     gains = sorted((s for s in by_hash if s.size > EPSILON), key=lambda s: -s.size)
-    room = rows - len(chosen)
-    num_losses = max(room // 2, room - len(gains))
+    space = rows - len(chosen)
+    num_losses = max(space // 2, space - len(gains))
     for why, found, most in (("loss", losses, num_losses), ("gain", gains, rows), ("random", by_hash, rows)):
         added = 0
         for sample in found:

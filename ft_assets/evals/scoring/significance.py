@@ -90,20 +90,20 @@ def _flipped(parts: Floats) -> tuple[float, float]:
     2. Parts of one size (0/1 metrics): exactly, as McNemar's test counts.
     3. Few parts: exactly, over all signs. 4. Else over random ones, including the observed one.
     """
-    told = parts[parts != 0.0]
-    n, ups = len(told), int((told > 0).sum())
+    reported = parts[parts != 0.0]
+    n, ups = len(reported), int((reported > 0).sum())
     if not n:
         return 1.0, 1.0
-    if np.ptp(np.abs(told)) <= EQUAL * np.abs(told).max():
+    if np.ptp(np.abs(reported)) <= EQUAL * np.abs(reported).max():
         return binomial_at_least(ups, n), binomial_at_least(n - ups, n)
     if n <= EXACT_FLIPS_UP_TO:
         signs = np.array(list(itertools.product((-1.0, 1.0), repeat=n)))
-        sums, counted = signs @ np.abs(told), 0
+        sums, counted = signs @ np.abs(reported), 0
     else:
         random = np.random.default_rng(SEED)
-        sums = np.concatenate([(random.integers(0, 2, size=(size, n)) * 2.0 - 1.0) @ np.abs(told) for size in _chunks(n)])
+        sums = np.concatenate([(random.integers(0, 2, size=(size, n)) * 2.0 - 1.0) @ np.abs(reported) for size in _chunks(n)])
         counted = 1
-    seen, slack = told.sum(), EQUAL * float(np.abs(told).sum())
+    seen, slack = reported.sum(), EQUAL * float(np.abs(reported).sum())
     above, below = int((sums >= seen - slack).sum()), int((sums <= seen + slack).sum())
     return (above + counted) / (len(sums) + counted), (below + counted) / (len(sums) + counted)
 

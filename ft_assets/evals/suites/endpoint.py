@@ -102,7 +102,7 @@ class Endpoint:
     def _ask(self, body: Mapping[str, Any]) -> Completion:
         why = ""
         for attempt in range(self._attempts):
-            asked_s = 0.0
+            retry_after_s = 0.0
             try:
                 answer = self._client.post(f"{self.url}/chat/completions", json=body, headers=self._headers())
             except httpx.TransportError as error:
@@ -110,11 +110,11 @@ class Endpoint:
             else:
                 if answer.status_code == 200:
                     return _read(answer, attempt + 1)
-                why, asked_s = f"status {answer.status_code}: {answer.text[:200]}", _asked_pause_s(answer.headers)
+                why, retry_after_s = f"status {answer.status_code}: {answer.text[:200]}", _retry_after_s(answer.headers)
                 if answer.status_code not in TEMPORARY and answer.status_code < 500:
                     raise _Refused(why, status=answer.status_code, attempts=attempt + 1)
             if attempt + 1 < self._attempts:
-                time.sleep(max(self._first_pause_s * 2**attempt, asked_s) * random.uniform(1, 1 + JITTER))
+                time.sleep(max(self._first_pause_s * 2**attempt, retry_after_s) * random.uniform(1, 1 + JITTER))
         raise EndpointFailed(why, attempts=self._attempts)
 
     def _headers(self) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _read(answer: httpx.Response, attempts: int) -> Completion:
         raise EndpointFailed(why, attempts=attempts, lasting=True) from error
 
 
-def _asked_pause_s(headers: httpx.Headers) -> float:
+def _retry_after_s(headers: httpx.Headers) -> float:
     """Returns the seconds of a ``Retry-After`` header; None for a date or an invalid value."""
     given = headers.get("retry-after", "")
     return min(float(given), MAX_PAUSE_S) if given.replace(".", "", 1).isdigit() else 0.0

@@ -47,7 +47,7 @@ class CapabilitySuite:
     """The metric that the gate uses."""
     num_fewshot: int
     """Examples before each question; for a group the most of any task."""
-    tasks: tuple[_Asked, ...]
+    tasks: tuple[_TaskRequests, ...]
 
     def score(self, answers: model_requests.Answers) -> dict[str, Item]:
         """Each item's metrics, the primary one first."""
@@ -55,7 +55,7 @@ class CapabilitySuite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _TaskRequests:
     """One task of lm-eval with the requests that it built."""
 
     name: str
@@ -76,11 +76,11 @@ class _Asked:
             instances[instance.doc_id].append(instance)
         self.task.apply_filters()
         kept = _kept(self.task)
-        for at, asked in instances.items():
-            asked.sort(key=lambda instance: instance.idx)
+        for at, requested in instances.items():
+            requested.sort(key=lambda instance: instance.idx)
             scores: Item = {}
-            for key in asked[0].filtered_resps:
-                found = self.task.process_results(asked[0].doc, [instance.filtered_resps[key] for instance in asked])
+            for key in requested[0].filtered_resps:
+                found = self.task.process_results(requested[0].doc, [instance.filtered_resps[key] for instance in requested])
                 suffix = "" if key == "none" else f",{key}"
                 scores |= {f"{name}{suffix}": value for name, value in _numbers(found, kept, self.task.OUTPUT_TYPE).items()}
             yield f"{self.name}/{self.docs[at]}", _first(self.primary, scores)
@@ -115,19 +115,19 @@ def load(
 
 def _suite(definition: Definition, built: Mapping[str, Any], limit: int, chat: Chat | None) -> CapabilitySuite:
     chosen = _chosen({name: len(task.eval_docs) for name, task in built.items()}, limit)
-    asked = tuple(
-        _Asked(name=name, task=_ask(built[name], docs, chat, name), docs=docs, primary=_primary(built[name], name))
+    requested = tuple(
+        _TaskRequests(name=name, task=_ask(built[name], docs, chat, name), docs=docs, primary=_primary(built[name], name))
         for name, docs in chosen.items()
     )
     suite = Suite(
         id=suite_id(definition.name),
         kind="capability",
-        requests=tuple(request for task in asked for request in task.rendered()),
-        version=f"{_version(definition, asked)} (lm-eval {metadata.version('lm-eval')})",
-        num_items=sum(len(task.docs) for task in asked),
+        requests=tuple(request for task in requested for request in task.rendered()),
+        version=f"{_version(definition, requested)} (lm-eval {metadata.version('lm-eval')})",
+        num_items=sum(len(task.docs) for task in requested),
     )
-    shots = max(task.task.config.num_fewshot or 0 for task in asked)
-    return CapabilitySuite(suite=suite, primary=asked[0].primary, num_fewshot=shots, tasks=asked)
+    shots = max(task.task.config.num_fewshot or 0 for task in requested)
+    return CapabilitySuite(suite=suite, primary=requested[0].primary, num_fewshot=shots, tasks=requested)
 
 
 def _manager(definitions: Mapping[str, Definition], task_dirs: Sequence[Path], data_dir: Path | None) -> Any:
@@ -272,6 +272,6 @@ def _first(primary: str, scores: Item) -> Item:
     return scores if leading is None else {leading: scores[leading]} | scores
 
 
-def _version(definition: Definition, asked: Sequence[_Asked]) -> str:
+def _version(definition: Definition, requested: Sequence[_TaskRequests]) -> str:
     own = definition.metadata.get("version")
-    return str(own) if own is not None else ", ".join(dict.fromkeys(str(task.task.VERSION) for task in asked))
+    return str(own) if own is not None else ", ".join(dict.fromkeys(str(task.task.VERSION) for task in requested))

@@ -176,7 +176,7 @@ def _not_loaded(spec: str, why: str) -> InvalidRequest:
 
 
 def classify(
-    asked: Sequence[Item], texts: Mapping[str, str], settings: Mapping[str, Any] | None = None
+    requested: Sequence[Item], texts: Mapping[str, str], settings: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored at once.
 
@@ -185,7 +185,7 @@ def classify(
     """
     given = {"spec": BUILTIN, **(settings or {})}
     chosen, rule = load_classifier(**given), RuleClassifier()
-    requests = {item.id: str(item.messages[-1].get("content") or "") for item in asked}
+    requests = {item.id: str(item.messages[-1].get("content") or "") for item in requested}
     ids = [id_ for id_ in requests if id_ in texts]
     with closing(chosen) if isinstance(chosen, GuardClassifier) else nullcontext():
         for at in range(0, len(ids), BATCH):
@@ -193,8 +193,8 @@ def classify(
             for controls in (False, True):
                 by = rule if controls and isinstance(chosen, GuardClassifier) else chosen
                 some = [id_ for id_ in ids[at : at + BATCH] if is_control(id_) == controls]
-                told = by.refused([(requests[id_], without_reasoning(texts[id_])) for id_ in some]) if some else []
-                found |= {id_: {"text": texts[id_], "refused": bool(r), "by": by.name} for id_, r in zip(some, told, strict=True)}
+                reported = by.refused([(requests[id_], without_reasoning(texts[id_])) for id_ in some]) if some else []
+                found |= {id_: {"text": texts[id_], "refused": bool(r), "by": by.name} for id_, r in zip(some, reported, strict=True)}
             yield {id_: found[id_] for id_ in ids[at : at + BATCH]}
 
 

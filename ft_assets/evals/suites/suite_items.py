@@ -95,8 +95,8 @@ def conversation_suite(
     kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
 ) -> Suite:
     """A suite with a conversation for every item."""
-    asked = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
-    return Suite(id=suite_id or kind, kind=kind, requests=asked, version=version, items=tuple(items), num_items=len(items))
+    requested = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
+    return Suite(id=suite_id or kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
 
 
 def golden_items() -> list[Item]:
@@ -116,13 +116,13 @@ def holdout_suite(
     `longest_expected`, `longest_reasoning`: tokens of the longest expected answer and of the longest reasoning before one; half as much
     again, plus 8, is enough for any. If rows have reasoning, its tokens are added to those of the answer.
     """
-    budget = _room(longest_expected, decoding.max_new_tokens)
+    budget = _max_answer_tokens(longest_expected, decoding.max_new_tokens)
     if any(item.reasoning for item in items):
-        budget += _room(longest_reasoning, MAX_REASONING_TOKENS)
+        budget += _max_answer_tokens(longest_reasoning, MAX_REASONING_TOKENS)
     return conversation_suite("holdout", items, max_new_tokens=budget)
 
 
-def _room(longest: int | None, most: int) -> int:
+def _max_answer_tokens(longest: int | None, most: int) -> int:
     return most if longest is None else min(most, longest + longest // 2 + 8)
 
 
@@ -137,10 +137,10 @@ def validation_suites(pack_dir: Path, *, limit: int) -> tuple[tuple[Suite, ...],
 
 
 def _loss_suite(kind: Kind, examples: Sequence[preferences.Example]) -> Suite:
-    asked = tuple(
+    requested = tuple(
         requests.Loss(id=f"example-{at:05d}", input_ids=tuple(ids), labels=tuple(labels)) for at, (ids, labels) in enumerate(examples)
     )
-    return Suite(id=kind, kind=kind, requests=asked, num_items=len(asked))
+    return Suite(id=kind, kind=kind, requests=requested, num_items=len(requested))
 
 
 def spread(num_items: int, limit: int) -> list[int]:

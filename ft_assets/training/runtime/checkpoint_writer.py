@@ -20,7 +20,7 @@ from typing import Any
 
 from ft_assets import durable_files
 from ft_assets.training import checkpoints
-from ft_assets.training.disk_space import told_as_disk_full
+from ft_assets.training.disk_space import raising_disk_full
 from ft_assets.training.runtime.parallel import Strategy
 from ft_assets.training.spec import RunFile
 
@@ -114,7 +114,7 @@ class Saver:
 
     def _run_job(self, draft: Path, write: Callable[[], None], state: dict[str, Any], metrics: dict[str, Any]) -> None:
         try:
-            with told_as_disk_full(draft, expected_bytes=checkpoints.size_of_newest(self._directory)):
+            with raising_disk_full(draft, expected_bytes=checkpoints.size_of_newest(self._directory)):
                 write()
             self._seal(draft, state, metrics)
         except BaseException as e:  # raised in the training thread by wait()

@@ -170,8 +170,8 @@ class Loop:
                 loss += share.detach().double()
                 self.strategy.backward(share)
         if self.strategy.world_size == 1:
-            self._leave_if_asked()
-        value, asked = reduce_sum([float(loss), float(self.stop.requested)], device)
+            self._leave_on_stop_request()
+        value, stop_requested = reduce_sum([float(loss), float(self.stop.requested)], device)
         measured = self.objective.metrics()  # ranks exchange them: never while the lock is held
         with self._between_steps:
             rate = self.strategy.learning_rate()
@@ -184,7 +184,7 @@ class Loop:
             self._record(value, rate, norm, measured, tokens=int(tokens), began=began, waited=waited)
             self._torn = False
             self._note_applied()
-        self._asked = asked > 0
+        self._stop_requested = stop_requested > 0
         self._check_explosion()
 
     def _advance(self, loss: float, tokens: int) -> None:
@@ -203,8 +203,8 @@ class Loop:
         last = state.step >= self.total_steps
         elapsed = float(time.monotonic() - self._committed_at >= policy.every_s)
         due = state.validation_due or reduce_sum([elapsed], self.strategy.device)[0] > 0
-        ended = due and (last or not self._asked) and self._checkpoint()
-        if not last and not ended and (self._asked or (self.strategy.world_size == 1 and self.stop.requested)):
+        ended = due and (last or not self._stop_requested) and self._checkpoint()
+        if not last and not ended and (self._stop_requested or (self.strategy.world_size == 1 and self.stop.requested)):
             self._leave()
         return ended
 
@@ -218,10 +218,10 @@ class Loop:
         began = time.monotonic()
         metrics, ended = dict(self._last), False
         if self.state.validation_due:
-            asked: list[bool] = [False]
+            stop_requested: list[bool] = [False]
             with precision.evaluation(self.spec, self.strategy.device):
-                found = dict(self.objective.validate(self.strategy.model, stop=lambda: self._note_asked(asked)))
-            if asked[0]:
+                found = dict(self.objective.validate(self.strategy.model, stop=lambda: self._note_stop_request(stop_requested)))
+            if stop_requested[0]:
                 self._leave()
             if "eval_loss" in found:
                 found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # an early stop must not depend on a rank's rounding
@@ -242,12 +242,12 @@ class Loop:
     def _of_rank_0(self, value: float) -> float:
         return reduce_sum([value if self.strategy.rank == 0 else 0.0], self.strategy.device)[0]
 
-    def _note_asked(self, asked: list[bool]) -> bool:
+    def _note_stop_request(self, stop_requested: list[bool]) -> bool:
         self.progress.touch()
-        asked[0] = asked[0] or self._anybody_asked()
-        return asked[0]
+        stop_requested[0] = stop_requested[0] or self._any_rank_stopping()
+        return stop_requested[0]
 
-    def _anybody_asked(self) -> bool:
+    def _any_rank_stopping(self) -> bool:
         """Returns whether any rank was asked to stop; all ranks get the same answer, or one would wait for the others forever."""
         return reduce_sum([float(self.stop.requested)], self.strategy.device)[0] > 0
 
@@ -344,13 +344,13 @@ class Loop:
         """Yields each micro-batch on the device; a stop may occur before it."""
         for number, batch in enumerate(batches):
             if number or self.strategy.world_size == 1:  # ranks have just agreed at the end of the step before
-                self._leave_if_asked()
+                self._leave_on_stop_request()
             self.progress.touch()
             yield _on(batch, self.strategy.device)
 
-    def _leave_if_asked(self) -> None:
+    def _leave_on_stop_request(self) -> None:
         """Stops between micro-batches without finishing the step: the state after the last step is still in memory."""
-        if self._anybody_asked():
+        if self._any_rank_stopping():
             self.strategy.drop_gradients()
             self._leave()
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 25.0
 """A spot node is removed 30 s after its notice; evidence must be on disk before that."""
-PATIENCE_S = 8.0
+STEP_GRACE_S = 8.0
 """Seconds that a step may take to respond before the last finished one is committed from another thread: leaves 17 s to write it."""
 
 
@@ -52,18 +52,18 @@ class StopRequest:
         """From now on the training loop responds. `commit` saves the last finished step from the calling thread and returns it."""
         self._deferred, self._commit = True, commit
 
-    def enforce_deadline(self, *, patience_s: float = PATIENCE_S) -> None:
+    def enforce_deadline(self, *, grace_s: float = STEP_GRACE_S) -> None:
         """Called by the heartbeat's thread: responds for a training loop that is in a long operation."""
         self._note_arrived()
         if self._requested_at is None:
             return
         waited = self._clock() - self._requested_at
         if not self._deferred:
-            if waited > patience_s:  # the handler waits for a call into torch that does not return
+            if waited > grace_s:  # the handler waits for a call into torch that does not return
                 self._leave("asked to stop before the first step")
         elif waited > DEADLINE_S:
             self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM")
-        elif waited > patience_s and self._commit is not None:
+        elif waited > grace_s and self._commit is not None:
             commit, self._commit = self._commit, None
             threading.Thread(target=self._commit_and_leave, args=(commit,), name="stop", daemon=True).start()
 
@@ -77,7 +77,7 @@ class StopRequest:
     def settle(self) -> NoReturn:
         """The training loop cannot continue: waits for the committing thread until the deadline, then leaves."""
         while self._requested_at is not None and self._clock() - self._requested_at <= DEADLINE_S:
-            self.enforce_deadline(patience_s=0.0)
+            self.enforce_deadline(grace_s=0.0)
             time.sleep(0.1)
         self._leave(f"no checkpoint within {DEADLINE_S:.0f} s of SIGTERM: another rank had left")
         raise SystemExit  # `leave` does not return

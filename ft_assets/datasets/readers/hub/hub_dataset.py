@@ -110,7 +110,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
         raise InvalidRequest(f"{hub_id} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled")
     raw = target_dir / "hub"
     raw.mkdir(parents=True, exist_ok=True)
-    listing = _asked("list", hub_id, endpoint, token, raw, timeout_s=LOOK_S, target=str(raw))
+    listing = _fetched_by_client("list", hub_id, endpoint, token, raw, timeout_s=LOOK_S, target=str(raw))
     files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
     sources = pick(sorted(files), listing["readme"], config=hub_id.config, path=hub_id.path, split=hub_id.split)
     if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
@@ -118,7 +118,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     num_bytes = sum(files[p]["size"] for p in sources)
     if num_bytes > max_bytes:
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
-    _asked("download", hub_id, endpoint, token, raw, target=str(raw), paths=sources)
+    _fetched_by_client("download", hub_id, endpoint, token, raw, target=str(raw), paths=sources)
     for source in sources:
         _verify(raw / source, files[source])
     path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
@@ -131,7 +131,7 @@ def _request(op: str, repo: str, revision: str, endpoint: str, token: str | None
     return {"op": op, "repo": repo, "revision": revision, "endpoint": endpoint.rstrip("/"), "token": token, **more}
 
 
-def _asked(
+def _fetched_by_client(
     op: str, hub_id: HubId, endpoint: str, token: str | None, home: Path, *, timeout_s: float | None = None, **more: Any
 ) -> dict[str, Any]:
     request = _request(op, hub_id.repo, hub_id.revision, endpoint, token, **more)

@@ -155,27 +155,27 @@ class Preference:
             return {}
         names = ("loss", *self._names)
         sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-        asked = [False]
+        stop_requested = [False]
         with self._quiet(model):
-            self.prepare_step(model, self._micro_batches(self._validation, stop, asked))
-            for batch in self._micro_batches(self._validation, stop, asked):
+            self.prepare_step(model, self._micro_batches(self._validation, stop, stop_requested))
+            for batch in self._micro_batches(self._validation, stop, stop_requested):
                 loss = float(self._trainer.compute_loss(model, batch))
                 found = {"loss": (loss, self._validation.weight(batch)), **self._take_metrics(batch)}
                 for name in names:
                     value, count = found.get(name, (0.0, 0.0))
                     sums[name] += value * count
                     counts[name] += count
-        if asked[0]:
+        if stop_requested[0]:
             return {}
         means = self.derived(_means(names, [*sums.values(), *counts.values()]))
         return {f"eval_{name}": means[name] for name in EVALUATED if name in means}
 
-    def _micro_batches(self, rows: Rows, stop: Callable[[], bool], asked: list[bool]) -> Iterator[Batch]:
-        """Evaluates all of `rows`; ends early, and sets `asked`, once any rank is asked to stop."""
+    def _micro_batches(self, rows: Rows, stop: Callable[[], bool], stop_requested: list[bool]) -> Iterator[Batch]:
+        """Evaluates all of `rows`; ends early, and sets `stop_requested`, once any rank is asked to stop."""
         size = self._spec.optimization.per_device_batch_size
         for first in range(0, rows.num_rows, size):
-            asked[0] = asked[0] or reduce_sum([float(stop())], self._device)[0] > 0
-            if asked[0]:
+            stop_requested[0] = stop_requested[0] or reduce_sum([float(stop())], self._device)[0] > 0
+            if stop_requested[0]:
                 return
             yield self._here(rows.collate(range(first, min(first + size, rows.num_rows))))
 

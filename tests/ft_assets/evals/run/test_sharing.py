@@ -34,7 +34,7 @@ def test_every_text_of_a_tree_is_seen_whole() -> None:
             texts[f"t{n}"] = scored(context + continuation, len(continuation))
         tree = prefix_tree.tree(list(texts.items()))
         assert read_back(tree) == {id_: (t.ids, t.targets) for id_, t in texts.items()}
-        assert {id_: back for one in prefix_tree.apart(tree) for id_, back in read_back(one).items()} == read_back(tree)
+        assert {id_: back for one in prefix_tree.split_tree(tree) for id_, back in read_back(one).items()} == read_back(tree)
         assert len(tree.ids) <= sum(len(t.ids) for t in texts.values())
 
 
