@@ -56,7 +56,7 @@ KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_c
 """Keepalive settings of the listening connection: it sends nothing, so only these reveal, within a minute, that the server is gone."""
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is noticed."""
-LISTENER = "nudge"
+LISTENER = "queue-listener"
 """Name of this process in claims and in the tag ``dagster/ft_asked_by``."""
 
 log = logging.getLogger("sensors.queue_listener")
@@ -178,12 +178,12 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
 
 
 def alive_file(home: Path) -> Path:
-    return home / "nudge.alive"
+    return home / "queue-listener.alive"
 
 
 def main() -> int:
-    logs.configure("ft-nudge")
-    spans.configure("ft-nudge")
+    logs.configure("ft-queue-listener")
+    spans.configure("ft-queue-listener")
     settings, ending = load(), threading.Event()
 
     def end(_signum: int, _frame: FrameType | None) -> None:

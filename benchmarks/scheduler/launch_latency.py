@@ -172,7 +172,7 @@ def summary(measured: Sequence[dict[str, float]], names: Sequence[str]) -> dict[
 
 
 def launches(s: Stack) -> dict[str, int]:
-    """Who asked for the runs: the nudge or a sensor."""
+    """Who asked for the runs: the queue listener or a sensor."""
     try:
         with s.engine.connect() as conn:
             return {str(who): int(n) for who, n in conn.execute(sa.text("SELECT claimed_by, count(*) FROM run_launches GROUP BY 1"))}

@@ -30,7 +30,7 @@ from resources.atomic_write import write_atomically
 from resources.dagster import run_records
 
 POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
-CODE, DAEMON, RUNS, QUEUE_LISTENER = "code-location", "daemon", "runs", "nudge"
+CODE, DAEMON, RUNS, QUEUE_LISTENER = "code-location", "daemon", "runs", "queue-listener"
 DEMO_MODEL = "demo-llama-3m"
 
 QUIET: Mapping[str, str] = {
@@ -282,7 +282,7 @@ def _queue_listener(settings: Settings) -> Service:
     """Without it, the sensors do the same within five seconds."""
     return Service(
         name=QUEUE_LISTENER, argv=_with_heartbeat(settings, QUEUE_LISTENER, "sensors.queue_listener"),
-        probe=file_written(settings.home / "nudge.alive"), liveness=file_touched(_beat_file(settings, QUEUE_LISTENER)),
+        probe=file_written(settings.home / "queue-listener.alive"), liveness=file_touched(_beat_file(settings, QUEUE_LISTENER)),
         after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
         expendable=True,
     )  # fmt: skip

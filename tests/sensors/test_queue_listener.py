@@ -1,4 +1,4 @@
-"""The database tells of changes of the queue, and the nudge asks for what they make due."""
+"""The database tells of changes of the queue, and the queue listener launches the runs that they make due."""
 
 from __future__ import annotations
 
@@ -151,11 +151,11 @@ def test_with_more_due_than_a_lap_and_no_webserver_the_round_ends_and_says_how_l
             return super().launch(request)
 
     launches = Refusing("http://127.0.0.1:9", token="t")
-    nudge = QueueListener(fresh_platform, instance, launches)
+    listener = QueueListener(fresh_platform, instance, launches)
     pauses = []
     for _ in range(3):
-        assert nudge.round() == []
-        pauses.append(nudge.pause_s)
+        assert listener.round() == []
+        pauses.append(listener.pause_s)
     launches.close()
     assert pauses == [2.0, 4.0, 8.0]
     assert len(refused) <= 3 * LAUNCHES_AT_ONCE, "one that is away is not asked for each of them"
@@ -175,14 +175,14 @@ def test_a_run_that_dagster_refuses_keeps_no_other_back_and_is_left_to_the_senso
                 raise FtError("its configuration is not valid")
             run_id = str(uuid.uuid4())
             with fresh_platform.engine.begin() as conn:
-                bind(conn, str(request.run_key), request.tags["dagster/ft_job"], run_id, by="nudge")
+                bind(conn, str(request.run_key), request.tags["dagster/ft_job"], run_id, by="queue-listener")
             return run_id
 
     launches = Refuses("http://127.0.0.1:9", token="t")
-    nudge = QueueListener(fresh_platform, instance, launches)
-    assert sorted(nudge.round()) == sorted(asked[1:])
-    assert (len(asked), len(set(asked)), nudge.pause_s) == (len(many), len(many), 0.0)
-    assert nudge.round() == [], "nor is it asked for again at once"
+    listener = QueueListener(fresh_platform, instance, launches)
+    assert sorted(listener.round()) == sorted(asked[1:])
+    assert (len(asked), len(set(asked)), listener.pause_s) == (len(many), len(many), 0.0)
+    assert listener.round() == [], "nor is it asked for again at once"
     launches.close()
     (left,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
     assert left.run_key == asked[0]
@@ -210,7 +210,7 @@ def test_after_a_pause_the_next_round_needs_no_word(fresh_platform: Platform) ->
     assert times[1] - times[0] >= 0.3, "a word ends no pause"
 
 
-def test_a_nudge_that_is_ending_asks_for_nothing(fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]) -> None:
+def test_a_listener_that_is_ending_asks_for_nothing(fresh_platform: Platform, instance: dg.DagsterInstance, many: list[str]) -> None:
     ending = threading.Event()
 
     class Ending(DagsterLaunches):

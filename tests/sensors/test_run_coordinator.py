@@ -86,9 +86,9 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
     platform, tenant, job_id = job
     key = f"{tenant}:{job_id}"
     (due,) = due_runs(platform, ("prepare",))
-    assert refusal(instance, "prepare", key, run_key=due.run_key, asked_by="nudge") is None
+    assert refusal(instance, "prepare", key, run_key=due.run_key, asked_by="queue-listener") is None
     assert "serves" in (refusal(instance, "prepare", key, run_key=due.run_key, asked_by="sensor") or "")
-    assert launches.runs_by_requester(platform) == {"nudge": 1}
+    assert launches.runs_by_requester(platform) == {"queue-listener": 1}
     replace_run(platform, due)
     (again,) = due_runs(platform, ("prepare",))
     assert again.reason == "replaced"

@@ -1,4 +1,4 @@
-"""A run that is due is asked for once, by a sensor or by the nudge."""
+"""A run that is due is asked for once, by a sensor or by the queue listener."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_a_claim_without_a_run_ends_and_one_that_was_given_up_ends_at_once(
     fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance
 ) -> None:
     due = due_runs(fresh_platform, ("prepare",))
-    assert len(missing(fresh_platform, instance, due, by="nudge")) == len(submitted)
+    assert len(missing(fresh_platform, instance, due, by="queue-listener")) == len(submitted)
     assert missing(fresh_platform, instance, due, by="sensor") == []
-    launches.give_up(fresh_platform, [due[0].run_key], by="nudge")
+    launches.give_up(fresh_platform, [due[0].run_key], by="queue-listener")
     assert missing(fresh_platform, instance, due, by="sensor") == due[:1]
     later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(seconds=launches.CLAIM_S + 1))
     assert len(missing(later, instance, due, by="sensor")) == len(submitted)
@@ -67,16 +67,16 @@ def test_a_run_that_entered_the_queue_is_never_asked_for_again(
     with fresh_platform.engine.begin() as conn:
         assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None
         assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-1", by="sensor") is None, "the same run may cross twice"
-        assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-2", by="nudge") == "run-1"
+        assert launches.bind(conn, due[0].run_key, due[0].job_id, "run-2", by="queue-listener") == "run-1"
     later = replace(fresh_platform, clock=lambda: fresh_platform.clock() + timedelta(days=1))
     assert {d.run_key for d in missing(later, instance, due, by="sensor")} == {d.run_key for d in due[1:]}
 
 
 def test_operators_can_filter_by_tenant_tier_pool_gpus_attempt_and_reason(fresh_platform: Platform, submitted: list[str]) -> None:
     (first, *_) = due_runs(fresh_platform, ("prepare",))
-    tags = run_request(first, by="nudge").tags
+    tags = run_request(first, by="queue-listener").tags
     assert tags["dagster/ft_tier"] == "standard"
-    assert (tags["dagster/ft_reason"], tags["dagster/ft_asked_by"], tags["dagster/priority"]) == ("submitted", "nudge", "5")
+    assert (tags["dagster/ft_reason"], tags["dagster/ft_asked_by"], tags["dagster/priority"]) == ("submitted", "queue-listener", "5")
     assert tags["dagster/ft_job"] == submitted[0]
     held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, reason="backfill"), by="sensor").tags
     assert (held["dagster/ft_pool"], held["dagster/ft_gpus"], held["dagster/ft_attempt"], held["dagster/ft_reason"]) == (
@@ -94,7 +94,7 @@ def test_dagsters_list_of_runs_shows_the_partition_and_the_tenant_and_names_the_
     sensors = {sensor.name: {job.name for job in sensor.jobs} for sensor in (admission, scheduling)}
     for stage in ("prepare", "train", "evaluate"):
         due = replace(first, stage=stage, pool="local", num_gpus=2, attempt=3, trace_parent=f"00-{'1' * 32}-{'2' * 16}-01")
-        request = run_request(due, by="nudge")
+        request = run_request(due, by="queue-listener")
         run = dg.DagsterRun(job_name=stage, run_id="r", tags={**request.tags, "dagster/partition": str(request.partition_key)})
         tags = {**run.tags, **slots_of(run)}
         shown = {tag for tag in tags if not tag.startswith("dagster/") or tag in ("dagster/partition", "dagster/backfill")}
