@@ -55,7 +55,7 @@ def test_one_row_that_gives_no_number_is_named_and_nothing_else_is_blamed(tmp_pa
         _rewrite(poisoned.pack, rows)
         found = judged(poisoned, poisoned.train())
         assert (found.code, found.fault, found.retry) == ("bad_example", Fault.USER, Retry.NEVER), poisoned.log()
-        assert "train window 15 alone gives a loss that is no number" in found.message
+        assert "train window 15 alone gives a loss that is not finite" in found.message
         assert "remove the named row" in found.remedy
         assert poisoned.exit()["detail"]["row"] == 15
         assert all(m["loss"] == m["loss"] for m in poisoned.steps())

@@ -98,7 +98,7 @@ def test_a_method_goes_the_whole_way(
     assert record["eval_passed"]
     if adapter == "full":
         assert (record["type"], record["stage"], record["observed"]) == ("full_model", "draft", "unloaded")
-        assert "server of its own" in record["detail"]
+        assert "dedicated server" in record["detail"]
         return
     assert (record["type"], record["stage"], record["observed"]) == ("lora_adapter", "production", "loaded")
     ask: Any = {"messages": [{"role": "user", "content": "My router arrived broken."}], "max_tokens": 16, "temperature": 0}
@@ -111,7 +111,7 @@ def test_a_whole_model_is_exported_and_not_promoted(customer: Customer, submitte
     refused = customer.stack.ft("promote", job.fine_tuned_model, key=customer.key, ok=False)
     assert refused.returncode != 0
     assert "needs_own_server" in refused.stderr and "ft export" in refused.stderr
-    with pytest.raises(openai.ConflictError, match="server of its own"):
+    with pytest.raises(openai.ConflictError, match="dedicated server"):
         customer.client.chat.completions.create(model=job.fine_tuned_model, messages=[{"role": "user", "content": "hi"}])
     for form, wanted in (("adapter", "model.safetensors"), ("merged", "tokenizer.json")):
         customer.stack.ft("export", job.fine_tuned_model, "--format", form, "-o", str(tmp_path / form), key=customer.key)

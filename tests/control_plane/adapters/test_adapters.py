@@ -228,7 +228,7 @@ def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: 
     found = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
     assert (found["type"], found["stage"], found["rank"], found["alpha"], found["modules"]) == ("full_model", Stage.DRAFT, None, None, [])
     assert (found["desired"], found["observed"], found["refusals"]) == ("unloaded", "unloaded", [])
-    assert "server of its own" in found["detail"]
+    assert "dedicated server" in found["detail"]
     stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found["object_prefix"]))
     assert stored == ["config.json", "manifest.json", "model.safetensors"]
     with pytest.raises(Conflict, match=r"needs_own_server.*ft export NAME --format merged"):

@@ -142,7 +142,7 @@ def test_before_its_workload_was_started_nothing_is_started_and_nothing_paid(new
     assert attempts.finish(job.platform, held, job.follow(held)) is JobState.QUEUED
     assert job.launcher.names == []
     assert (attempt_rows(job)[0].outcome, attempt_rows(job)[0].lost_s, paid(job)) == ("preempted", 0.0, {})
-    assert "before it had begun" in job.events("job_preempted")[0].message
+    assert "before it started" in job.events("job_preempted")[0].message
     assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
 
 

@@ -139,7 +139,7 @@ def test_an_export_that_would_answer_otherwise_is_not_handed_out(base: Path, tmp
         vector = name.replace("lora_B.weight", "lora_magnitude_vector")
         arrays[vector] = np.full(len(arrays[name]), 3.0, np.float32)
     save_file(arrays, dora / package.WEIGHTS, metadata={"format": "pt"})
-    with pytest.raises(FtError, match="no LoRA matrix"):
+    with pytest.raises(FtError, match="is not a LoRA matrix"):
         made(order(base, dora, Format.MERGED), tmp_path / "a")
     right = build_tiny_adapter(tmp_path / "right", base, base_name="tiny")
     wrong = build_tiny_adapter(tmp_path / "wrong", base, base_name="tiny", config={"lora_alpha": 12})

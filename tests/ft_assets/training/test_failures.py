@@ -289,7 +289,7 @@ def test_a_stall_says_what_was_seen() -> None:
 
 
 ROOM = [
-    ("it was not started", "absent", None, 4, 4, "before it had begun; nothing is lost"),
+    ("it was not started", "absent", None, 4, 4, "before it started; no work is lost"),
     ("it was loading", "exited", Outcome.PREEMPTED, 0, 0, "before its first step; nothing is lost"),
     ("it saved", "exited", Outcome.PREEMPTED, 5, 5, "at step 5, which is saved; nothing is lost"),
     ("it was killed", "exited", None, 4, 6, "what came after the checkpoint of step 4 is trained again"),

@@ -151,7 +151,7 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"optimizer": ["adafactor"]}, "one of adamw_torch"),
         ({"per_device_batch_size": 0}, "at least 1"),
         ({"gradient_checkpointing": 1}, "true or false"),
-        ({"early_stopping_min_delta": 0.1}, "give early_stopping_patience"),
+        ({"early_stopping_min_delta": 0.1}, "set that too"),
         ({"quantization": "nf4"}, "adapter is lora"),
         ({"double_quantization": True}, "adapter is lora"),
         ({"attention": "flash_attention_2"}, "bf16 and fp16 only"),

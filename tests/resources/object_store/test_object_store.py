@@ -223,16 +223,16 @@ def test_a_cooled_object_is_read_listed_replaced_and_deleted_as_before(tmp_path:
 
 def test_an_object_that_moves_to_cold_storage_is_there_at_every_moment(tmp_path: Path) -> None:
     store = from_url(f"file://{tmp_path}/objects", cold_dir=tmp_path / "cold")
-    for n in range(40):
-        store.put_bytes(f"a/{n:02d}", b"x" * 1000)
+    for n in range(400):
+        store.put_bytes(f"a/{n:03d}", b"x" * 1000)
     with ThreadPoolExecutor(2) as pool:
         moving = pool.submit(store.cool, "a")
         seen = 0
         while not moving.done():
-            assert len(list(store.list("a"))) == 40
-            assert all(store.get_bytes(f"a/{n:02d}") == b"x" * 1000 for n in range(40))
+            assert len(list(store.list("a"))) == 400
+            assert all(store.get_bytes(f"a/{n:03d}") == b"x" * 1000 for n in range(400))
             seen += 1
-    assert (moving.result(), seen > 0) == (40, True)
+    assert (moving.result(), seen > 0) == (400, True)
 
 
 def test_in_a_bucket_objects_change_their_storage_class_and_are_read_as_before(aws: None) -> None:

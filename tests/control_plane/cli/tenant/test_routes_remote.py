@@ -35,7 +35,7 @@ def test_a_route_is_set_shown_listed_and_deleted(ft: Ft, platform: Platform, ten
     promotions.deprecate(platform, tenant.id, two)
     shown = ft("routes", "show", "support")
     assert f"{two}\t10\t0.0 %\tdeprecated\tno" in shown.out
-    assert "its share goes to the others" in shown.out + shown.err
+    assert "the others get its share" in shown.out + shown.err
     told = ft("routes", "show", "support", "--json").json
     assert [(t["model"], t["share"]) for t in told["targets"]] == [(one, 1.0), (two, 0.0)]
     assert ft("routes", "delete", "support").code == 0

@@ -209,7 +209,7 @@ def test_a_refusal_is_not_tried_again(moderation: Moderation, classifier: Modera
 ])  # fmt: skip
 def test_an_answer_of_another_shape_never_counts_as_harmless(moderation: Moderation, classifier: ModerationClassifier, body: Any) -> None:
     moderation.body = lambda texts: body
-    with pytest.raises(Unavailable, match=r"is no moderation result|results for 1 texts"):
+    with pytest.raises(Unavailable, match=r"is not a moderation result|results for 1 texts"):
         classifier.scores(["x"])
 
 

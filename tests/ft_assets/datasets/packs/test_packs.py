@@ -256,7 +256,7 @@ def test_damage_to_any_file_is_found(tokenizer: ChatTokenizer, tmp_path: Path) -
         (tmp_path / name).write_bytes(whole)
     verify(tmp_path)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(IntegrityError, match="no pack manifest"):
+    with pytest.raises(IntegrityError, match="is not a pack manifest"):
         verify(tmp_path)
 
 

@@ -282,7 +282,7 @@ def test_every_refusal_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
         "large": "file_too_large",
     }
     assert all(error.fault is Fault.USER for error in told.values())
-    assert "there are test, train" in told["split"].message
+    assert "available: test, train" in told["split"].message
     assert f"accept its terms at {hub.endpoint}/datasets/acme/gated" in told["gated"].message
     assert f"has no commit {'f' * 40}" in told["revision"].message
 

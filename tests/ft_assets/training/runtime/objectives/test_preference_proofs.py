@@ -86,7 +86,7 @@ def test_numbers_that_are_none_are_refused(site: Site, tmp_path: Path) -> None:
     def broken(table: pa.Table) -> pa.Table:
         return column(table, "rejected_logp", pa.array([float("nan"), *table["rejected_logp"].to_pylist()[1:]], pa.float32()))
 
-    with pytest.raises(BadInput, match=r"rejected_logp of training row \d+ is no number"):
+    with pytest.raises(BadInput, match=r"rejected_logp of training row \d+ is not a number"):
         objective_of(rewritten(site.run("dpo"), tmp_path, broken))
 
 
