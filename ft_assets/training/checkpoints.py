@@ -1,16 +1,15 @@
-"""Checkpoints as files: written beside, digested, verified, committed by one rename; damage is found before it is loaded.
+"""Checkpoint files: written to a draft directory, digested, verified, and committed by one rename. Damage is found before a load.
 
-    checkpoints/.tmp-<token>-step-00000010/   being written; never read, swept by ``retain``
-    checkpoints/.tmp-...-replaced-step-...    the one before it, while the two change places; ``sweep`` puts back what a crash left so
-    checkpoints/.tmp-...-gone-step-...        given up; a half-deleted checkpoint never has a checkpoint's name
-    checkpoints/step-00000010/                committed: complete, its digests were re-read after writing
-        manifest.json                         who wrote it, every part with sha256 and size, and a digest of all this
+    checkpoints/.tmp-<token>-step-00000010/   draft being written; never read, swept by ``retain``
+    checkpoints/.tmp-...-replaced-step-...    previous checkpoint during a swap; ``sweep`` restores it after a crash
+    checkpoints/.tmp-...-gone-step-...        being deleted; a half-deleted checkpoint never has a checkpoint's name
+    checkpoints/step-00000010/                committed: complete, digests re-read after writing
+        manifest.json                         writer, every part with sha256 and size, and a digest of the manifest itself
 
-A part that the manifest lists and the directory lacks is damage, and so is a part that it does not list: a resume that
-silently does without the optimizer or the schedule trains a different model. Random state is no part: it is a function of
-seed and step.
+A listed part that is missing from the directory is damage, and so is an unlisted file: a resume that silently skips the optimizer or the
+schedule trains a different model. Random state is not stored: it is a function of seed and step.
 
-``commit`` does it all; a saver that goes on training meanwhile calls ``begin``, fills the draft, and has a thread ``seal`` it.
+``commit`` does all steps. A saver that keeps training meanwhile calls ``begin``, fills the draft, and lets a thread ``seal`` it.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from ft_assets.training.spec import TrainingSpec, canonical_json
 MANIFEST = "manifest.json"
 FORMAT = 2
 STATE = "trainer_state.json"
-"""Where the run is; every checkpoint has it, whatever the strategy, and no finished model has."""
+"""Position of the run. Every checkpoint has it, whatever the strategy; finished models do not."""
 RESUMABLE = ("*model*.safetensors", "optimizer.pt", "schedule.pt", STATE)
-"""Patterns that each must match a part where rank 0 holds the whole state: weights, optimizer, schedule, place in the run."""
+"""Patterns that must each match a part when rank 0 holds the whole state: weights, optimizer, schedule, position."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
 """Parts of a finished LoRA adapter."""
 _DRAFT = ".tmp-"
 _REPLACED, _GONE = "replaced", "gone"
 _PROCESS = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-"""Tells this process's drafts from those of the dead: in a container every process may have the same id."""
+"""Distinguishes this process's drafts from those of dead processes: in a container every process may have the same id."""
 _tokens = {_PROCESS}
 _MAX_THREADS = 8
 _STEP = "step-" + "[0-9]" * 8
@@ -65,17 +64,17 @@ class Manifest:
     attempt: int
     spec_sha256: str
     resume_sha256: str
-    """Specs that share it may go on from here (``TrainingSpec.resume_sha256``)."""
+    """Specs with the same value may resume from this checkpoint (``TrainingSpec.resume_sha256``)."""
     strategy: str
     world_size: int
-    """Ranks that wrote."""
+    """Number of ranks that wrote it."""
     required: tuple[str, ...]
-    """Patterns that each match a part: what the writer needs for going on."""
+    """Patterns that must each match a part: what the writer needs to resume."""
     files: Mapping[str, Part]
-    """Every file of the directory but the manifest itself, by relative path."""
+    """Every file of the directory except the manifest, by relative path."""
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Counters and losses at the step; a resume continues the counters."""
+    """Counters and losses at the step. A resume continues the counters."""
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +82,7 @@ class Manifest:
 
 
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
-    """Patterns that each must match a part for a resume under the strategy of `spec`, the place in the run included."""
+    """Returns the patterns that must each match a part for a resume under the strategy of `spec`, including the trainer state."""
     if spec.adapter != "full":
         return ("adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE)
     if spec.strategy == "fsdp2":
@@ -94,15 +93,15 @@ def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
 
 
 def step_name(step: int) -> str:
-    """Directory name of the checkpoint of `step`; names sort as steps do."""
+    """Returns the directory name of the checkpoint of `step`. Names sort in step order."""
     return f"step-{step:08d}"
 
 
 def begin(target: Path, *, token: str | None = None) -> Path:
-    """A directory beside `target` for its parts; nobody reads it before it is sealed.
+    """Creates a draft directory beside `target` for its parts. Drafts are never read before they are sealed.
 
-    Without a `token` it is new and empty, for this process alone. Processes that write one checkpoint together share a token,
-    and so the directory; one of them calls :func:`sweep` before the first begins.
+    Without a `token` it is new, empty and private to this process. Processes that write one checkpoint together share a token and so the
+    directory; one of them calls :func:`sweep` before the first begins.
     """
     draft = target.parent / f"{_DRAFT}{token or _PROCESS}-{target.name}"
     if token is None:
@@ -115,9 +114,9 @@ def begin(target: Path, *, token: str | None = None) -> Path:
 
 
 def sweep(checkpoints_dir: Path) -> None:
-    """Remove every draft: what an attempt does before its first checkpoint, when nobody else writes there.
+    """Removes every draft. An attempt calls it before its first checkpoint, when no other process writes there.
 
-    One that a crash kept from its name, whole, gets it (:func:`recover`).
+    Complete drafts that a crash left unrenamed are committed first (:func:`recover`).
     """
     recover(checkpoints_dir)
     for draft in checkpoints_dir.glob(f"{_DRAFT}*"):
@@ -125,7 +124,7 @@ def sweep(checkpoints_dir: Path) -> None:
 
 
 def recover(checkpoints_dir: Path) -> list[Path]:
-    """Give sealed drafts their name where a crash came before the rename; the checkpoint that one was to replace, where it is not whole."""
+    """Renames sealed drafts that a crash left unrenamed. If one is damaged, restores the checkpoint that it was to replace."""
     found = []
     for path in sorted(checkpoints_dir.glob(f"{_DRAFT}*-{_STEP}"), key=lambda p: f"-{_REPLACED}-" in p.name):
         target = path.with_name(path.name[-len(step_name(0)) :])
@@ -142,7 +141,7 @@ def recover(checkpoints_dir: Path) -> list[Path]:
 
 
 def discard(draft: Path) -> None:
-    """Remove a draft that will not be sealed; one that is gone already is fine."""
+    """Removes a draft that will not be sealed. Does nothing if it is already gone."""
     shutil.rmtree(draft, ignore_errors=True)
 
 
@@ -157,10 +156,10 @@ def seal(
     metrics: Mapping[str, Any] | None = None,
     required: Iterable[str] = RESUMABLE,
 ) -> Manifest:
-    """Digest what is in `draft`, make it durable, re-read it, and rename it to `target`; any thread may call this.
+    """Digests the files in `draft`, makes them durable, re-reads them, and renames `draft` to `target`. Safe to call from any thread.
 
-    A crash at any moment leaves `target` as it was or complete, and a failure removes the draft. Once it has succeeded, a
-    second call returns the manifest that the first one wrote.
+    After a crash `target` is either unchanged or complete; a failure removes the draft. After a success, a second call returns the manifest
+    that the first one wrote.
     """
     if not draft.exists() and (done := _sealed_before(target, spec, step=step, attempt=attempt)):
         return done
@@ -186,9 +185,9 @@ def commit(
     metrics: Mapping[str, Any] | None = None,
     required: Iterable[str] = RESUMABLE,
 ) -> Manifest:
-    """Have `write` fill a directory beside `target`, then seal it. An earlier `target` of the same name is replaced.
+    """Calls `write` to fill a draft beside `target`, then seals it. Replaces an existing `target`.
 
-    Where space runs out, ``DiskFull`` says what was needed; the draft is gone and earlier checkpoints stand.
+    Raises ``DiskFull`` with the bytes needed if space runs out; the draft is then gone and earlier checkpoints are intact.
     """
     draft = begin(target)
     try:
@@ -209,7 +208,7 @@ def write_manifest(
     metrics: Mapping[str, Any] | None = None,
     required: Sequence[str] = (),
 ) -> Manifest:
-    """Make every file of `directory` durable, digest it, and write the manifest last."""
+    """Makes every file of `directory` durable, digests it, and writes the manifest last."""
     names = _relative_files(directory)
     manifest = Manifest(
         step=step,
@@ -232,7 +231,7 @@ def write_manifest(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of `directory`; ``IntegrityError`` where it is absent, torn, edited or of another format."""
+    """Reads the manifest of `directory`. Raises ``IntegrityError`` if it is missing, torn, edited or of another format."""
     path = directory / MANIFEST
     try:
         return parse_manifest(path.read_bytes(), name=str(path))
@@ -243,7 +242,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, *, name: str) -> Manifest:
-    """The manifest in `data`, its own digest checked; `name` is where it came from."""
+    """Parses a manifest and checks its own digest. `name` is its source, for errors."""
     try:
         body = json.loads(data)
         if body["format"] != FORMAT:
@@ -257,9 +256,9 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
 
 
 def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
-    """The manifest, after every part was read and found to be as written.
+    """Reads every part, compares it with the manifest, and returns the manifest.
 
-    `required` are patterns that each must match at least one listed part, besides those that the manifest itself names.
+    `required` are patterns that must each match at least one listed part, in addition to those in the manifest.
     """
     manifest = read_manifest(directory)
     check_parts(manifest, directory, required=required)
@@ -271,14 +270,14 @@ def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
 
 
 def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] = ()) -> None:
-    """``IntegrityError`` where the manifest lists no part for a needed pattern."""
+    """Raises ``IntegrityError`` if no listed part matches a required pattern."""
     for pattern in sorted({*manifest.required, *required}):
         if not fnmatch.filter(manifest.files, pattern):
             raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the checkpoint before it")
 
 
 def verify_part(path: Path, part: Part) -> None:
-    """``IntegrityError`` where the file at `path` is not the one that was written."""
+    """Raises ``IntegrityError`` if the file at `path` differs from what was written."""
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -287,14 +286,15 @@ def verify_part(path: Path, part: Part) -> None:
         raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
     try:
         digest = _sha256(path)
-    except OSError as e:  # a disk that cannot read its own sectors, too
+    except OSError as e:  # includes unreadable disk sectors
         raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
     if digest != part.sha256:
         raise IntegrityError(f"{path} has not the digest that was written ({part.sha256[:12]}); use the checkpoint before it")
 
 
 def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> Manifest:
-    """The manifest of a sound checkpoint from which a training of `spec` may go on; ``IntegrityError`` says why it may not."""
+    """Returns the manifest of a valid checkpoint that a training of `spec` may resume from; otherwise raises ``IntegrityError`` with the
+    reason."""
     manifest = verify(directory, required=required)
     if manifest.resume_sha256 != spec.resume_sha256:
         raise IntegrityError(f"{directory} was written by another training ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})")
@@ -306,7 +306,7 @@ def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] =
 
 
 def committed(checkpoints_dir: Path) -> list[Path]:
-    """Directories of committed checkpoints, oldest first; their content is not looked at."""
+    """Returns the directories of committed checkpoints, oldest first, without checking their content."""
     if not checkpoints_dir.is_dir():
         return []
     return sorted(p for p in checkpoints_dir.iterdir() if p.is_dir() and fnmatch.fnmatch(p.name, _STEP))
@@ -315,11 +315,11 @@ def committed(checkpoints_dir: Path) -> list[Path]:
 def latest_valid(
     checkpoints_dir: Path, spec: TrainingSpec, *, required: Iterable[str] = (), on_skip: Callable[[Path, str], None] | None = None
 ) -> Path | None:
-    """The newest checkpoint from which `spec` goes on exactly; None: start from the beginning.
+    """Returns the newest checkpoint from which `spec` resumes exactly; None: start from the beginning.
 
-    `required` are the parts that the strategy of `spec` reads. Torn, corrupt, incomplete and foreign checkpoints are passed
-    over, newest first; each is told to `on_skip` with the reason. One that was written with another micro-batch, world size
-    or strategy but the same global batch is no foreign one.
+    `required` are the parts that the strategy of `spec` reads. Torn, corrupt, incomplete and foreign checkpoints are skipped, newest first;
+    `on_skip` receives each with the reason. A checkpoint written with another micro-batch, world size or strategy but the same global batch
+    is not foreign.
     """
     needed = tuple(required)
     for directory in reversed(committed(checkpoints_dir)):
@@ -334,13 +334,13 @@ def latest_valid(
 
 
 def size_of_newest(checkpoints_dir: Path) -> int:
-    """Bytes of the newest committed checkpoint: what the next one is expected to take; 0 where there is none."""
+    """Returns the bytes of the newest committed checkpoint, the expected size of the next one; 0 if there is none."""
     found = committed(checkpoints_dir)
     return directory_bytes(found[-1]) if found else 0
 
 
 def retain(checkpoints_dir: Path, keep_last: int, *, keep_step: int | None = None) -> list[Path]:
-    """Delete all but the newest `keep_last` committed checkpoints, and drafts of processes that are gone. `keep_step` is spared."""
+    """Deletes all but the newest `keep_last` committed checkpoints, and drafts of dead processes. Keeps `keep_step`."""
     if keep_last < 1:
         raise ValueError(f"keep_last {keep_last} would delete the checkpoint just written; use at least 1")
     spared = None if keep_step is None else step_name(keep_step)
@@ -354,9 +354,9 @@ def retain(checkpoints_dir: Path, keep_last: int, *, keep_step: int | None = Non
 
 
 def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
-    """Delete the committed checkpoints of steps after `step`, where a run is about to go on from; 0: all. Returns where they were.
+    """Deletes the committed checkpoints after `step`, from which a run is about to resume (0: all). Returns their former paths.
 
-    Damaged or of another training, they would count as the newest, and what the run writes would go before them.
+    They are damaged or belong to another training, but would count as the newest, so retention would delete the run's own first.
     """
     newer = [path for path in committed(checkpoints_dir) if path.name > step_name(step)]
     for aside in [_renamed(path, _GONE) for path in newer]:
@@ -365,7 +365,7 @@ def set_aside_newer(checkpoints_dir: Path, step: int) -> list[Path]:
 
 
 def manifest_digest(directory: Path) -> str:
-    """Digest of the manifest's bytes; through it, of every part."""
+    """Returns the digest of the manifest's bytes, which covers every part."""
     return _sha256(directory / MANIFEST)
 
 
@@ -378,9 +378,9 @@ def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int)
 
 
 def _put_in_place(draft: Path, target: Path) -> None:
-    """Rename `draft` to `target`; where that exists, the two change places in one step."""
+    """Renames `draft` to `target`; if `target` exists, swaps the two in one step."""
     replaced = None
-    if target.exists() and not _exchange(draft, target):  # not on this file system: `recover` finds both after a crash
+    if target.exists() and not _exchange(draft, target):  # unsupported by this file system: `recover` finds both after a crash
         replaced = _renamed(target, _REPLACED)
     if draft.exists() and not target.exists():
         draft.rename(target)
@@ -390,7 +390,7 @@ def _put_in_place(draft: Path, target: Path) -> None:
 
 
 def _renamed(path: Path, why: str) -> Path:
-    """`path` under a name that no checkpoint has."""
+    """Renames `path` so that it no longer has a checkpoint's name."""
     aside = path.with_name(f"{_DRAFT}{_PROCESS}-{why}-{path.name}")
     discard(aside)
     path.rename(aside)
@@ -398,14 +398,14 @@ def _renamed(path: Path, why: str) -> Path:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Swap two names atomically (renameat2 with RENAME_EXCHANGE); False where the file system cannot."""
+    """Swaps two names atomically (renameat2 with RENAME_EXCHANGE). Returns False if the file system cannot."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     at_cwd, exchange = -100, 2
     return renameat2 is not None and renameat2(at_cwd, os.fsencode(a), at_cwd, os.fsencode(b), exchange) == 0
 
 
 def _plain(name: str) -> str:
-    """`name` if it stays inside the directory."""
+    """Returns `name` if it stays inside the directory; otherwise raises ``ValueError``."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
         raise ValueError(f"{name!r} is no path below the checkpoint")
@@ -417,13 +417,13 @@ def _own_digest(body: Mapping[str, Any]) -> str:
 
 
 def start_threads() -> None:
-    """Start the threads that digest parts: for a process whose memory may be too short for a thread once it has work for them."""
+    """Starts the threads that digest parts, for a process that may be too short of memory to start one later."""
     _threads(os.getpid())
 
 
 @cache
 def _threads(_pid: int) -> ThreadPoolExecutor:
-    """Of this process (a forked child has none of its parent's), all of them running."""
+    """Returns this process's thread pool with every thread running. A forked child does not inherit its parent's threads."""
     threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="parts")
     together = threading.Barrier(_MAX_THREADS)
     list(threads.map(lambda _: together.wait(), range(_MAX_THREADS)))
@@ -431,7 +431,7 @@ def _threads(_pid: int) -> ThreadPoolExecutor:
 
 
 def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """`call` on each item in threads: digests and syncs of large files overlap. The first error in order is raised."""
+    """Calls `call` on each item in threads, so that digests and syncs of large files overlap. Raises the first error in order."""
     return list(_threads(os.getpid()).map(call, items))
 
 
@@ -451,7 +451,7 @@ def _sha256(path: Path) -> str:
 
 
 def _fsync(path: Path, *, forget: bool = False) -> None:
-    """Wait until `path` is on the disk; `forget`: drop it from the page cache, so that the next read asks the disk."""
+    """Waits until `path` is on the disk. `forget` drops it from the page cache, so that the next read comes from the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

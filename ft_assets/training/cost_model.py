@@ -1,13 +1,15 @@
-"""How long a training takes, from its operations and what a GPU sustains; no history and nothing measured on this installation.
+"""Estimates training time from operation counts and sustained GPU rates. Uses no history and no measurement of this installation.
 
-1. Operations of a token: 2 a weight forward, 2 for the gradients of activations, 2 for those of trained weights; a forward pass of the
-   blocks more where activations are recomputed; attention's own products with the keys that its kernel computes.
-2. A micro-batch takes its operations at the sustained rate, and the time to unpack 4-bit weights; never less than launching its kernels.
-3. Ranks exchange weights and gradients meanwhile; of the shorter of both a share is not hidden. Waiting for each other costs a tenth.
-4. A training is its micro-batches, and the set-up of its processes.
+1. Operations per token: 2 per weight forward, 2 for the gradients of activations, 2 for those of trained weights; one more forward pass of
+   the blocks if activations are recomputed; attention's own products with the keys that its kernel computes.
+2. A micro-batch takes its operations at the sustained rate plus the time to unpack 4-bit weights, but never less than launching its
+   kernels.
+3. Ranks exchange weights and gradients meanwhile; a share of the shorter of the two is not hidden. Waiting for each other costs a tenth.
+4. A training takes its micro-batches plus the setup of its processes.
 
-`benchmarks/estimates` holds the result against published throughputs; which of them chose a number is said beside it and in
-`benchmarks/estimates/published.yaml`. What a job of this installation really takes corrects it (`control_plane.jobs.estimates.rules`).
+`benchmarks/estimates` compares the result with published throughputs. The source of each number is beside it and in
+`benchmarks/estimates/published.yaml`. Actual job durations of this installation correct the estimate
+(`control_plane.jobs.estimates.rules`).
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ from ft_assets.training.memory.gpus import GPUS_PER_NODE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What one GPU sustains."""
+    """Sustained rates of one GPU."""
 
     half_flops: float
-    """Operations a second in bf16 (fp16 where there is none), recomputed ones included, when all parameters are trained."""
+    """Operations per second in bf16 (fp16 without bf16 support), including recomputed ones, when all parameters are trained."""
     fp32_flops: float
-    """The same in float32, without tensor cores: the runtime leaves TF32 off."""
+    """Operations per second in float32 without tensor cores: the runtime leaves TF32 off."""
     memory_bytes_per_s: float
-    """NVIDIA's data sheets."""
+    """From NVIDIA's data sheets."""
     link_bytes_per_s: float
-    """To the GPUs of its node, one direction, as the data sheets say: NVLink, or PCIe where a board has none."""
+    """To the other GPUs of the node, one direction, from the data sheets: NVLink, or PCIe for boards without it."""
 
 
 H100, A100 = 5.5e14, 2.3e14
-"""Such that modelled over published is 1 on average for llm-foundry's MPT models and VectorLM's Llama 3 8B (`published.yaml`)."""
+"""Chosen so that modelled over published is 1 on average for llm-foundry's MPT models and VectorLM's Llama 3 8B (`published.yaml`)."""
 MATMUL_SHARE = 0.67
-"""Of the best matrix product measured on a board, where no throughput of a training was found: the H100's 550 of 821 TFLOP/s (the A100's is
-230 of 268). The products are those of github.com/mag-/gpu_benchmark (October 2024)."""
+"""Share of the best matrix product measured on a board, for GPUs without published training throughput: the H100's 550 of 821 TFLOP/s
+(the A100's is 230 of 268). Source of the products: github.com/mag-/gpu_benchmark (October 2024)."""
 FP32_SHARE = 0.67
-"""Of the data sheet's float32 peak: as :data:`MATMUL_SHARE`."""
+"""Share of the data sheet's float32 peak, same as :data:`MATMUL_SHARE`."""
 SPEEDS: Mapping[str, Speed] = {
     name: Speed(half_flops=half, fp32_flops=FP32_SHARE * fp32 * 1e12, memory_bytes_per_s=memory * 1e12, link_bytes_per_s=link * 1e9)
     for name, (half, fp32, memory, link) in {
@@ -58,47 +60,48 @@ SPEEDS: Mapping[str, Speed] = {
         "v100-32gb": (MATMUL_SHARE * 94.0e12, 15.7, 0.9, 150),
     }.items()
 }
-"""An H200 computes as an H100 does. Of the T4 no product was measured: its data sheet's peak."""
+"""An H200 computes like an H100. No product was measured on the T4: it uses its data sheet's peak."""
 CPU_FLOPS = 8.5e10
 """One thread in any precision: 2,996 tokens a second on the demo model's LoRA (`benchmarks/training_overhead_cpu_202611.json`)."""
 ADAPTER_SHARE = 0.87
-"""Of the rate with all parameters: small products and float32 adapters beside each linear layer. VectorLM, Llama 3 8B on one A100: 4,079
-tokens a second with LoRA, 3,550 without, where two thirds of the operations are left."""
+"""Share of the full-training rate that remains with small products and float32 adapters beside each linear layer. VectorLM, Llama 3 8B
+on one A100: 4,079 tokens a second with LoRA, 3,550 without; LoRA needs two thirds of the operations."""
 LAUNCH_S = 1.6e-3
-"""Seconds of the host for one pass through one block with adapters: Qwen's profile of LoRA at 256 tokens, where the GPU waits: 1.0, 1.2 and
-1.6 s for 8 micro-batches of three passes through 24, 32 and 40 blocks. Without adapters half of the kernels are left."""
+"""Host seconds for one pass through one block with adapters. From Qwen's profile of LoRA at 256 tokens, where the GPU waits: 1.0, 1.2
+and 1.6 s for 8 micro-batches of three passes through 24, 32 and 40 blocks. Without adapters, half of the kernels remain."""
 UNPACK_SHARE = 0.5
-"""Of memory's bandwidth that unpacking 4-bit weights reaches. Assumed: QLoRA is 7 % slower than LoRA in LLaMA-Factory's table for Unsloth,
-2 % in torchtune's."""
+"""Share of memory bandwidth reached when unpacking 4-bit weights. Assumed: QLoRA is 7 % slower than LoRA in LLaMA-Factory's table for
+Unsloth, 2 % in torchtune's."""
 LINK_SHARE = 0.5
-"""Of the link's peak that gathering weights reaches: Qwen 72B in ZeRO-3 on four A100s gathers 216 GB in 1.5 s at 256 tokens."""
+"""Share of the link's peak reached when gathering weights: Qwen 72B in ZeRO-3 on four A100s gathers 216 GB in 1.5 s at 256 tokens."""
 NETWORK_BYTES_PER_S = 25e9
-"""From node to node for each GPU: 1,600 Gbit/s for eight, as MosaicML's cluster of `published.yaml` has."""
+"""Node to node, per GPU: 1,600 Gbit/s for eight, as in MosaicML's cluster in `published.yaml`."""
 NOT_HIDDEN = 0.3
-"""Of the shorter of computing and exchanging: MPT 70B on 32 H100s loses 15 % where a micro-batch is 2 windows instead of 8."""
+"""Share of the shorter of compute and exchange that is not hidden: MPT 70B on 32 H100s loses 15 % with micro-batches of 2 windows
+instead of 8."""
 PACE_OF_SEVERAL = 0.9
-"""What is left of each rank's pace when it waits for others: VectorLM from one to two A100s (0.89 and 0.88), and no less on four."""
+"""Share of each rank's pace that remains when it waits for others: VectorLM from one to two A100s (0.89 and 0.88), and no less on four."""
 SETUP_S = 30.0
-"""Seconds of a training process before its first step, without its weights: imports, the run's files, the self-test."""
+"""Seconds of a training process before its first step, except loading weights: imports, the run's files, the self-test."""
 READ_BYTES_PER_S, NODE_READ_BYTES_PER_S = 0.4e9, 0.9e9
-"""Of weights from storage: one process, and all of a node together (`benchmarks.scheduler.simulation.costs`)."""
+"""Rates for reading weights from storage: one process, and all processes of a node together (`benchmarks.scheduler.simulation.costs`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
     setup_s: float
-    """Until the first step."""
+    """Seconds until the first step."""
     steps_s: float
-    """All steps."""
+    """Seconds of all steps."""
 
     @property
     def total_s(self) -> float:
-        """Seconds that the training holds its GPUs."""
+        """Seconds during which the training holds its GPUs."""
         return self.setup_s + self.steps_s
 
 
 def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_steps: int = 1) -> Cost:
-    """What `rows` of the pack with `tokens` take together, over all epochs and ranks of `case` on GPUs of `gpu_type`.
+    """Returns the time to train on `rows` of the pack with `tokens` in total, over all epochs and ranks of `case` on GPUs of `gpu_type`.
 
     A step is `accumulation_steps` micro-batches.
     """
@@ -109,14 +112,14 @@ def cost(case: Case, gpu_type: str, *, rows: float, tokens: float, accumulation_
 
 
 def tokens_per_second(case: Case, gpu_type: str) -> float:
-    """Of all ranks together, in full micro-batches."""
+    """Returns the rate of all ranks together with full micro-batches."""
     return case.world_size * case.tokens / micro_batch_s(case, gpu_type, tokens=case.tokens)
 
 
 def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_steps: int = 1) -> float:
-    """Seconds of one micro-batch of `tokens` on each rank, forward and backward, on average over a step's `accumulation_steps`."""
+    """Returns the seconds of one micro-batch of `tokens` per rank, forward and backward, averaged over a step's `accumulation_steps`."""
     speed = SPEEDS.get(gpu_type)
-    if speed is None:  # a CPU: ranks exchange through its memory
+    if speed is None:  # CPU: ranks exchange through its memory
         return tokens * flops_per_token(case) / CPU_FLOPS / (PACE_OF_SEVERAL if case.world_size > 1 else 1.0)
     rate = speed.half_flops if case.half else speed.fp32_flops
     computing = tokens * flops_per_token(case) / (rate * (1.0 if case.full else ADAPTER_SHARE)) + _unpacking_s(case, speed)
@@ -127,10 +130,10 @@ def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_step
 
 
 def flops_per_token(case: Case) -> float:
-    """Operations of a token, forward and backward, recomputed ones included.
+    """Returns the operations per token, forward and backward, including recomputed ones.
 
-    A preference pair's tokens are those of both answers; the reference has scored them before. For each judged answer another prompt's is
-    scored too, forward only.
+    A preference pair's tokens are those of both answers; the reference has been scored before. Each judged answer also scores another
+    prompt's, forward only.
     """
     shape = case.shape
     adapter = 0 if case.full else shape.lora_parameters(case.rank)
@@ -145,14 +148,14 @@ def flops_per_token(case: Case) -> float:
 
 
 def _passes(case: Case) -> int:
-    """Over the weights: forward and backward, and forward once more for judged answers; recomputation is not counted."""
+    """Returns the passes over the weights: forward and backward, plus another forward for judged answers. Recomputation does not count."""
     return 3 if methods.get(case.method).pack == "judged" else 2
 
 
 def _keys(case: Case) -> float:
-    """Keys that a token's query is multiplied with, on average: with a mask (``sdpa``) all of its row, else those before it.
+    """Returns the average number of keys per query: the whole row with a mask (``sdpa``), otherwise the preceding tokens.
 
-    Documents of a window that are shorter leave fewer to the kernels that skip the others; how many is not known here.
+    Kernels that skip other documents compute fewer keys in windows of shorter documents; how many is unknown here.
     """
     if case.attention == "sdpa":
         return case.mask_elements / case.tokens
@@ -160,7 +163,8 @@ def _keys(case: Case) -> float:
 
 
 def _unpacking_s(case: Case, speed: Speed) -> float:
-    """4-bit weights are read and written in half precision for each pass through the blocks: memory decides."""
+    """Returns the seconds to read 4-bit weights and write them in half precision on each pass through the blocks, bound by memory
+    bandwidth."""
     if case.adapter != "qlora":
         return 0.0
     moved = case.shape.linear_parameters * (quantized_bytes(double=case.quantization.double) + 2)
@@ -168,23 +172,23 @@ def _unpacking_s(case: Case, speed: Speed) -> float:
 
 
 def _exchange_s(case: Case, speed: Speed, accumulation_steps: int) -> float:
-    """Sharded weights are gathered forward and backward, gradients of what is trained are added up over the ranks.
+    """Returns the seconds to gather sharded weights forward and backward and to sum gradients of trained parameters over the ranks.
 
-    DDP and ZeRO-1 add them up once a step; the others after each micro-batch, so that a rank holds its share alone.
-    Every node takes in what it does not hold, over the network of all of its GPUs; every GPU then has it over the node's links.
+    DDP and ZeRO-1 sum once per step; the others after each micro-batch, so that each rank keeps only its share. Every node receives what it
+    lacks over the network of all its GPUs; every GPU then receives it over the node's links.
     """
     each_step = case.strategy in (*REPLICATED, "zero1")
     world, gradients = case.world_size, 4.0 * case.trained_parameters / (accumulation_steps if each_step else 1)
     if world == 1:
         return 0.0
     gathered = 0.0 if case.strategy in (*REPLICATED, "zero1", "zero2") else _passes(case) * case.shape.num_parameters * case.compute_bytes
-    moved = gathered + gradients * (1.0 if gathered else 2.0)  # scattered among shards, or summed to every rank
+    moved = gathered + gradients * (1.0 if gathered else 2.0)  # reduce-scattered to shards, or all-reduced to every rank
     within = moved * (1 - 1 / world) / (LINK_SHARE * speed.link_bytes_per_s)
     nodes = math.ceil(world / GPUS_PER_NODE)
     return max(within, moved * (1 - 1 / nodes) / (LINK_SHARE * NETWORK_BYTES_PER_S * GPUS_PER_NODE))
 
 
 def setup_s(case: Case) -> float:
-    """Seconds until the first step: the processes begin, and the weights of the base model are read."""
+    """Returns the seconds until the first step: process start and reading the base model's weights."""
     weights = case.shape.num_parameters * 2
     return SETUP_S + weights / (READ_BYTES_PER_S if case.world_size == 1 else NODE_READ_BYTES_PER_S)

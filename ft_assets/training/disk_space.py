@@ -1,4 +1,4 @@
-"""A full disk, told as what it is: the libraries that write tensors each have another word for it."""
+"""Recognizes a full disk: libraries that write tensors each report it differently."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 SAYS_NO_SPACE = ("no space left on device", "disk quota exceeded", "file too large", "os error 28", "os error 122", "os error 27")
-"""safetensors raises an error of its own with the operating system's words in it."""
+"""safetensors raises its own error type with the operating system's text."""
 SAYS_WRITE_FAILED = ("inline_container", "PytorchStreamWriter")
-"""torch.save says only that a position in the archive is not the expected one; whether space is short must be looked up."""
+"""torch.save reports only an unexpected position in the archive, so free space must be checked."""
 SHORT_BYTES = 64 << 20
 
 
 class DiskFull(OSError):
-    """A file was not written for want of space; ``needed_bytes`` and ``free_bytes`` say by how much."""
+    """A write failed for lack of space; ``needed_bytes`` and ``free_bytes`` give the sizes."""
 
     def __init__(self, path: Path, *, needed_bytes: int, free_bytes: int) -> None:
         self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
@@ -25,7 +25,7 @@ class DiskFull(OSError):
 
 
 def is_disk_full(error: BaseException, *, near: Path | None = None) -> bool:
-    """Whether `error` says that space ran out; `near` is a path on the disk that was written to."""
+    """Returns whether `error` means that space ran out. `near` is a path on the disk that was written to."""
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         return True
     text = str(error)
@@ -36,26 +36,26 @@ def is_disk_full(error: BaseException, *, near: Path | None = None) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes on the disk of `path`, or of its nearest parent that exists."""
+    """Returns the free bytes on the disk of `path`, or of its nearest existing parent."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def directory_bytes(directory: Path) -> int:
-    """Bytes of the files below `directory`; 0 where it does not exist."""
+    """Returns the bytes of the files below `directory`; 0 if it does not exist."""
     total = 0
     for path in directory.rglob("*"):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # deleted meanwhile
             total += path.stat().st_size if path.is_file() else 0
     return total
 
 
 @contextmanager
 def told_as_disk_full(directory: Path, *, expected_bytes: int = 0) -> Iterator[None]:
-    """Raise :class:`DiskFull` where the block fails for want of space while it fills `directory`.
+    """Raises :class:`DiskFull` if the block fails for lack of space while it fills `directory`.
 
-    `expected_bytes` is what the whole is expected to take, if that is known; at least what was written is reported.
+    `expected_bytes` is the expected total size, if known. The error reports at least the bytes already written.
     """
     try:
         yield

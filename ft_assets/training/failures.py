@@ -1,7 +1,7 @@
-"""What an attempt's end means: who is answerable, what to tell, and whether to try again.
+"""Classifies how an attempt ended: who is at fault, what to report, and whether to retry.
 
-The training process writes what it knows into ``exit-a<N>.json``; where that is absent, the workload's phase and the
-age of its last heartbeat speak. ``classify`` is pure: evidence and earlier attempts in, one :class:`FailureClass` out.
+The training process writes its own account to ``exit-a<N>.json``. Without that file, the workload's phase and the age of its last heartbeat
+decide. ``classify`` is pure: evidence and earlier attempts in, one :class:`FailureClass` out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ft_assets.training.spec import TrainingSpec
 
 
 class Outcome(enum.StrEnum):
-    """The word that the training process writes; its exit code is in :data:`EXIT_CODES`."""
+    """Outcome that the training process writes; its exit code is in :data:`EXIT_CODES`."""
 
     SUCCEEDED = "succeeded"
     BAD_SPEC = "bad_spec"
@@ -47,9 +47,9 @@ EXIT_CODES: Mapping[Outcome, int] = {
 class Retry(enum.StrEnum):
     NEVER = "never"
     RESUME = "resume"
-    """The same spec again, from the latest valid checkpoint."""
+    """Retry the same spec from the latest valid checkpoint."""
     HALVE_BATCH = "halve_batch"
-    """Half the windows in a micro-batch and twice the accumulation: the same global batch."""
+    """Retry with half the windows per micro-batch and twice the accumulation: the same global batch."""
 
 
 class StopReason(enum.StrEnum):
@@ -59,12 +59,12 @@ class StopReason(enum.StrEnum):
     PAUSE = "pause"
     CANCEL = "cancel"
     STALLED = "stalled"
-    """No heartbeat for :data:`HEARTBEAT_LIMIT_S`, or a heartbeat without progress."""
+    """No heartbeat for :data:`HEARTBEAT_LIMIT_S`, or heartbeats without progress."""
 
 
 HEARTBEAT_LIMIT_S = 30.0
 MAX_FAILURES_WITHOUT_PROGRESS: Mapping[str, int] = {"internal": 3, "stalled": 3, "disk_full": 5, "node_lost": 10, "preempted": 10}
-"""Failures of a name, since an attempt last got further than all before it, after which a job is a dead letter."""
+"""Failures with the same code, since an attempt last got further than all earlier ones, after which a job becomes a dead letter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +81,10 @@ class ExitEvidence:
 
     @classmethod
     def read(cls, work_dir: Path, attempt: int) -> ExitEvidence | None:
-        """Evidence of `attempt`; None where there is none, or it is torn, or ranks say no more than that they lost one another.
+        """Reads the evidence of `attempt`. Returns None if there is none, it is torn, or ranks report only that they lost one another.
 
-        A rank other than 0 writes a file of its own only when it failed by itself. What it explains wins over a leader that
-        was merely told to stop because of it, or merely lost the connection to it.
+        Ranks other than 0 write their own file only when they failed themselves. Their explanation takes precedence over a leader that only
+        reports a requested stop or a lost connection.
         """
         leader = cls._parse(work_dir / f"exit-a{attempt}.json")
         if leader is not None and leader.outcome is not Outcome.PREEMPTED and not leader._lost_another():
@@ -94,7 +94,7 @@ class ExitEvidence:
         return next(iter(explained), None if leader is None or leader._lost_another() else leader)
 
     def _lost_another(self) -> bool:
-        """Whether a broken exchange with another rank ended the process: it tells that one of them is gone, and not why."""
+        """Returns whether a broken exchange with another rank ended the process: this shows that a rank is gone, but not why."""
         return self.outcome is Outcome.INTERNAL and bool(self.detail.get("communication"))
 
     @classmethod
@@ -112,26 +112,26 @@ class PastAttempt:
 
     code: str
     committed_step: int
-    """Of the newest committed checkpoint when it ended; 0 for none."""
+    """Step of the newest committed checkpoint when it ended; 0 for none."""
     last_step: int
-    """The furthest optimizer step that it is known to have finished."""
+    """Last optimizer step that it is known to have finished."""
     asked: bool = False
-    """The platform asked it to make room for another job: no failure, however often it happens."""
+    """The platform preempted it for another job: never counted as a failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     phase: str
-    """Of the workload: the words of ``control_plane.platform.protocols.WorkloadPhase``."""
+    """Phase of the workload, as in ``control_plane.platform.protocols.WorkloadPhase``."""
     exit: ExitEvidence | None = None
     exit_code: int | None = None
-    """Of the leader process; under torchrun it says only that some rank failed."""
+    """Exit code of the leader process; under torchrun it shows only that some rank failed."""
     stop_reason: StopReason | None = None
     heartbeat_age_s: float | None = None
     stall: str | None = None
-    """What was seen of a workload that was stopped because it stalled."""
+    """Observation for which a stalled workload was stopped."""
     spec: TrainingSpec | None = None
-    """What was trained: it tells whether a smaller micro-batch is left to try."""
+    """Spec of the attempt: determines whether a smaller micro-batch can be tried."""
     committed_step: int = 0
     last_step: int = 0
     history: Sequence[PastAttempt] = ()
@@ -140,24 +140,24 @@ class Evidence:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureClass:
     code: str
-    """Stable word: ``preempted``, ``node_lost``, ``oom``, ``diverged``, ..."""
+    """Stable code: ``preempted``, ``node_lost``, ``oom``, ``diverged``, ..."""
     fault: Fault
     retry: Retry
     message: str
     """What happened, with the step."""
     remedy: str
-    """What the reader of the job's error can do."""
+    """Next step for the reader of the job's error."""
 
 
 def classify(e: Evidence) -> FailureClass | None:
-    """What the end of an attempt means; None where it succeeded or still runs as it should.
+    """Classifies the end of an attempt. Returns None if it succeeded or is still running normally.
 
-    1. Success is what the process says it is, whatever was asked of it meanwhile.
-    2. A stop by the tenant (cancel, pause) is no failure to repeat.
-    3. A stop that makes room for another job is none either, also where nothing had begun, or no answer came and it was killed.
+    1. Success reported by the process wins, whatever stop was requested meanwhile.
+    2. A stop by the tenant (cancel, pause) is not retried.
+    3. A preemption is not a failure either, even before the attempt started or if it was killed for not responding.
     4. A failure that the process itself explains keeps its explanation.
-    5. No evidence: stalled if that is why it was stopped or its heartbeat is too old, else its node was lost.
-    6. A rule that resumes gives up after N failures without progress: dead letter.
+    5. No evidence: stalled if it was stopped for that reason or its heartbeat is too old, else its node was lost.
+    6. A retry that resumes gives up after N failures without progress: dead letter.
     """
     if e.exit is not None and e.exit.outcome is Outcome.SUCCEEDED:
         return None
@@ -178,9 +178,9 @@ def classify(e: Evidence) -> FailureClass | None:
 
 
 def with_half_batch(spec: TrainingSpec) -> TrainingSpec | None:
-    """`spec` with half the rows in a micro-batch, or the nearest number below that leaves the global batch as it is.
+    """Returns `spec` with half the rows per micro-batch, or the next lower number that keeps the global batch.
 
-    None where it has one row already.
+    Returns None if it is already at one row.
     """
     opt = spec.optimization
     rows = opt.per_device_batch_size * opt.accumulation_steps
@@ -192,10 +192,10 @@ def with_half_batch(spec: TrainingSpec) -> TrainingSpec | None:
 
 
 def failures_without_progress(history: Sequence[PastAttempt], *, code: str, committed_step: int, last_step: int) -> int:
-    """Failures named `code`, this one included, since an attempt last got further than all attempts before it.
+    """Counts failures with `code`, including this one, since an attempt last got further than all before it.
 
-    Steps that were committed come first: those after them are lost with the attempt. Failures of other names in between
-    neither count nor excuse: two that alternate for ever end as well. A smaller micro-batch, had once, counts anew.
+    Committed steps rank first: later steps are lost with the attempt. Failures with other codes in between neither count nor reset the
+    count, so two alternating failures also end. The count restarts after an ``oom``, which retries with a smaller micro-batch.
     """
     past = list(history)
     began = max((i + 1 for i, p in enumerate(past) if p.code == Outcome.OOM), default=0)
@@ -227,12 +227,12 @@ def _after(e: Evidence) -> str:
 
 
 def _onward(e: Evidence) -> str:
-    """Where the next attempt begins."""
+    """Describes where the next attempt starts."""
     return "it resumes from its last checkpoint" if e.committed_step else "it starts again from its first step"
 
 
 def _made_room(e: Evidence) -> FailureClass:
-    """The attempt gave its GPUs to another job, because the platform asked for it."""
+    """Classifies an attempt that the platform preempted for another job."""
     again = e.last_step - e.committed_step
     if e.phase == "absent":
         message = "it gave its GPUs to another job before it had begun; nothing is lost"
@@ -287,7 +287,7 @@ def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
 
 
 def _after_oom(e: Evidence) -> tuple[Retry, str]:
-    """Whether it is tried again, and in words that hold for this training what follows."""
+    """Returns whether the job is retried after running out of memory, and the remedy for this spec."""
     full = e.spec is not None and e.spec.lora is None
     lower = f"lower max_seq_len{', train with lora' if full else ' or rank'}, or use more GPUs"
     if any(p.code == Outcome.OOM for p in e.history):

@@ -1,13 +1,12 @@
-"""From what a request asks for to a frozen training spec, with a source for every number that it left out.
+"""Resolves a request into a frozen training spec, with a source for every default.
 
-Two steps, because the pack is cut to the sequence length and the batch depends on how many rows came out::
+Two steps, because the pack is cut to the sequence length and the batch depends on the resulting number of rows::
 
     plan(request, model)          ->  Plan (recipe, max_seq_len, precision)    before packing
-    resolve(plan, pack, fit ...)  ->  TrainingSpec                             after it
+    resolve(plan, pack, fit ...)  ->  TrainingSpec                             after packing
 
-Every value may be ``"auto"`` or absent: the recipe decides. What cannot be trained is refused here, before any GPU. How many
-GPUs, how they share the model and how many rows each takes at a time come from the memory estimate, through the arguments of
-:func:`resolve`.
+Every value may be ``"auto"`` or absent: the recipe then decides. Untrainable combinations are refused here, before any GPU is used. The
+memory estimate determines the number of GPUs, the sharding strategy and the rows per GPU, passed as arguments of :func:`resolve`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """What the catalogue says of a base model."""
+    """Catalogue entry of a base model."""
 
     id: str
     num_parameters: int
@@ -60,7 +59,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackFacts:
-    """What packing found; ``manifest.json`` of the pack has all of it."""
+    """Results of packing; the pack's ``manifest.json`` has all of them."""
 
     fingerprint: str
     dataset_id: str
@@ -77,31 +76,31 @@ class PackFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is known before packing."""
+    """Everything decided before packing."""
 
     recipe: Recipe
     model: ModelFacts
     method: str
     adapter: AdapterKind
     requested: Mapping[str, Any]
-    """Hyperparameters that the request set, validated; ``auto`` ones are absent."""
+    """Validated hyperparameters that the request set, without ``auto`` ones."""
     max_seq_len: int
     precision: Precision
     num_gpus: int | None = None
-    """Asked for, by the request or its recipe; None: what the memory estimate says."""
+    """Requested, or set by the recipe; None: from the memory estimate."""
     strategy: Strategy | None = None
-    """Asked for; None: what the memory estimate says."""
+    """Requested; None: from the memory estimate."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
     has_flex: bool = False
-    """Whether the GPUs that it will run on have kernels of flex attention."""
+    """Whether the target GPUs have flex attention kernels."""
 
     def value(self, name: str) -> Any:
-        """Asked for, else the recipe's for this method."""
+        """Returns the requested value, else the recipe's for this method."""
         return self.requested.get(name, self.recipe.value(name, method=self.method))
 
     @property
     def attention(self) -> Attention:
-        """Asked for, else the recipe's; a recipe that says ``auto`` takes flex attention for packed windows on GPUs that have it."""
+        """Requested, else the recipe's. ``auto`` selects flex attention for packed windows on GPUs that support it."""
         named = self.value("attention")
         if named != "auto":
             return cast(Attention, named)
@@ -124,7 +123,7 @@ class Plan:
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Asked for, else by the recipe's threshold; the memory estimate may still switch it on where nothing was asked."""
+        """Requested, else by the recipe's threshold. The memory estimate may still enable it if the request leaves it out."""
         return bool(self.requested.get("gradient_checkpointing", self.max_seq_len > self.value("gradient_checkpointing_above")))
 
 
@@ -139,10 +138,10 @@ def plan(
     has_bf16: bool = True,
     has_flex: bool = False,
 ) -> Plan:
-    """Validate `requested` and fix what packing needs. ``InvalidRequest`` (``invalid_hyperparameter``) names the value.
+    """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) that names the value.
 
-    `has_bf16`: whether the GPUs that it will run on compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have
-    kernels of flex attention (CPUs and GPUs before Ampere do not).
+    `has_bf16`: whether the target GPUs compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have flex attention
+    kernels (CPUs and GPUs before Ampere do not).
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
@@ -168,9 +167,9 @@ def plan(
 
 
 def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: float = 1.0, world_size: int = 1) -> int:
-    """Rows per optimizer step over all ranks: exactly what was asked for, or the recipe's.
+    """Returns the rows per optimizer step over all ranks: exactly the requested number, or the recipe's.
 
-    The recipe's is lowered where it makes too few steps of a pack of `num_rows`, and always divides over ranks and micro-batches.
+    The recipe's is lowered if a pack of `num_rows` would give too few steps, and always divides over ranks and micro-batches.
     """
     asked = plan.requested.get("batch_size")
     if asked is not None:
@@ -185,7 +184,7 @@ def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: fl
 
 
 def num_epochs(plan: Plan, pack: PackFacts) -> float:
-    """Asked for, else the recipe's; one where the dataset is large."""
+    """Returns the requested number, else the recipe's, which is lower for large datasets."""
     large = pack.num_examples > int(plan.value("large_dataset_rows"))
     default = float(plan.value("n_epochs"))
     return float(plan.requested.get("n_epochs", min(default, float(plan.value("large_dataset_epochs"))) if large else default))
@@ -206,9 +205,9 @@ def resolve(
     reference: str | None = None,
     warm_start: WarmStart | None = None,
 ) -> TrainingSpec:
-    """The frozen spec. Pure: the same arguments give the same digest.
+    """Builds the frozen spec. Pure: the same arguments give the same digest.
 
-    `per_device_batch_size` is how many rows fit on a GPU (None: the recipe's word); the global batch stays exact whatever fits.
+    `per_device_batch_size` is the number of rows that fit on a GPU (None: the recipe's value). The global batch is the same whatever fits.
     """
     if pack.max_seq_len > plan.max_seq_len:
         raise ValueError(f"pack {pack.fingerprint} has windows of {pack.max_seq_len} tokens, the plan allows {plan.max_seq_len}")
@@ -246,12 +245,12 @@ def resolve(
 
 
 def default_cadence(steps: int) -> int:
-    """Steps between checkpoints: about ten in a short run, never more than 500 apart (C7), never closer than 10."""
+    """Returns the steps between checkpoints: about ten checkpoints in a short run, at most 500 steps apart (C7), at least 10."""
     return min(max(steps // 10, 10), 500)
 
 
 def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKind, method: str, has_bf16: bool) -> Precision:
-    """Asked for, else the recipe's; fp16 with loss scaling where a GPU has no bfloat16, and fp32 for full parameters there."""
+    """Returns the requested precision, else the recipe's. On GPUs without bfloat16: fp16 with loss scaling, or fp32 for full parameters."""
     asked = values.get("precision")
     if asked == "bf16" and not has_bf16:
         raise refusal("precision", "bf16 is not a type of these GPUs (older than Ampere); use fp16, or leave precision out")
@@ -273,7 +272,7 @@ def _max_seq_len(values: Mapping[str, Any], recipe: Recipe, model: ModelFacts, *
 
 
 def _method_settings(values: Mapping[str, Any], recipe: Recipe, method: str) -> dict[str, float | int | str]:
-    """All settings of the method, in one order and one form."""
+    """Returns all settings of the method in canonical order and form."""
     own = methods.get(method).settings
     found = {name: own[name].limit.plain(values.get(name, recipe.setting(method, name).value)) for name in sorted(own)}
     for name, setting in own.items():
@@ -314,7 +313,8 @@ def _early_stopping(patience: int | None, requested: Mapping[str, Any]) -> Early
 
 
 def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
-    """Rows of a micro-batch: the largest divisor of a rank's `batch` that fits, so that every micro-batch of a step is alike."""
+    """Returns the rows of a micro-batch: the largest divisor of a rank's `batch` that fits, so that all micro-batches of a step are
+    equal."""
     asked = plan.requested.get("per_device_batch_size")
     limit = int(asked or fits or plan.value("per_device_batch_size"))
     if fits is not None and limit > fits:
@@ -330,7 +330,8 @@ def _per_device_batch_size(plan: Plan, batch: int, fits: int | None) -> int:
 
 
 def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
-    """Asked for, else as fitted; 4-bit weights cannot be split, so what would split them shares only gradients and states."""
+    """Returns the requested strategy, else the fitted one. 4-bit weights cannot be split, so strategies that split them become
+    ``zero2``."""
     chosen = plan.strategy or fitted or ("single" if world_size == 1 else "ddp")
     if (chosen == "single") != (world_size == 1):
         raise InvalidRequest(

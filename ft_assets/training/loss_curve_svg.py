@@ -1,4 +1,4 @@
-"""The loss curve as a small picture: inline SVG that follows the page's colours, for asset metadata and the console."""
+"""The loss curve as a small inline SVG that follows the page's colours, for asset metadata and the console."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 560, 220, 46, 24, 10
 TRAIN, VALIDATION = "#4c78a8", "#e45756"
 MAX_POINTS = 400
-"""Points of one line; more than pixels add nothing to see."""
+"""Maximum points per line; more than the pixels of the picture would not be visible."""
 
 
 def loss_curve_svg(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Training and validation loss over steps, from the lines of ``metrics.jsonl``; empty for fewer than two steps."""
+    """Plots training and validation loss over steps from the lines of ``metrics.jsonl``. Returns an empty string for fewer than two
+    steps."""
     train = [(float(m["step"]), float(m["loss"])) for m in lines if m.get("loss") is not None]
     validation = [(float(m["step"]), float(m["eval_loss"])) for m in lines if m.get("eval_loss") is not None]
     if len(train) < 2:

@@ -1,7 +1,7 @@
-"""Shapes of decoder-only models: what sizes of layers follow from a ``config.json``, and those of well-known models.
+"""Shapes of decoder-only models: layer sizes from a ``config.json``, and a table of well-known models.
 
-The families counted here (Llama, Mistral, Qwen2, Qwen3) are the same block: RMS norms, grouped-query attention with rotary
-positions, a gated MLP. They differ in biases, norms of queries and keys, and tied embeddings.
+The supported families (Llama, Mistral, Qwen2, Qwen3) share one block: RMS norms, grouped-query attention with rotary positions, a gated
+MLP. They differ in biases, norms of queries and keys, and tied embeddings.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 QKV_BIAS = frozenset({"qwen2"})
-"""Families with a bias on queries, keys and values whatever their config says."""
+"""Families with a bias on queries, keys and values, whatever their config says."""
 QK_NORM = frozenset({"qwen3"})
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Names under which configs say that the MLP is a mixture of experts."""
+"""Config fields that mark the MLP as a mixture of experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,18 +30,18 @@ class ModelShape:
     intermediate: int
     vocab: int
     tied_embeddings: bool
-    """The output layer is the embedding."""
+    """Whether the output layer shares the embedding's weights."""
     context_length: int
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     assumed: bool = False
-    """The model's own shape is not known; this is a similar one of at least its size."""
+    """The model's own shape is unknown; this is a similar one of at least its size."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """From the content of ``config.json``. ``ValueError`` where it is not a dense decoder of this kind."""
+        """Reads the shape from the content of ``config.json``. Raises ``ValueError`` if it is not a supported dense decoder."""
         if experts := next((name for name in EXPERTS if (config.get(name) or 0) > 1), None):
             raise ValueError(f"{experts} is {config[experts]}: mixtures of experts are not estimated")
         family = str(config.get("model_type", "llama"))
@@ -82,17 +82,17 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the linear layers of all blocks: what LoRA adapts and QLoRA quantizes."""
+        """Weights of the linear layers of all blocks, which LoRA adapts and QLoRA quantizes."""
         return self.num_layers * sum(i * o for i, o in self.linears)
 
     @property
     def embedding_parameters(self) -> int:
-        """Embedding and, unless they are one, output layer."""
+        """Weights of the embedding and, unless tied, of the output layer."""
         return self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
 
     @property
     def small_parameters(self) -> int:
-        """Norms and biases: neither adapted nor quantized."""
+        """Norms and biases, neither adapted nor quantized."""
         per_layer = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         per_layer += (self.q_size + 2 * self.kv_size) * self.qkv_bias + self.hidden * self.o_bias
         per_layer += (2 * self.intermediate + self.hidden) * self.mlp_bias
@@ -104,18 +104,18 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one block: what sharded training gathers at a time."""
+        """Parameters of one block, the unit that sharded training gathers."""
         return (self.linear_parameters + self.small_parameters - self.hidden) // self.num_layers
 
     def lora_parameters(self, rank: int) -> int:
-        """Of an adapter on every linear layer of the blocks."""
+        """Returns the parameters of an adapter on every linear layer of the blocks."""
         return self.num_layers * rank * sum(i + o for i, o in self.linears)
 
 
 def of(model_id: str, *, directory: Path | None = None, repo: str = "", num_parameters: int = 0) -> ModelShape:
-    """The shape of a base model: of its ``config.json``, of its name, or that of a similar model (then ``assumed``).
+    """Returns the shape of a base model: from its ``config.json``, by its name, or that of a similar model (then ``assumed``).
 
-    ``ValueError`` where a config is there and is not a dense decoder.
+    Raises ``ValueError`` if the config exists and is not a dense decoder.
     """
     if directory is not None and (directory / "config.json").is_file():
         return ModelShape.from_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
@@ -127,7 +127,7 @@ def of(model_id: str, *, directory: Path | None = None, repo: str = "", num_para
 
 
 def named(name: str) -> ModelShape | None:
-    """The shape of a well-known model; owner, ``Instruct`` and versions of the same shape in its name do not matter."""
+    """Returns the shape of a well-known model. Ignores the owner, ``Instruct`` and versions of the same shape in the name."""
     short = name.lower().rpartition("/")[2].removeprefix("meta-")
     short = re.sub(r"-(instruct|base|chat|it|v0\.3|2[45]\d\d)(?=-|$)", "", short)
     return NAMED.get(short)
@@ -186,5 +186,5 @@ NAMED: Mapping[str, ModelShape] = {
     "mistral-nemo": _mistral(40, 5120, 14_336, vocab=131_072, context=131_072),
     "mistral-small-24b": _mistral(40, 5120, 32_768, vocab=131_072, context=32_768),
 }
-"""``config.json`` of each model's hub repository (meta-llama, Qwen, mistralai). Their sums are the parameter counts of the same
-repositories' safetensors; the test has both."""
+"""From ``config.json`` of each model's hub repository (meta-llama, Qwen, mistralai). The test compares their sums with the parameter
+counts of the same repositories' safetensors."""

@@ -1,12 +1,12 @@
-"""Log-probabilities of answers under the model that training starts from: what DPO and KTO compare with, computed once.
+"""Log-probabilities of answers under the model that training starts from, computed once. DPO and KTO train against them.
 
-    manifest.json                written last: a directory with one is whole
+    manifest.json                written last: a directory with one is complete
     ref-shard-00000.parquet      one row per row of the pack's file of that name, in its order
     ref-val-00000.parquet        the same for its validation part
 
-Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for one of judged answers. They depend on the
-pack, the base model, how it is run (precision, attention, quantization) and the adapter that a warm start begins with, and on
-nothing else that a job chooses: any job with the same key reuses them.
+Columns are row, chosen_logp, rejected_logp for a pack of pairs, and row, logp, kl_logp for a pack of judged answers. They depend only on
+the pack, the base model, how it is run (precision, attention, quantization) and the adapter of a warm start: any job with the same key
+reuses them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ft_assets.errors import IntegrityError
 from ft_assets.training.spec import Quantization
 
 REFERENCE_FORMAT = 2
-"""Of the files and of what they hold; a change makes new keys."""
+"""Version of the files and their content; changing it changes all keys."""
 MANIFEST, PARTIAL = "manifest.json", ".partial.json"
 SIDES: Mapping[str, Mapping[str, str]] = {
     "pairs": {"chosen_logp": "chosen_", "rejected_logp": "rejected_"},
     "judged": {"logp": "", "kl_logp": "kl_"},
 }
-"""By kind of pack, each column with the prefix of the ``input_ids`` and ``labels`` that it is about."""
+"""For each kind of pack, the columns with the prefix of the ``input_ids`` and ``labels`` that they score."""
 SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for column in columns)]) for kind, columns in SIDES.items()}
 
 
@@ -41,7 +41,7 @@ SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for co
 class ReferenceFile:
     name: str
     of: str
-    """File of the pack."""
+    """File of the pack that it scores."""
     sha256: str
     num_rows: int
 
@@ -54,9 +54,9 @@ class ReferenceManifest:
     precision: str
     attention: str
     kind: str = "pairs"
-    """Of the pack."""
+    """Kind of the pack."""
     quantization: str | None = None
-    """``nf4``, ``nf4-double`` and so on; None: the base as it is."""
+    """``nf4``, ``nf4-double`` and so on; None: not quantized."""
     adapter: str | None = None
     """Digest of the manifest of the adapter on the base; None: the base alone."""
     files: tuple[ReferenceFile, ...]
@@ -64,7 +64,7 @@ class ReferenceManifest:
 
     @classmethod
     def read(cls, directory: Path, *, name: str = MANIFEST) -> Self:
-        """The manifest of a whole directory; ``IntegrityError`` where there is none."""
+        """Reads the manifest of a complete directory. Raises ``IntegrityError`` if there is none."""
         file = directory / name
         try:
             body = json.loads(file.read_text())
@@ -79,7 +79,7 @@ class ReferenceManifest:
             ) from error
 
     def write(self, directory: Path, *, name: str = MANIFEST) -> None:
-        """Put it on disk whole; every file that it names is there already."""
+        """Writes the manifest atomically. Every file that it lists must already exist."""
         partial = directory / f".{name}.tmp"
         with partial.open("w") as stream:
             json.dump(asdict(self), stream, indent=1, sort_keys=True)
@@ -97,7 +97,7 @@ def reference_key(
     quantization: Quantization | None = None,
     adapter: str | None = None,
 ) -> str:
-    """``rf_`` + 32 hex digits over everything that the log-probabilities depend on; the pack's fingerprint covers its kind.
+    """Returns ``rf_`` + 32 hex digits over everything that the log-probabilities depend on. The pack's fingerprint covers its kind.
 
     `adapter` is the digest of the manifest of the adapter that training starts from.
     """
@@ -106,12 +106,12 @@ def reference_key(
 
 
 def quantization_label(quantization: Quantization | None) -> str | None:
-    """``nf4`` or ``fp4``, with ``-double`` where the constants are quantized too."""
+    """Returns ``nf4`` or ``fp4``, with ``-double`` if the constants are quantized too."""
     return None if quantization is None else quantization.kind + ("-double" if quantization.double else "")
 
 
 def verify(directory: Path) -> ReferenceManifest:
-    """The manifest, once every file was found with its digest."""
+    """Checks the digest of every file and returns the manifest."""
     manifest = ReferenceManifest.read(directory)
     for entry in manifest.files:
         if (found := digest_of(directory / entry.name)) != entry.sha256:
@@ -122,7 +122,7 @@ def verify(directory: Path) -> ReferenceManifest:
 
 
 def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
-    """What an earlier computation under `key` left whole, finished or not."""
+    """Returns the complete files of an earlier computation under `key`, finished or not."""
     found: dict[str, ReferenceFile] = {}
     for name in (MANIFEST, PARTIAL):
         try:
@@ -135,13 +135,13 @@ def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
 
 
 def load_logps(directory: Path, manifest: ReferenceManifest, pack_files: Iterable[str]) -> pa.Table:
-    """The log-probabilities of the rows in `pack_files`, in their order; columns as the manifest's kind of pack has them."""
+    """Returns the log-probabilities of the rows in `pack_files`, in their order, with the columns of the manifest's kind of pack."""
     by_file = {entry.of: entry.name for entry in manifest.files}
     return pa.concat_tables([SCHEMAS[manifest.kind].empty_table(), *(pq.read_table(directory / by_file[name]) for name in pack_files)])
 
 
 def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kind: str = "pairs") -> ReferenceFile:
-    """Write the file for `pack_file`: whole and on disk, or not at all."""
+    """Writes the file for `pack_file` atomically and durably."""
     path = directory / f"ref-{pack_file}"
     table = pa.table(columns, schema=SCHEMAS[kind])
     partial = path.with_name(f".{path.name}.tmp")

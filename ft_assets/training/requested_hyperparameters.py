@@ -1,4 +1,4 @@
-"""What a request may ask for: every hyperparameter with its limits, and the refusals that say value, limit and next step."""
+"""The hyperparameters of a request: their limits, and refusals that state value, limit and next step."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ft_assets.training import methods
 from ft_assets.training.methods import Limit
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM 0.33 can be started with (its ``MaxLoRARanks``)."""
+"""Ranks that vLLM 0.33 supports (its ``MaxLoRARanks``)."""
 MAX_RANK = 128
-"""Highest rank that our servers are started with (``--max-lora-rank``)."""
+"""Highest rank that our servers accept (``--max-lora-rank``)."""
 SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
-"""Ranks that our servers load: an adapter of another rank would train and then be quarantined."""
+"""Ranks that our servers load. An adapter of another rank would train and then be quarantined."""
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a block of Llama, Qwen and Mistral: those that the servers adapt."""
+"""Linear layers of a block of Llama, Qwen and Mistral, which the servers can adapt."""
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 
 LIMITS: Mapping[str, Limit] = {
@@ -50,14 +50,14 @@ LIMITS: Mapping[str, Limit] = {
     "packing": Limit(kind="flag"),
     "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety-preserving examples keep what the base refuses"),
 }
-"""Of every method; each method adds its own settings."""
+"""Hyperparameters of every method; each method adds its own settings."""
 HARDWARE: Mapping[str, Limit] = {
     "num_gpus": Limit(kind="int", allowed=GPU_COUNTS, because="whole nodes, or parts of one that divide it"),
     "strategy": Limit(kind="word", words=("single", "ddp", "fsdp2", "zero1", "zero2", "zero3")),
 }
 
 PACK_SETTINGS = ("train_on_inputs", "packing", "safety_share")
-"""Hyperparameters that decide what the pack holds, under the names of ``PackSettings``."""
+"""Hyperparameters that determine the content of the pack, by their names in ``PackSettings``."""
 UNSERVABLE: Mapping[str, str] = {
     "modules_to_save": "modules that are trained whole cannot be served beside other adapters; use method full for a model of its own",
     "bias": "trained biases cannot be served with an adapter; leave it out",
@@ -67,11 +67,11 @@ UNSERVABLE: Mapping[str, str] = {
     "init_lora_weights": "starts that change the base (PiSSA, OLoRA) cannot be served beside other adapters; leave it out",
     "trainable_token_indices": "new or trained tokens cannot be served with an adapter; use method full",
 }
-"""Options of the library that people know, with why they are not offered."""
+"""Well-known options of the library that are not offered, with the reason."""
 
 
 def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, Any]:
-    """`requested` without its ``auto`` entries, each value within its limits; settings of `method` among them."""
+    """Returns `requested` without ``auto`` entries, after checking each value against its limits, including settings of `method`."""
     own = {name: setting.limit for name, setting in methods.get(method).settings.items()}
     values: dict[str, Any] = {}
     for name, value in requested.items():
@@ -92,7 +92,7 @@ def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, A
 
 
 def checked_hardware(asked: Mapping[str, Any] | None) -> dict[str, Any]:
-    """GPUs and strategy that the request names, within their limits; ``auto`` and absent ones are left to the memory estimate."""
+    """Returns the requested GPUs and strategy after checking their limits. The memory estimate decides ``auto`` and absent ones."""
     values: dict[str, Any] = {}
     for name, value in (asked or {}).items():
         limit = HARDWARE.get(name)
@@ -129,9 +129,9 @@ def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
 LORA_SETTINGS = ("rank", "alpha", "dropout", "target_modules")
 QUANTIZATION_SETTINGS = ("quantization", "double_quantization")
 REPLICATES = frozenset(("single", "ddp"))
-"""Strategies under which each rank holds everything; the others share out optimizer states at least."""
+"""Strategies in which each rank holds everything; the others shard at least the optimizer states."""
 SPLITS_WEIGHTS = frozenset(("zero3", "fsdp2"))
-"""Strategies under which each rank holds a part of the weights."""
+"""Strategies in which each rank holds a part of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,21 +144,22 @@ class Combination:
 
 
 def check_combination(c: Combination) -> None:
-    """Raise the first objection: ``InvalidRequest`` with the field that should change."""
+    """Raises the first violated rule as ``InvalidRequest`` with the field that should change."""
     for rule in RULES:
         for objection in rule(c):
             raise objection
 
 
 def check_placement(*, strategy: str, optimizer: str, precision: str) -> None:
-    """The same for a strategy that was not requested: what the memory estimate chose has to go with the rest."""
+    """Checks a strategy that the memory estimate chose against the other settings."""
     for objection in _sharding_rules(strategy, optimizer, precision):
         raise objection
 
 
 def _sharding_rules(strategy: str, optimizer: str, precision: str) -> Iterator[InvalidRequest]:
-    """What works only where ranks hold everything. Adafactor: its rows and columns are sums over the whole of a matrix; 8-bit AdamW: its
-    blocks cross the cuts; fp16: losses are scaled by what all gradients are, on each rank alone."""
+    """Yields violations for settings that require every rank to hold everything. Adafactor: its row and column sums cover a whole
+    matrix; 8-bit AdamW: its blocks cross shard boundaries; fp16: each rank scales its losses alone, but the scale depends on all
+    gradients."""
     if strategy in REPLICATES or strategy == "None":
         return
     if optimizer != "adamw_torch":

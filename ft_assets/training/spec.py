@@ -1,7 +1,7 @@
-"""The resolved training spec: frozen, hashed, and all that the training process reads.
+"""The resolved training spec: frozen, hashed, and complete for the training process.
 
-A spec holds digests and numbers, no paths: the same spec means the same training on any machine. The paths of one
-attempt on one machine are in the :class:`RunFile` around it.
+A spec holds digests and numbers, not paths: the same spec means the same training on any machine. The surrounding :class:`RunFile` has the
+paths of one attempt on one machine.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class LoraSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
-    """How the frozen base is held under QLoRA (Dettmers et al. 2023)."""
+    """Quantization of the frozen base under QLoRA (Dettmers et al. 2023)."""
 
     kind: Literal["nf4", "fp4"] = "nf4"
     double: bool = True
-    """Quantize the quantization constants too: 0.37 bits a parameter less."""
+    """Also quantize the quantization constants: 0.37 bits less per parameter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStopping:
     patience: int
-    """Validations in a row without improvement after which training ends."""
+    """Consecutive validations without improvement after which training ends."""
     min_delta: float = 0.0
-    """A validation loss lower by less than this is no improvement."""
+    """Smallest decrease of the validation loss that counts as an improvement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStart:
-    """An earlier adapter of the same base from which the weights start; optimizer and schedule start anew."""
+    """An earlier adapter of the same base that provides the initial weights; optimizer and schedule start anew."""
 
     adapter: str
     """Name of the adapter, for people."""
     manifest_sha256: str
-    """Digest of its manifest: the bytes are part of the spec."""
+    """Digest of its manifest, so the spec covers its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Optimization:
     learning_rate: float
     num_epochs: float
     per_device_batch_size: int
-    """Rows of the pack (windows, pairs) in a micro-batch of one process."""
+    """Rows of the pack (windows, pairs) per micro-batch of one process."""
     accumulation_steps: int
     """Micro-batches per optimizer step."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -65,16 +65,16 @@ class Optimization:
     adam_betas: tuple[float, float] = (0.9, 0.999)
     optimizer: str = "adamw_torch"
     max_steps: int | None = None
-    """Optimizer steps at most; None: `num_epochs` decides."""
+    """Maximum optimizer steps; None: `num_epochs` decides."""
     early_stopping: EarlyStopping | None = None
 
     def global_batch_size(self, world_size: int) -> int:
-        """Rows of an optimizer step, over all ranks and micro-batches."""
+        """Returns the rows per optimizer step, over all ranks and micro-batches."""
         return self.per_device_batch_size * self.accumulation_steps * world_size
 
     def total_steps(self, *, num_rows: int, world_size: int) -> int:
-        """Optimizer steps of a run. Every step has a whole global batch: rows flow on across the end of an epoch, and the
-        last step fills up with the first rows of the next one."""
+        """Returns the optimizer steps of a run. Every step has a whole global batch: rows continue across the end of an epoch, and the
+        last step is filled up with the first rows of the next one."""
         steps = max(1, math.ceil(self.num_epochs * num_rows / self.global_batch_size(world_size) - 1e-9))
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
@@ -86,13 +86,13 @@ class CheckpointPolicy:
     every_s: float = 600.0
     """Seconds between checkpoints: bounds the work lost to a kill."""
     keep_last: int = 3
-    """At least 2: the newest may be the one that a crash tore."""
+    """At least 2: a crash may have torn the newest."""
 
 
 Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
-"""Kernels of attention (``ft_assets.training.runtime.model.attention``); their results agree to rounding."""
+"""Attention kernels (``ft_assets.training.runtime.model.attention``). Their results agree up to rounding."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
-"""How ranks share a model: not at all, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
+"""How ranks share a model: single process, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,14 +100,14 @@ class TrainingSpec:
     method: str
     """Name of a registered method (``ft_assets.training.methods``)."""
     method_settings: Mapping[str, float | int | str]
-    """Its own hyperparameters, all of them, resolved: ``{"beta": 0.1, ...}``."""
+    """All hyperparameters specific to the method, resolved: ``{"beta": 0.1, ...}``."""
     adapter: Literal["lora", "qlora", "full"]
     base_model: str
     base_digest: str
     pack_fingerprint: str
     dataset_id: str
     reference: str | None
-    """Key of the reference log-probabilities; None where the method needs none."""
+    """Key of the reference log-probabilities; None if the method needs none."""
     warm_start: WarmStart | None
     max_seq_len: int
     optimization: Optimization
@@ -124,7 +124,7 @@ class TrainingSpec:
     """Ranks, one per GPU."""
     seed: int
     recipe: str
-    """``<name>@<version>`` of the recipe that gave the defaults."""
+    """``<name>@<version>`` of the recipe that supplied the defaults."""
     lock_sha256: str
     """Digest of requirements.lock: every dependency of the training process."""
     commit: str
@@ -138,8 +138,8 @@ class TrainingSpec:
 
     @property
     def resume_sha256(self) -> str:
-        """The same for specs that continue each other's checkpoints: it tells apart all that changes the rows and updates of a
-        step, and neither how the global batch is cut into micro-batches and ranks nor how they share the model."""
+        """Digest shared by specs that can resume each other's checkpoints. It covers everything that changes the rows and updates of a
+        step, but not how the global batch is split into micro-batches and ranks, nor how ranks share the model."""
         body = asdict(self)
         body["optimization"]["global_batch_size"] = self.optimization.global_batch_size(self.world_size)
         for name in ("per_device_batch_size", "accumulation_steps"):
@@ -153,7 +153,7 @@ class TrainingSpec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`; unknown or missing fields are a ``ValueError`` that names them."""
+        """Parses the result of :meth:`to_dict`. Raises ``ValueError`` that names unknown or missing fields."""
         known = {f.name for f in fields(cls)}
         if set(data) != known:
             raise ValueError(f"training spec fields differ: unknown {sorted(set(data) - known)}, missing {sorted(known - set(data))}")
@@ -174,7 +174,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFile:
-    """What ``python -m ft_assets.training.runtime RUN.json`` is given: the spec and where things are on this machine."""
+    """Input of ``python -m ft_assets.training.runtime RUN.json``: the spec and the paths on this machine."""
 
     spec: TrainingSpec
     attempt: int
@@ -182,11 +182,11 @@ class RunFile:
     pack_dir: Path
     """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack."""
     work_dir: Path
-    """Checkpoints, metrics, heartbeat and exit evidence of the job; shared by its attempts on this machine."""
+    """Checkpoints, metrics, heartbeat and exit evidence of the job, shared by its attempts on this machine."""
     reference_dir: Path | None = None
-    """Reference log-probabilities of the pack, for a method that needs them."""
+    """Reference log-probabilities of the pack, for methods that need them."""
     warm_start_dir: Path | None = None
-    """The adapter that ``spec.warm_start`` names."""
+    """Adapter named by ``spec.warm_start``."""
 
     def write(self, path: Path) -> None:
         body = {"spec": self.spec.to_dict(), "attempt": self.attempt}
@@ -196,7 +196,7 @@ class RunFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Parse a run file; ``spec`` alone with paths beside it is the form people write by hand too."""
+        """Parses a run file. Also accepts ``spec`` with paths beside it, the form written by hand."""
         body = json.loads(path.read_text())
         paths = {k: Path(body[k]) for k in _PATHS if body.get(k)}
         return cls(spec=TrainingSpec.from_dict(body["spec"]), attempt=int(body.get("attempt", 1)), **paths)
@@ -206,5 +206,5 @@ _PATHS = ("base_model_dir", "pack_dir", "work_dir", "reference_dir", "warm_start
 
 
 def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces. What is hashed."""
+    """Serializes a value canonically for hashing: sorted keys, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,4 +1,4 @@
-"""What the ``checkpoint`` asset does: one attempt of training, followed to its end."""
+"""Implements the ``checkpoint`` asset: one training attempt, followed until it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from control_plane.platform.protocols import Launcher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """An attempt that has ended, and the state that it left its job in."""
+    """A finished attempt and the resulting state of its job."""
 
     held: Claim
     ending: Ending
@@ -35,7 +35,7 @@ class Trained:
 
 
 def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, say: Callable[[str], None]) -> Trained:
-    """Start the attempt that holds the job's reservation, or adopt its running workload, and follow it to its end."""
+    """Starts the attempt that holds the job's reservation, or adopts its running workload, and follows it until it ends."""
     held = follow.take(platform, launcher, tenant, job_id)
     ending = follow.follow(platform, launcher, held, say=say)
     return Trained(held=held, ending=ending, state=attempts.finish(platform, held, ending))
@@ -43,16 +43,16 @@ def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """The committed weights of a job, and what its training measured."""
+    """The committed weights of a job and its training metrics."""
 
     manifest_sha256: str
     uri: str
     measurements: Sequence[Mapping[str, Any]]
-    """One per logged optimizer step."""
+    """One entry per logged optimizer step."""
     cost_micros: int
 
     def last(self, name: str) -> float:
-        """The last measurement of `name`; 0 if there is none."""
+        """Returns the last value of `name`; 0 if there is none."""
         return next((m[name] for m in reversed(self.measurements) if m.get(name)), 0.0)
 
 

@@ -1,6 +1,6 @@
-"""Frozen specs as they were stored, perhaps by an older platform: read for people, who are told what is there.
+"""Reads stored specs, including those of older platforms, for display.
 
-Training needs a spec of today's format (:meth:`TrainingSpec.from_dict`); what has been trained is shown whatever its format.
+Training requires a spec of the current format (:meth:`TrainingSpec.from_dict`); completed training is shown whatever its format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORMER_NAMES = {"windows_per_device": "per_device_batch_size"}
 
 
 def global_batch_size(spec: Mapping[str, Any]) -> int | None:
-    """Rows of an optimizer step; None where the spec does not tell."""
+    """Returns the rows per optimizer step; None if the spec does not contain it."""
     opt = _optimization(spec)
     factors = (opt.get("per_device_batch_size"), opt.get("accumulation_steps"), spec.get("world_size"))
     known = [f for f in factors if isinstance(f, int)]
@@ -23,9 +23,10 @@ def global_batch_size(spec: Mapping[str, Any]) -> int | None:
 
 
 def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
-    """What OpenAI's job object shows, as it was resolved: three numbers, and the method's own settings.
+    """Returns the resolved hyperparameters of OpenAI's job object: three numbers, and the method's own settings.
 
-    There, `n_epochs` is a whole number or ``auto``: a recipe's fraction of an epoch is shown as ``auto``, and exactly in the spec.
+    `n_epochs` must be a whole number or ``auto`` there, so a recipe's fraction of an epoch is shown as ``auto`` here and exactly in the
+    spec.
     """
     shown = {
         "n_epochs": _epochs(spec, requested),
@@ -48,7 +49,7 @@ def _epochs(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float | st
 
 
 def _multiplier(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> float:
-    """Asked for, else the rate over that of the recipe (1 if the recipe is no more)."""
+    """Returns the requested multiplier, else the spec's rate divided by the recipe's (1 if the recipe no longer exists)."""
     asked = requested.get("learning_rate_multiplier")
     if isinstance(asked, (int, float)):
         return float(asked)

@@ -1,7 +1,7 @@
-"""What a training process holds in memory, part by part, and from it the number of GPUs, how they share the model, and the batch.
+"""Estimates the memory of a training process part by part, and from it the number of GPUs, the sharding strategy, and the batch.
 
-Every part is a formula over the model's shape and says what allocates it in ``ft_assets.training.runtime``; nothing is measured here and
-nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formulas with the peaks of real steps.
+Every part is a formula over the model's shape and names what allocates it in ``ft_assets.training.runtime``. Nothing is measured here and
+nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formulas with measured peaks of real steps.
 """
 
 from ft_assets.training.memory.cases import Case

@@ -1,4 +1,4 @@
-"""What an estimate is asked about: one rank of one way of training one model."""
+"""The input of a memory estimate: one rank of one training configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.spec import Attention, Quantization, Strategy
 
 SIDES = {"windows": 1, "pairs": 2, "judged": 1}
-"""Sequences of a row: both answers of a pair go through the model at once."""
+"""Sequences per row: both answers of a pair go through the model at once."""
 REPLICATED = frozenset({"single", "ddp"})
 
 
@@ -23,11 +23,11 @@ class Case:
     max_seq_len: int
     per_device_batch_size: int = 1
     rank: int = 16
-    """Of the adapter; no matter for ``full``."""
+    """Rank of the adapter; unused for ``full``."""
     dropout: float = 0.05
     optimizer: str = "adamw_torch"
     quantization: Quantization = field(default_factory=Quantization)
-    """Of ``qlora``."""
+    """Used for ``qlora`` only."""
     attention: Attention = "sdpa"
     gradient_checkpointing: bool = True
     strategy: Strategy = "single"
@@ -44,19 +44,19 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """That go through the model at once. Every window is full; answers are as long as they may be."""
+        """Tokens that go through the model at once. Assumes full windows and answers of maximum length."""
         return self.sequences * self.max_seq_len
 
     @property
     def mask_elements(self) -> int:
-        """Of the attention mask: windows of a micro-batch are joined to one row, answers are padded and stand below each other."""
+        """Elements of the attention mask: windows of a micro-batch are joined into one row, answers are padded and stacked as rows."""
         if methods.get(self.method).pack == "windows":
             return self.tokens**2
         return self.sequences * self.max_seq_len**2
 
     @property
     def compute_bytes(self) -> int:
-        """Of a number in a matrix product."""
+        """Bytes per number in a matrix product."""
         return 4 if self.precision == "fp32" else 2
 
     @property
@@ -65,12 +65,12 @@ class Case:
 
     @property
     def stream_bytes(self) -> int:
-        """Of a number between blocks: what the embedding gives. FSDP2 and ZeRO compute with parameters cast beforehand."""
+        """Bytes per number between blocks, as output by the embedding. FSDP2 and ZeRO compute with parameters cast beforehand."""
         return 4 if self.full and self.strategy in REPLICATED else self.compute_bytes
 
     @property
     def autocasts(self) -> bool:
-        """Whether matrix products cast float32 inputs as they come."""
+        """Whether matrix products cast float32 inputs on the fly."""
         return self.half and self.strategy in REPLICATED
 
     @property

@@ -1,4 +1,4 @@
-"""Bytes that one rank holds at its peak, part by part."""
+"""Estimates the bytes that one rank holds at its peak, part by part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ft_assets.training.memory.cases import REPLICATED, Case
 from ft_assets.training.memory.gpus import CPU_PROCESS_BYTES, GIB, context_bytes
 
 RESERVE_SHARE = 0.06
-"""Of all that is allocated: blocks that the caching allocator holds but cannot use."""
+"""Share of all allocations that the caching allocator holds but cannot use."""
 ZERO3_LIVE_PARAMETERS = 1_000_000_000
-"""That ZeRO-3 keeps gathered at most (``stage3_max_live_parameters``, its default)."""
+"""Most parameters that ZeRO-3 keeps gathered (``stage3_max_live_parameters``, its default)."""
 ZERO_BUCKET = 500_000_000
 """Elements that ZeRO reduces at a time (``reduce_bucket_size``, its default)."""
 MEANINGS: Mapping[str, str] = {
@@ -33,26 +33,26 @@ MEANINGS: Mapping[str, str] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
     parts: Mapping[str, int]
-    """Bytes by part, in the order of ``MEANINGS``; the parts that are alive together at the peak."""
+    """Bytes by part, in the order of ``MEANINGS``: the parts that are alive at the peak."""
     phase: str
-    """When the peak is: ``forward``, ``loss``, ``backward`` or ``step``."""
+    """Phase of the peak: ``forward``, ``loss``, ``backward`` or ``step``."""
 
     @property
     def total_bytes(self) -> int:
         return sum(self.parts.values())
 
     def explain(self) -> list[str]:
-        """A line for each part that is not nothing, and the total."""
+        """Returns a line for each nonzero part, and the total."""
         lines = [f"{name}: {bytes_ / GIB:.2f} GiB, {MEANINGS[name]}" for name, bytes_ in self.parts.items() if bytes_]
         return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, at its most during: {self.phase}"]
 
 
 def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
-    """The peak of one rank. Without `overheads` neither the device's context nor a reserve is added: what tensors alone hold."""
+    """Estimates the peak of one rank. Without `overheads` the result excludes the device's context and the reserve: tensors only."""
     held = _held(case)
     copies, gathered = compute_copies(case), _gathered(case)
     kept = 0 if case.gradient_checkpointing and case.full else copies
-    forward = copies if case.on_cpu else kept  # a GPU caches no copies: ``runtime.precision``
+    forward = copies if case.on_cpu else kept  # GPUs cache no copies: ``runtime.precision``
     saved = activation_bytes(case)
     phases: dict[str, dict[str, int]] = {
         "forward": {"compute_copies": forward, "gathered": gathered, "activations": saved, "logits": head_forward_bytes(case)},
@@ -74,7 +74,7 @@ def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
 
 
 def _held(case: Case) -> dict[str, int]:
-    """What is there all the time. Gradients too: they are accumulated over the micro-batches of a step."""
+    """Returns the parts held permanently, including gradients, which accumulate over the micro-batches of a step."""
     trained, world = case.trained_parameters, case.world_size
     zero = case.strategy.startswith("zero")
     shards_weights, shards_gradients = case.strategy in ("fsdp2", "zero3"), case.strategy in ("fsdp2", "zero2", "zero3")
@@ -100,12 +100,14 @@ def _weights(case: Case, trained_bytes: int) -> int:
 
 
 def quantized_bytes(*, double: bool) -> float:
-    """Of a 4-bit parameter with its constants: one for 64 weights, float32, or 8 bits and a float32 for 256 of those (QLoRA, section 3)."""
+    """Returns the bytes of a 4-bit parameter with its constants: one float32 for 64 weights, or 8 bits and a float32 for 256 of those
+    (QLoRA, section 3)."""
     return 0.5 + (1 / 64 + 4 / (64 * 256) if double else 4 / 64)
 
 
 def _optimizer(case: Case) -> int:
-    """State of the optimizer: two moments in float32, in 8 bits with a float32 for 256 each, or rows and columns of one (Adafactor)."""
+    """Returns the bytes of the optimizer state: two moments in float32, in 8 bits with a float32 per 256, or the row and column sums of
+    one moment (Adafactor)."""
     trained, s = case.trained_parameters, case.shape
     if case.optimizer == "adafactor":
         if not case.full:
@@ -118,16 +120,17 @@ def _optimizer(case: Case) -> int:
 
 
 def compute_copies(case: Case) -> int:
-    """Autocast keeps the half-precision copy of each float32 weight until the forward pass ends, and the backward pass uses it."""
+    """Returns the bytes of the half-precision copies of float32 weights that autocast keeps until the forward pass ends and the backward
+    pass uses."""
     if not case.autocasts:
         return 0
     return case.compute_bytes * (case.shape.linear_parameters if case.full else case.trained_parameters)
 
 
 def _gathered(case: Case) -> int:
-    """Buffers of the exchange between ranks.
+    """Returns the bytes of the buffers for exchange between ranks.
 
-    FSDP2: the block in use and the next one, the embeddings all the time, and the gradients of a block before and after the cast for their
+    FSDP2: the block in use and the next one, the embeddings permanently, and the gradients of a block before and after the cast for their
     reduction. ZeRO-3: parameters up to its limit; ZeRO-1 to 3: two buckets of gradients. QLoRA: the weight that is being dequantized.
     """
     s, b, world = case.shape, case.compute_bytes, case.world_size
@@ -144,9 +147,10 @@ def _gathered(case: Case) -> int:
 
 
 def _step_working(case: Case) -> int:
-    """Adafactor computes an update of the size of a parameter, in float32; AdamW is one fused kernel on a GPU, and a loop on a CPU.
+    """Returns the working bytes of the optimizer step: Adafactor computes a float32 update of a parameter's size; AdamW is one fused kernel
+    on a GPU, and a loop on a CPU.
 
-    ZeRO casts the half-precision gradients of its share to float32 first.
+    ZeRO first casts the half-precision gradients of its share to float32.
     """
     s = case.shape
     cast = 4 * case.trained_parameters // case.world_size if case.strategy.startswith("zero") and case.half else 0
@@ -162,7 +166,7 @@ HEAD_TILE_VOCAB = 32_768
 
 
 def layer_activation_bytes(case: Case) -> int:
-    """Bytes that one block saves."""
+    """Returns the bytes that one block saves."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
     norms = 2 * 4 * t * s.hidden + (2 * case.stream_bytes * t * s.hidden if case.full else 0)
     if s.qk_norm:
@@ -175,15 +179,15 @@ def layer_activation_bytes(case: Case) -> int:
 
 
 def _linear_input_bytes(case: Case) -> int:
-    """Inputs of the seven linear layers of a block, where they are saved beyond what is saved anyway.
+    """Returns the bytes of the inputs of a block's seven linear layers that are not already saved elsewhere.
 
-    Layers share an input only if nothing is done to it first: under autocast each casts its own copy, and each LoRA pair has a dropout of
-    its own, whose result and mask it saves (one byte an element on a GPU, a float32 factor on a CPU).
+    Layers share an input only if it is used unchanged: under autocast each layer casts its own copy, and each LoRA pair has its own
+    dropout, whose result and mask it saves (one byte an element on a GPU, a float32 factor on a CPU).
     """
     s, t, b = case.shape, case.tokens, case.compute_bytes
     each = sum(i for i, _ in s.linears)
     shared = 2 * s.hidden + s.intermediate
-    """Of q, k, v together, of gate and up together, and of down; o reads what attention saves."""
+    """Inputs shared by q, k, v, shared by gate and up, and of down; o reads what attention saves."""
     if case.full:
         return b * t * (each - s.q_size if case.autocasts else shared)
     pairs = len(s.linears) * case.rank * b * t
@@ -193,7 +197,7 @@ def _linear_input_bytes(case: Case) -> int:
 
 
 def activation_bytes(case: Case) -> int:
-    """Bytes that the whole forward pass saves, output layer apart."""
+    """Returns the bytes that the whole forward pass saves, without the output layer."""
     s, t = case.shape, case.tokens
     boundary = case.stream_bytes * t * s.hidden
     per_layer = boundary if case.gradient_checkpointing else layer_activation_bytes(case)
@@ -203,7 +207,7 @@ def activation_bytes(case: Case) -> int:
 
 
 def backward_working_bytes(case: Case) -> int:
-    """Gradients alive at once in the widest place, the MLP of a block, and the block itself if it is recomputed for it."""
+    """Returns the bytes of gradients alive at once at the widest point, a block's MLP, plus the block itself if it is recomputed."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
     wide = 3 * b * t * s.intermediate
     if not case.full and case.half:
@@ -213,20 +217,23 @@ def backward_working_bytes(case: Case) -> int:
 
 
 def head_forward_bytes(case: Case) -> int:
-    """Output layer in the forward pass. Every method scores its labels in tiles of logits; here every token has a label."""
+    """Returns the bytes of the output layer in the forward pass. Every method scores labels in tiles of logits; assumes that every token
+    has a label."""
     hidden = (case.compute_bytes + case.stream_bytes) * case.tokens * case.shape.hidden
     return hidden + _tile_bytes(case, cpu_copies=3)
 
 
 def head_backward_bytes(case: Case) -> int:
-    """The same with its gradients; a trained output layer adds a float32 gradient of its own size before it is accumulated."""
+    """Returns the bytes of the output layer with its gradients. A trained layer adds a float32 gradient of its own size before
+    accumulation."""
     s = case.shape
     weight = 4 * s.vocab * s.hidden if case.full else 0
     return weight + (4 + case.compute_bytes + case.stream_bytes) * case.tokens * s.hidden + _tile_bytes(case, cpu_copies=7)
 
 
 def _tile_bytes(case: Case, *, cpu_copies: int) -> int:
-    """A GPU allocates the whole tile; a CPU touches the vocabulary's part of it, and computes in `cpu_copies` float32 copies."""
+    """Returns the bytes of a tile of logits. A GPU allocates the whole tile; a CPU touches only the vocabulary's part and computes in
+    `cpu_copies` float32 copies."""
     rows = min(case.tokens, HEAD_TILE_TOKENS)
     if case.on_cpu:
         return rows * min(case.shape.vocab, HEAD_TILE_VOCAB) * (case.compute_bytes + 4 * cpu_copies)

@@ -1,8 +1,9 @@
-"""The smallest number of GPUs that a job fits on, how they share the model, and the largest batch of each; or why nothing fits.
+"""Finds the smallest number of GPUs that a job fits on, how they share the model, and the largest batch of each, or why nothing fits.
 
-1. GPU counts from small to large: a second GPU halves the time but not the cost, so it is taken for memory alone, or if it is asked for.
-2. Of a count, the strategy that exchanges least: one process or copies, then shards of the parameters.
-3. No gradient checkpointing where the length does not ask for it, then with it.
+1. GPU counts from small to large: a second GPU halves the time but not the cost, so it is used only if memory requires it or the request
+   asks for it.
+2. For each count, the strategy with the least exchange: one process or copies, then sharded parameters.
+3. Without gradient checkpointing unless the length requires it, then with it.
 4. The largest micro-batch that divides the batch of the step.
 """
 
@@ -21,15 +22,15 @@ from ft_assets.training.spec import Attention, Quantization, Strategy
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 LENGTHS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512)
-"""That a refusal proposes, the longest first."""
+"""Sequence lengths that a refusal suggests, longest first."""
 HEADROOM = 0.05
-"""Of a GPU that an estimate leaves free: for what it does not foresee, such as the lengths of one batch."""
+"""Share of a GPU left free for what the estimate does not foresee, such as the lengths of one batch."""
 CPU_EXCESS = 1.25
-"""A CPU job is refused only if its estimate is this many times the memory: a machine has swap, and other jobs end."""
+"""A CPU job is refused only if its estimate exceeds the memory by this factor: machines have swap, and other jobs end."""
 CHECKPOINTING_ABOVE = 1024
-"""Tokens above which activations outgrow the rest, and are recomputed (C3)."""
+"""Tokens above which activations dominate and are recomputed (C3)."""
 LARGE = 13_000_000_000
-"""Parameters above which every rank loading the whole model first would not fit into a node's RAM: 8 x 52 GB in float32."""
+"""Parameters above which a node's RAM cannot hold the whole model once per rank: 8 x 52 GB in float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Fit:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """What an estimate of a job says of memory."""
+        """Returns the memory section of a job estimate."""
         return {
             "per_gpu_bytes": self.estimate.total_bytes,
             "parts": {name: value for name, value in self.estimate.parts.items() if value},
@@ -79,10 +80,11 @@ def fit(
     checkpointing_above: int = CHECKPOINTING_ABOVE,
     memory_bytes: int | None = None,
 ) -> Fit:
-    """The placement, or ``InvalidRequest`` (``memory_exceeded``) with the estimate, the limit and what would make it fit.
+    """Returns the placement. Raises ``InvalidRequest`` (``memory_exceeded``) with the estimate, the limit and changes that would make it
+    fit.
 
-    What is given is kept: `num_gpus`, `strategy`, `gradient_checkpointing`, `per_device_batch_size`. On a CPU it is one process with
-    `per_device_batch_size` (1), and `memory_bytes` is the machine's RAM, unknown if None.
+    Given values are kept: `num_gpus`, `strategy`, `gradient_checkpointing`, `per_device_batch_size`. A CPU runs one process with
+    `per_device_batch_size` (1); `memory_bytes` is then the machine's RAM, None if unknown.
     """
     kind = GPUS[gpu]
     case = Case(
@@ -149,7 +151,7 @@ class _Search:
         raise self._refusal(*closest)
 
     def _placements(self, case: Case) -> Iterator[Case]:
-        """Everything that may be tried, best first, with the smallest micro-batch."""
+        """Yields the placements to try, best first, with the smallest micro-batch."""
         counts = [self.num_gpus] if self.num_gpus else [n for n in COUNTS if n <= self.max_gpus]
         checkpointing = [case.gradient_checkpointing]
         if not self.fixed_checkpointing and not case.gradient_checkpointing:
@@ -162,7 +164,7 @@ class _Search:
                     yield replace(case, world_size=count, strategy=strategy, gradient_checkpointing=again)
 
     def _widened(self, case: Case) -> Fit:
-        """With the largest micro-batch that divides a rank's share of the batch."""
+        """Returns the placement with the largest micro-batch that divides a rank's share of the batch."""
         share = self.global_batch // case.world_size
         least = case.per_device_batch_size
         sizes = [least] if self.fixed_batch else [n for n in range(share, least - 1, -1) if share % n == 0]
@@ -200,7 +202,7 @@ class _Search:
         return InvalidRequest(message, code="memory_exceeded", param="hyperparameters")
 
     def _cures(self, case: Case) -> list[str]:
-        """Single changes after which the job fits, each tried out."""
+        """Returns single changes that make the job fit, each verified by an estimate."""
         smaller = replace(case, gradient_checkpointing=True, per_device_batch_size=1)
         cures = []
         if smaller != case and self._fits_anywhere(smaller):
@@ -224,19 +226,19 @@ class _Search:
         return any(self._fits(estimate(placed)) for placed in self._placements(case))
 
     def _enough_gpus(self, case: Case) -> int | None:
-        """GPUs, more than were tried, that hold the job when the parameters are sharded among them."""
+        """Returns a GPU count, larger than those tried, that holds the job with sharded parameters."""
         more = [n for n in COUNTS if n > case.world_size and self.global_batch % n == 0]
         sharded = strategies(case, 2)[-1]
         return next((n for n in more if self._fits(estimate(replace(case, world_size=n, strategy=sharded)))), None)
 
 
 def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:
-    """Ways to share the model among `num_gpus`, the cheapest exchange first.
+    """Returns the ways to share the model among `num_gpus`, cheapest exchange first.
 
-    1. One GPU shares with nobody.
-    2. The states of an 8-bit optimizer are not cut: copies alone.
-    3. 4-bit weights are not cut: copies, or shards of what belongs to the adapter.
-    4. Loss scaling, which fp16 needs, is not built for shards: copies alone.
+    1. One GPU does not share.
+    2. 8-bit optimizer states cannot be sharded: copies only.
+    3. 4-bit weights cannot be sharded: copies, or shards of the adapter's states.
+    4. fp16 needs loss scaling, which does not support shards: copies only.
     """
     if num_gpus == 1:
         return ("single",)

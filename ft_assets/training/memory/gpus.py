@@ -1,4 +1,4 @@
-"""GPUs that jobs run on, and what a process takes of one before it holds a model."""
+"""GPU types that jobs run on, and the memory that a process uses before it loads a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 class Gpu:
     name: str
     memory_bytes: int
-    """Of the board, as ``nvidia-smi`` shows it; 0 where it is the machine's RAM."""
+    """Memory of the board, as ``nvidia-smi`` shows it; 0 for a CPU, which uses the machine's RAM."""
 
     @property
     def is_cpu(self) -> bool:
@@ -37,18 +37,18 @@ GPUS: Mapping[str, Gpu] = {
         "local": 0,
     }.items()
 }
-"""MiB that ``nvidia-smi`` shows with ECC on, less than the name says on most boards. ``local`` is a slot of the embedded pool: a process on
-this machine's CPU."""
+"""MiB that ``nvidia-smi`` shows with ECC on; most boards have less than their name says. ``local`` is a slot of the embedded pool: a
+process on this machine's CPU."""
 
 CONTEXT_BYTES = 3 * GIB // 4
-"""CUDA context with the kernels of PyTorch (0.4 to 0.6 GiB on Ampere and Hopper) and the work space of cuBLAS."""
+"""CUDA context with PyTorch's kernels (0.4 to 0.6 GiB on Ampere and Hopper) and the cuBLAS workspace."""
 NCCL_BYTES = GIB
-"""Channels of NCCL to the ranks of one node, several communicators."""
+"""NCCL channels to the ranks of one node, several communicators."""
 NCCL_NODES_BYTES = GIB // 2
-"""More of them for the ranks of other nodes."""
+"""Additional channels to ranks of other nodes."""
 GPUS_PER_NODE = 8
 CPU_PROCESS_BYTES = 700 * MIB
-"""A training process on a CPU before it holds a model: 540 MiB of libraries, and 80 MiB of holes in its heap later (measured)."""
+"""A training process on a CPU before it loads a model: 540 MiB of libraries, and 80 MiB of heap fragmentation later (measured)."""
 
 
 def context_bytes(world_size: int) -> int:

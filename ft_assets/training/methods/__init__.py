@@ -1,7 +1,7 @@
-"""Training methods, each one registered module: which rows it takes, which trainer it builds, what it measures, how it fails.
+"""Training methods. Each is a registered module that declares its rows, trainer, metrics and failure modes.
 
-A module of this package called ``<name>.py`` with a ``METHOD`` is a method; so is what another distribution names under the
-entry point group ``ft_platform.methods``. Nothing here imports torch: the objective is named, and imported by the training process.
+A module ``<name>.py`` of this package with a ``METHOD`` is a method; other distributions add methods through the entry point group
+``ft_platform.methods``. Nothing here imports torch: the objective is named here and imported by the training process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Limit:
     low: float = -math.inf
     high: float = math.inf
     above_low: bool = False
-    """The lower limit itself is refused."""
+    """The lower limit itself is not accepted."""
     words: tuple[str, ...] = ()
     allowed: tuple[int, ...] = ()
     because: str = ""
@@ -59,7 +59,7 @@ class Limit:
             return isinstance(value, bool)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return False
-        if isinstance(value, float) and not math.isfinite(value):  # asked of a huge int, isfinite overflows
+        if isinstance(value, float) and not math.isfinite(value):  # isfinite overflows on a huge int
             return False
         if self.kind == "int" and value != int(value):
             return False
@@ -67,7 +67,7 @@ class Limit:
         return above and value <= self.high and (not self.allowed or int(value) in self.allowed)
 
     def plain(self, value: Any) -> Any:
-        """An accepted `value` in the one form in which it is hashed: 1 and 1.0 are the same number, a list has no order."""
+        """Returns an accepted `value` in its canonical form for hashing: 1 and 1.0 are the same number, and lists are sorted."""
         if self.kind == "int":
             return int(value)
         if self.kind == "float":
@@ -75,7 +75,7 @@ class Limit:
         return tuple(sorted(value)) if isinstance(value, list) else value
 
     def _names(self, value: object) -> bool:
-        """A list of words, each once; empty would train nothing."""
+        """Whether `value` is a non-empty list of allowed words without duplicates."""
         if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, str) for v in value):
             return False
         return set(value) <= set(self.words) and len(set(value)) == len(value)
@@ -83,15 +83,16 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A hyperparameter that only this method has."""
+    """A hyperparameter specific to one method."""
 
     default: float | int | str
     source: str
-    """Where the default comes from."""
+    """Source of the default."""
     limit: Limit
     help: str = ""
     only_with: tuple[str, tuple[str, ...]] | None = None
-    """Another setting of the method and its values with which this one has an effect; with others it keeps its default or is refused."""
+    """Another setting of the method and the values of it for which this one has an effect; with other values this one must keep its
+    default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,32 +102,32 @@ class Method:
     rows: frozenset[str]
     """Kinds of stored rows that it trains on: ``chat``, ``preference``, ``kto``, ``text``."""
     row_help: str
-    """The same in words, for the error that refuses others."""
+    """`rows` in words, for the error that refuses other kinds."""
     pack: PackKind
     trainer: str
-    """The library's trainer whose preparation and loss it uses, as ``package.Class``."""
+    """Library trainer whose preparation and loss it uses, as ``package.Class``."""
     objective: str
     """``module:function`` that builds its objective (``ft_assets.training.runtime.objectives.Objective``)."""
     every_token: bool = False
-    """Every token of every row is learned, and rows that are too long are split into pieces instead of cut."""
+    """Trains on every token of every row; rows that are too long are split instead of truncated."""
     reward_per_token: bool = False
-    """What it prefers by is the mean log-probability of an answer's tokens; else their sum."""
+    """The preference reward is the mean log-probability of an answer's tokens; otherwise their sum."""
     needs_reference: bool = False
-    """Trains against the log-probabilities of the frozen base, computed once and kept with the pack."""
+    """Needs the log-probabilities of the frozen base, computed once and kept with the pack."""
     learning_rate_factor: float = 1.0
-    """Of the recipe's rate, which is SFT's: one factor for both kinds of adapter, because a recipe's rate for LoRA is ten times its rate
-    for full parameters, and published preference rates keep that ratio (`learning_rate_source`)."""
+    """Multiplies the recipe's learning rate, which is SFT's. One factor serves both kinds of adapter: a recipe's rate for LoRA is ten
+    times its rate for full parameters, and published preference rates keep that ratio (`learning_rate_source`)."""
     learning_rate_source: str = ""
     settings: Mapping[str, Setting] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
-    """What a step reports besides loss, learning rate, gradient norm and speed."""
+    """Metrics that a step reports besides loss, learning rate, gradient norm and speed."""
     failure_modes: tuple[str, ...] = ()
-    """What goes wrong with it in practice, each with its sign and its cure."""
+    """Common failures in practice, each with its symptom and remedy."""
 
 
 @functools.cache
 def registered() -> Mapping[str, Method]:
-    """Every method by name: the modules of this package, then those of installed distributions."""
+    """Returns every method by name: the modules of this package, then those of installed distributions."""
     found: dict[str, Method] = {}
     for info in pkgutil.iter_modules(__path__):
         method: Method = importlib.import_module(f"{__name__}.{info.name}").METHOD
@@ -140,7 +141,7 @@ def registered() -> Mapping[str, Method]:
 
 
 def get(name: str) -> Method:
-    """The method called `name`; ``InvalidRequest`` names the known ones."""
+    """Returns the method called `name`. Raises ``InvalidRequest`` that lists the known ones."""
     try:
         return registered()[name]
     except KeyError:

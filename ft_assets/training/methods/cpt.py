@@ -1,4 +1,4 @@
-"""Continued pre-training: plain text, every token of it."""
+"""Continued pre-training on every token of plain text."""
 
 from ft_assets.training.methods import Method
 

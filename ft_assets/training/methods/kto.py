@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization (Ethayarajh et al. 2024): single answers that somebody called good or bad."""
+"""Kahneman-Tversky optimization (Ethayarajh et al. 2024): single answers labelled good or bad."""
 
 from ft_assets.training.methods import Limit, Method, Setting
 

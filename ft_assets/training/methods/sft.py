@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the answers of conversations, imitated token by token."""
+"""Supervised fine-tuning on the answers of conversations."""
 
 from ft_assets.training.methods import Method
 

@@ -1,8 +1,7 @@
-"""Recipes: versioned YAML beside this file, each default with its source. Which one a request gets is decided here.
+"""Recipes: versioned YAML files beside this module, with a source for each default. This module also selects the recipe of a request.
 
-A file holds a list of recipes. A recipe is for one kind of adapter and for base models by the shape
-of their ids and by size; it may extend another, and may set a default for one method apart. Anything in it may be overridden
-by a request.
+A file holds a list of recipes. A recipe applies to one kind of adapter and to base models by id pattern and size. It may extend another
+recipe and override a default for a single method. A request may override anything in it.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ COMMON = frozenset((
 OF_LORA = frozenset(("rank", "alpha_over_rank", "dropout", "target_modules"))
 OF_QLORA = frozenset(("quantization", "double_quantization"))
 NEEDED: Mapping[str, frozenset[str]] = {"lora": COMMON | OF_LORA, "qlora": COMMON | OF_LORA | OF_QLORA, "full": COMMON}
-"""Defaults that a recipe states, its own or those of what it extends: exactly these."""
+"""Defaults that a recipe must state, itself or through the recipe it extends: exactly these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Default:
     value: Any
     source: str
-    """Where the number comes from: a paper, a measurement, a rule of the platform."""
+    """Origin of the number: a paper, a measurement, a rule of the platform."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +48,14 @@ class Recipe:
     name: str
     version: int
     base_models: tuple[str, ...]
-    """Patterns of base model ids, in lower case and without what stands before a slash; none: any model."""
+    """Patterns of base model ids, in lower case and without the part before a slash; empty: any model."""
     parameters: tuple[float, float]
-    """Sizes that it is for: from the first, below the second."""
+    """Number of parameters that it applies to: from the first, below the second."""
     adapter: AdapterKind
     summary: str
     defaults: Mapping[str, Default]
     methods: Mapping[str, Mapping[str, Default]] = field(default_factory=dict)
-    """What differs for a method, settings of its own among it."""
+    """Overrides per method, including the method's own settings."""
 
     @property
     def label(self) -> str:
@@ -65,7 +64,7 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Of all defaults without their sources; another one wants another version."""
+        """Digest of all defaults without their sources. A new digest requires a new version."""
         of_methods = {m: {k: d.value for k, d in o.items()} for m, o in self.methods.items()}
         body = [self.adapter, {k: d.value for k, d in self.defaults.items()}, of_methods]
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()[:16]
@@ -74,7 +73,7 @@ class Recipe:
         return self.methods.get(method, {}).get(name, self.defaults[name]).value
 
     def learning_rate(self, method: str) -> Default:
-        """The rate of `method`: the recipe's own for it, else SFT's times the method's factor."""
+        """Returns the learning rate of `method`: the recipe's override, else SFT's times the method's factor."""
         if "learning_rate" in self.methods.get(method, {}):
             return self.methods[method]["learning_rate"]
         of, base = methods.get(method), self.defaults["learning_rate"]
@@ -84,7 +83,7 @@ class Recipe:
         return Default(value=rate, source=f"{base.value:g} x {of.learning_rate_factor:g}: {of.learning_rate_source}")
 
     def setting(self, method: str, name: str) -> Default:
-        """The default of one of the method's own settings."""
+        """Returns the default of one of the method's own settings."""
         of = methods.get(method).settings[name]
         return self.methods.get(method, {}).get(name, Default(value=of.default, source=of.source))
 
@@ -114,7 +113,7 @@ class _RecipeFile(BaseModel):
 
 
 def parse(text: str, known: Mapping[str, Recipe] | None = None) -> list[Recipe]:
-    """The recipes of a YAML file, which may extend those before them and `known` ones; a default without a source is refused."""
+    """Parses the recipes of a YAML file. They may extend earlier ones and `known` ones; a default without a source is refused."""
     found = dict(known or {})
     made = []
     for entry in yaml.safe_load(text):
@@ -150,7 +149,7 @@ def _complete(body: _RecipeFile, parent: Recipe | None) -> Recipe:
 
 @functools.cache
 def load_all() -> Mapping[str, Recipe]:
-    """Every shipped recipe by name; those for any model first, which the others extend."""
+    """Returns every shipped recipe by name, starting with those for any model, which the others extend."""
     found: dict[str, Recipe] = {}
     for path in sorted(DIRECTORY.glob("*.yaml"), key=lambda p: (p.stem != "any", p.stem)):
         for recipe in parse(path.read_text(encoding="utf-8"), found):
@@ -161,7 +160,7 @@ def load_all() -> Mapping[str, Recipe]:
 
 
 def named(name: str) -> Recipe:
-    """The recipe called `name`, with or without its version."""
+    """Returns the recipe called `name`, with or without its version."""
     recipes = load_all()
     wanted = name.partition("@")[0]
     if wanted not in recipes or ("@" in name and recipes[wanted].label != name):
@@ -171,7 +170,7 @@ def named(name: str) -> Recipe:
 
 
 def select(base_model: str, *, adapter: str, num_parameters: int = 0, name: str | None = None) -> Recipe:
-    """The recipe called `name`, else the one made for models like `base_model`, else the one for any model."""
+    """Returns the recipe called `name`, else the one for models like `base_model`, else the one for any model."""
     if name is not None:
         recipe = named(name)
         if recipe.adapter != adapter:

@@ -1,4 +1,4 @@
-"""Recipes and methods as tables, for documents: ``python -m ft_assets.training.recipes.table`` prints them."""
+"""Renders recipes and methods as tables for documents: ``python -m ft_assets.training.recipes.table`` prints them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ft_assets.training.recipes import Recipe, load_all
 
 
 def methods_table() -> str:
-    """Every method with what it trains on and how its rate follows from SFT's."""
+    """Lists every method with its rows and its factor of SFT's learning rate."""
     rows = [
         f"| `{m.name}` | {m.summary} | {m.row_help} | {m.learning_rate_factor:g} | {'yes' if m.needs_reference else 'no'} |"
         for m in methods.registered().values()
@@ -21,7 +21,7 @@ def methods_table() -> str:
 
 
 def settings_table() -> str:
-    """Every setting that only one method has."""
+    """Lists every method-specific setting."""
     rows = [
         f"| `{m.name}` | `{name}` | {_shown(s.default)} | {s.limit.text} | {s.source} |"
         for m in methods.registered().values()
@@ -31,13 +31,13 @@ def settings_table() -> str:
 
 
 def recipes_table() -> str:
-    """Every recipe with the models it is for."""
+    """Lists every recipe with the models it applies to."""
     rows = [f"| `{r.label}` | {r.adapter} | {_models(r)} | {_sizes(r)} | {r.summary} |" for r in load_all().values()]
     return "\n".join(["| recipe | adapter | base models | parameters | |", "|---|---|---|---|---|", *rows])
 
 
 def defaults_table() -> str:
-    """Every default with its source: of the recipes for any model all, of each other one what it changes."""
+    """Lists every default with its source: all defaults of the recipes for any model, and what the other recipes change."""
     rows, seen = [], set[tuple[str, str, str, str]]()
     for recipe in load_all().values():
         for name, method, value, source in _defaults(recipe):

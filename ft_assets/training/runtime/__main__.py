@@ -1,4 +1,4 @@
-"""Entry: signals first, then evidence, then the heavy imports; exits with the code of what happened."""
+"""Entry point: installs signal handlers, then exit evidence, then the heavy imports. The exit code gives the outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "G
 
 
 class Attempt:
-    """One attempt of one rank: what it has done so far, and the one way out of it."""
+    """One attempt of one rank: its progress, and its only exit path."""
 
     def __init__(self, run: RunFile) -> None:
         self.run = run
@@ -41,21 +41,21 @@ class Attempt:
         self.progress = Progress()
         self._lock = threading.RLock()
         self._leaver: int | None = None
-        """Thread that writes the evidence: the first one that wants to."""
+        """Thread that writes the evidence: the first to call :meth:`leave`."""
         self.stop = StopRequest(leave=self._preempted)
         path = run.work_dir / ("heartbeat.json" if self.rank == 0 else f".heartbeat.rank{self.rank}.json")
         self.heartbeat = Heartbeat(path, self.progress, attempt=run.attempt, on_beat=self.stop.enforce_deadline)
 
     def _preempted(self, why: str) -> None:
-        if self._leaver != threading.get_ident():  # else a signal has come while this very thread leaves
+        if self._leaver != threading.get_ident():  # otherwise a signal arrived while this thread is leaving
             self.leave(Outcome.PREEMPTED, why, {})
 
     def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
-        """Write the evidence and end the process at once: no teardown may hang or overrule the exit code."""
+        """Writes the evidence and ends the process immediately: teardown must not hang or change the exit code."""
         with self._lock:
             self._leaver = self._leaver or threading.get_ident()
         while self._leaver != threading.get_ident():
-            time.sleep(1.0)  # another thread writes the evidence, and ends this process
+            time.sleep(1.0)  # another thread writes the evidence and ends this process
         opt = self.run.spec.optimization
         facts = {"per_device_batch_size": opt.per_device_batch_size, "accumulation_steps": opt.accumulation_steps, **detail}
         try:
@@ -77,7 +77,7 @@ class Attempt:
             os._exit(EXIT_CODES[outcome])
 
     def execute(self) -> dict[str, Any]:
-        """Everything between the first heartbeat and the evidence."""
+        """Runs everything between the first heartbeat and the evidence."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size != self.run.spec.world_size:
             raise BadSpec(f"{world_size} ranks were started, the spec wants {self.run.spec.world_size}; start as many")
@@ -97,7 +97,7 @@ class Attempt:
 
 
 def is_broken_connection(error: BaseException) -> bool:
-    """Whether `error` says that another rank is gone, and nothing of what this one did."""
+    """Returns whether `error` means only that another rank is gone, not that this one failed."""
     if type(error).__name__ in ("DistNetworkError", "DistBackendError", "DistStoreError"):
         return True
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "gloo", "TCPStore")
@@ -105,7 +105,7 @@ def is_broken_connection(error: BaseException) -> bool:
 
 
 def _check_adapter(spec: TrainingSpec) -> None:
-    """Refuse a spec whose parts contradict each other: nobody resolved it."""
+    """Rejects a spec whose parts contradict each other, such as one that was not produced by ``resolve``."""
     full, quantized = spec.adapter == "full", spec.adapter == "qlora"
     if full != (spec.lora is None) or quantized != (spec.quantization is not None):
         raise BadSpec(f"adapter {spec.adapter!r} does not go with lora {spec.lora} and quantization {spec.quantization}")
@@ -121,10 +121,10 @@ def _method(spec: TrainingSpec) -> Method:
 
 
 def _die_with_the_agent() -> None:
-    """Have the kernel kill this rank when torchrun's agent dies.
+    """Has the kernel kill this rank when torchrun's agent dies.
 
-    The agent starts each rank in a session of its own, which no signal to the agent's group reaches: a rank that outlived it
-    would write into the work directory of the next attempt. An agent that died before this line leaves another parent behind.
+    The agent starts each rank in a new session, which signals to the agent's group do not reach. A rank that outlived the agent would write
+    into the work directory of the next attempt. If the agent died before this call, the parent is already another process.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
@@ -144,7 +144,7 @@ def _is_agent(pid: int) -> bool:
 
 
 def _watch() -> None:
-    """Log for the tenant, who reads this process's output; one rank of a gang sends its spans."""
+    """Configures logs for the tenant, who reads this process's output, and spans for rank 0."""
     logs.configure(SERVICE, stream="stdout", plain=True)
     for name in ("accelerate", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.ERROR if name == "accelerate" else logging.CRITICAL)
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _carry_out(attempt: Attempt) -> NoReturn:
-    """Run the attempt and leave with what came of it."""
+    """Runs the attempt and exits with its outcome."""
     run = attempt.run
     try:
         detail = attempt.execute()
@@ -180,7 +180,7 @@ def _carry_out(attempt: Attempt) -> NoReturn:
         attempt.leave(e.outcome, e.message, e.detail)
     except BaseException as e:
         broken = is_broken_connection(e)
-        if broken and attempt.stop.requested:  # another rank has left, or this one's stop is being answered by another thread
+        if broken and attempt.stop.requested:  # another rank has left, or another thread is handling this one's stop
             attempt.stop.settle()
         log.error("%s", type(e).__name__, exc_info=True)
         outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL
@@ -191,7 +191,7 @@ def _carry_out(attempt: Attempt) -> NoReturn:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory ran out: of the GPU, of the host, or of torch's CPU allocator."""
+    """Returns whether `error` means that memory ran out: of the GPU, of the host, or of torch's CPU allocator."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(

@@ -1,8 +1,8 @@
-"""Checkpoints of a running training: copied between two steps, written and committed by another thread.
+"""Writes checkpoints of a running training: the state is copied between two steps, then written and committed by another thread.
 
-A step waits for the copy alone, and for the checkpoint before it if that is still being written. Ranks that hold parts of the state
-write them into one directory on a shared file system; rank 0 commits when every part is there. All threads are started before the first
-step: later, memory may be too short for another one, and a thread that dies while it begins leaves its caller waiting (CPython 3.11).
+A step waits only for the copy, and for the previous checkpoint if it is still being written. Ranks that hold parts of the state write them
+into one directory on a shared file system; rank 0 commits once every part exists. All threads start before the first step: later, memory
+may be too short for another one, and a thread that dies while starting leaves its caller waiting (CPython 3.11).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ft_assets.training.spec import RunFile
 log = logging.getLogger(__name__)
 
 PARTS_TIMEOUT_S = 600.0
-"""How long rank 0 waits for the parts of the others: they write at the same time as it does."""
+"""Seconds that rank 0 waits for the parts of other ranks, which write at the same time."""
 MAX_WRITE_S = 1800.0
-"""Longer than any checkpoint takes: waiting for one that hangs is no progress after this."""
+"""Longer than any checkpoint takes. After this, waiting for a hanging one no longer counts as progress."""
 TOUCH_S = 5.0
-"""Between two signs of life of a step that waits for a checkpoint."""
+"""Seconds between progress signals of a step that waits for a checkpoint."""
 STATE = "trainer_state.json"
 
 
 class Saver:
-    """Commits checkpoints of one run; at most one is being written."""
+    """Commits checkpoints of one run, one at a time."""
 
     def __init__(self, run: RunFile, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> None:
         """`touch` is called while a step waits for a checkpoint that is being written."""
         self._run, self._strategy, self._touch = run, strategy, touch
         self._directory = run.work_dir / "checkpoints"
         if strategy.rank == 0:
-            checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have made a step together
+            checkpoints.sweep(self._directory)  # drafts of killed attempts; no rank saves before all have made a step together
         checkpoints.start_threads()
         self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._idle = threading.Event()
@@ -51,17 +51,17 @@ class Saver:
         self._failure: BaseException | None = None
         self.committed_step = 0
         self.offered_step = 0
-        """The newest step that was given to :meth:`save`: the same on every rank, committed or not."""
+        """Newest step passed to :meth:`save`, the same on every rank, committed or not."""
         self.stall_s = 0.0
-        """Seconds that steps have waited for checkpoints, over the run."""
+        """Seconds that steps have waited for checkpoints during the run."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Patterns that each must match a file of a checkpoint."""
+        """Patterns that must each match a file of a checkpoint."""
         return checkpoints.checkpoint_parts(self._run.spec)
 
     def save(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """Copy the run as it is after ``state["step"]`` and have it committed; returns when training may go on."""
+        """Copies the state after ``state["step"]`` and queues its commit. Returns as soon as training may continue."""
         began = time.monotonic()
         self.wait()
         self.offered_step = int(state["step"])
@@ -76,31 +76,31 @@ class Saver:
         self.stall_s += time.monotonic() - began
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what went wrong with it."""
+        """Waits until no checkpoint is being written. Raises the error of the last one."""
         deadline = time.monotonic() + MAX_WRITE_S
         while not self._idle.wait(TOUCH_S):
             if time.monotonic() < deadline:
-                self._touch()  # a large checkpoint on a slow disk is progress
+                self._touch()  # writing a large checkpoint on a slow disk is progress
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong with the last one, if it is known by now."""
+        """Raises the error of the last checkpoint, if it has already failed."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
 
     def save_now(self, state: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-        """:meth:`save`, and wait until it is committed."""
+        """Saves and waits until the checkpoint is committed."""
         if int(state["step"]) > self.offered_step:
             try:
                 self.wait()
-            except Exception as e:  # of an older checkpoint: this one is newer, and still to be tried
+            except Exception as e:  # error of an older checkpoint; this newer one is still to be tried
                 log.warning("the checkpoint before could not be written: %s", e)
             self.save(state, metrics)
         self.wait()
 
     def await_committed(self, step: int) -> None:
-        """Until rank 0 has committed `step`, or for as long as there is time anyway."""
+        """Waits until rank 0 has committed `step`, for at most ``PARTS_TIMEOUT_S``."""
         target = self._directory / checkpoints.step_name(step)
         deadline = time.monotonic() + PARTS_TIMEOUT_S
         while not target.exists() and time.monotonic() < deadline:
@@ -116,7 +116,7 @@ class Saver:
             with told_as_disk_full(draft, expected_bytes=checkpoints.size_of_newest(self._directory)):
                 write()
             self._seal(draft, state, metrics)
-        except BaseException as e:  # told to the training thread by wait()
+        except BaseException as e:  # wait() raises it in the training thread
             self._failure, self.offered_step = e, self.committed_step
             if self._strategy.rank == 0:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -154,5 +154,5 @@ class Saver:
             mark.unlink()
 
     def _best(self, state: Mapping[str, Any]) -> int | None:
-        """The step whose weights an early stop would return to."""
+        """Returns the step whose weights an early stop would restore."""
         return state["best_step"] if self._run.spec.optimization.early_stopping else None

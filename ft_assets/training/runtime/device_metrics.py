@@ -1,4 +1,4 @@
-"""What a step looks like from outside: speed, share of the device's peak, memory, utilisation. Absent where the device cannot say."""
+"""Device metrics of a step: speed, share of the device's peak, memory, utilization. Values that the device cannot report are absent."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 PEAK_FLOPS = {
     "H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 125e12,
 }  # fmt: skip
-"""Dense bf16 operations a second of the tensor cores, without sparsity: NVIDIA's data sheets (SXM parts)."""
+"""Dense bf16 operations per second of the tensor cores, without sparsity, from NVIDIA's data sheets (SXM parts)."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Of one device; None for a CPU and for a GPU that is not in the table."""
+    """Returns the peak of one device; None for a CPU and for GPUs that are not in the table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -23,10 +23,11 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(model: Any) -> float:
-    """Model operations for a trained token: 2 a parameter forward, 2 for the gradients of activations, 2 for those of trained weights.
+    """Returns model operations per trained token: 2 per parameter forward, 2 for the gradients of activations, 2 for those of trained
+    weights.
 
-    Attention's own products are left out, as by Kaplan et al. 2020 (2.1): under a tenth at 4,096 tokens. Recomputed activations are no
-    model operations (MFU, not HFU).
+    Excludes attention's own products, as Kaplan et al. 2020 (2.1) do: under a tenth at 4,096 tokens. Excludes recomputed activations, too
+    (MFU, not HFU).
     """
     total = trained = 0
     for name, parameter in model.named_parameters():
@@ -34,21 +35,21 @@ def flops_per_token(model: Any) -> float:
             continue
         elements = getattr(parameter, "ds_numel", None) or parameter.numel()
         if type(parameter).__name__ == "Params4bit":
-            elements = 2 * elements * parameter.element_size()  # two weights a byte, stored as other types
+            elements = 2 * elements * parameter.element_size()  # two weights per byte, stored as other types
         total += elements
         trained += elements if parameter.requires_grad else 0
     return float(4 * total + 2 * trained)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most that was allocated on the GPU; on a CPU the process's largest resident set."""
+    """Returns the peak of memory allocated on the GPU; on a CPU, the process's peak resident set."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def gpu_utilization(device: torch.device) -> float | None:
-    """Share of the last second in which a kernel ran; None without a GPU or the driver's library."""
+    """Returns the share of the last second in which a kernel ran; None without a GPU or the driver's library."""
     if device.type != "cuda":
         return None
     try:

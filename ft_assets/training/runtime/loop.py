@@ -1,10 +1,10 @@
-"""The training loop: steps, health, metrics, checkpoints, and stopping at any moment. Its position in the data is the step.
+"""The training loop: steps, health, metrics, checkpoints, and stops at any moment. Its position in the data is the step.
 
 measure     what the loss needs of the whole step before its first micro-batch (KTO's KL estimate)
-compute     forward and backward of each micro-batch; nothing that is kept changes, so a stop may fall anywhere
-agree       ranks tell each other: is every loss a number, was anybody asked to stop
-apply       clip, check, optimizer step: the only moment at which weights move, under a lock
-report      metrics line, then a checkpoint if one is due, then the stop if one was asked for
+compute     forward and backward of each micro-batch; no persistent state changes, so a stop may come at any point
+agree       ranks exchange whether every loss is finite and whether a stop was requested
+apply       clip, check, optimizer step: the only moment at which weights change, under a lock
+report      metrics line, then a checkpoint if one is due, then the stop if one was requested
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from ft_assets.training.spec import TrainingSpec
 log = logging.getLogger(__name__)
 
 EXPLODED_OVER_UNIFORM = 2.0
-"""A model that knows nothing has loss ln(vocabulary); ten steps at twice that are no noise."""
+"""An untrained model has loss ln(vocabulary); ten steps at twice that are not noise."""
 EXPLODED_STEPS = 10
 MAX_SKIPPED_STEPS = 20
-"""fp16 only: steps in a row that loss scaling may skip before it is called divergence; its scale starts at 2^16."""
+"""fp16 only: consecutive steps that loss scaling may skip before the run counts as diverged; its scale starts at 2^16."""
 UTILIZATION_EVERY_S = 5.0
-"""Asking the driver costs a millisecond."""
+"""Limits driver queries, which take a millisecond each."""
 
 
 @dataclass(kw_only=True)
 class RunState:
-    """What a resume needs beside weights, optimizer and schedule. ``step`` optimizer steps are done."""
+    """State needed to resume besides weights, optimizer and schedule, after ``step`` optimizer steps."""
 
     step: int = 0
     num_tokens: int = 0
-    """Tokens read by the model so far, over all ranks and attempts."""
+    """Tokens read by the model over all ranks and attempts."""
     best_eval_loss: float | None = None
     best_step: int | None = None
     stale_validations: int = 0
-    """Validations in a row that were no improvement."""
+    """Consecutive validations without improvement."""
     validation_due: bool = False
-    """The step asks for a validation that a stop prevented: the resume makes up for it, or early stopping would see other losses."""
+    """A stop prevented the validation due at this step. The resume runs it, so that early stopping sees the same losses."""
     ended_early: bool = False
     """Early stopping has ended the run at this step."""
     skipped_steps: int = 0
-    """fp16: steps in a row that loss scaling has skipped."""
+    """fp16: consecutive steps that loss scaling has skipped."""
     recent_losses: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,22 +103,22 @@ class Loop:
         self._between_steps = threading.RLock()
         self._last: dict[str, Any] = {}
         self._torn = False
-        """A step is being applied: nothing may be saved."""
+        """A step is being applied; saving is not allowed."""
         self._applied: Any = None
-        """On a GPU, the moment after the last step in its queue of work."""
+        """CUDA event recorded after the last step; None on a CPU."""
         self._flops = device_metrics.flops_per_token(objective.model)
         self._peak = device_metrics.peak_flops(strategy.device)
         self._utilization: tuple[float, float | None] = (-math.inf, None)
         self._printed_at = 0.0
 
     def resume(self, state: RunState, last: Mapping[str, Any]) -> None:
-        """Go on after ``state.step``; weights, optimizer and schedule were loaded by the strategy. `last`: metrics of that step."""
+        """Continues after ``state.step``. The strategy has already loaded weights, optimizer and schedule. `last`: metrics of that step."""
         self.state, self._last = state, dict(last)
         self._recent.extend(state.recent_losses)
         self.saver.committed_step = self.saver.offered_step = state.step
 
     def run(self) -> None:
-        """Train to the end; raises a ``RunEnded`` where it does not get there."""
+        """Trains to the end. Raises a ``RunEnded`` if it ends earlier."""
         p = self.progress
         p.step = p.committed_step = self.state.step
         p.num_tokens = self.state.num_tokens
@@ -132,12 +132,12 @@ class Loop:
         if not ended:
             self._train()
         p.ended_early = self.state.ended_early
-        self.stop.defer(None)  # the last checkpoint is offered, and what is left to do takes seconds
+        self.stop.defer(None)  # the last checkpoint is queued, and the remaining work takes seconds
         self.saver.wait()
         p.committed_step = self.saver.committed_step
 
     def _train(self) -> None:
-        """Step after step, the batches of the next one made while this one computes."""
+        """Runs the steps, collating the batches of the next one while the current one computes."""
         with ThreadPoolExecutor(1, thread_name_prefix="collate") as ahead:
             batches = ahead.submit(self._collate, self.state.step)
             while self.state.step < self.total_steps:
@@ -171,7 +171,7 @@ class Loop:
         if self.strategy.world_size == 1:
             self._leave_if_asked()
         value, asked = reduce_sum([float(loss), float(self.stop.requested)], device)
-        measured = self.objective.metrics()  # ranks exchange them: never while the lock is held
+        measured = self.objective.metrics()  # ranks exchange them, so never while holding the lock
         with self._between_steps:
             rate = self.strategy.learning_rate()
             self._require_finite_loss(value)
@@ -187,8 +187,7 @@ class Loop:
         self._check_explosion()
 
     def _advance(self, loss: float, tokens: int) -> None:
-        """Count the step. Validation follows the steps alone: one that followed the clock as well would make early stopping a
-        matter of speed."""
+        """Counts the step. Validation depends on the step count only: if it depended on the clock, early stopping would depend on speed."""
         state = self.state
         state.step += 1
         state.num_tokens += tokens
@@ -197,7 +196,7 @@ class Loop:
         state.validation_due = state.step >= self.total_steps or state.step % self.spec.checkpoint.every_steps == 0
 
     def _end_of_step(self) -> bool:
-        """Checkpoint if due, leave if asked; whether early stopping ends the run."""
+        """Writes a checkpoint if due and leaves if a stop was requested. Returns whether early stopping ends the run."""
         self.saver.raise_failure()
         policy, state = self.spec.checkpoint, self.state
         last = state.step >= self.total_steps
@@ -209,7 +208,7 @@ class Loop:
         return ended
 
     def _checkpoint(self) -> bool:
-        """Validate if due and commit the step just done; whether early stopping ends the run here."""
+        """Validates if due and commits the finished step. Returns whether early stopping ends the run."""
         with spans.span("checkpoint", ft__step=self.state.step, ft__validation=self.state.validation_due):
             return self._validate_and_commit()
 
@@ -224,7 +223,7 @@ class Loop:
             if asked[0]:
                 self._leave()
             if "eval_loss" in found:
-                found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # an early stop must not depend on a rank's rounding
+                found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # early stopping must not depend on a rank's rounding
                 metrics |= found
                 self._append({"step": self.state.step, **found, "validation_s": round(time.monotonic() - began, 3), "time": time.time()})
         with self._between_steps:
@@ -248,11 +247,12 @@ class Loop:
         return asked[0]
 
     def _anybody_asked(self) -> bool:
-        """Whether any rank was asked to stop; every rank gets the same answer, or one would wait for the others for ever."""
+        """Returns whether any rank was asked to stop. Every rank gets the same answer; otherwise ranks would wait for each other
+        forever."""
         return reduce_sum([float(self.stop.requested)], self.strategy.device)[0] > 0
 
     def _judge(self, eval_loss: float) -> bool:
-        """Whether validation has been without improvement for too long."""
+        """Updates the best validation loss. Returns whether early stopping ends the run."""
         state, early = self.state, self.spec.optimization.early_stopping
         if not math.isfinite(eval_loss):
             raise Diverged(f"the validation loss after step {state.step} is {eval_loss:g}; lower learning_rate to a third", step=state.step)
@@ -268,7 +268,7 @@ class Loop:
         return True
 
     def _require_finite_loss(self, loss: float) -> None:
-        """Before the gradient touches anything: the row to blame is named while the weights are still sound."""
+        """Raises before the gradient is applied, so that the bad row is identified while the weights are still valid."""
         if math.isfinite(loss):
             return
         self.strategy.drop_gradients()
@@ -341,15 +341,15 @@ class Loop:
             self.metrics.append(line)
 
     def _moved(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Each micro-batch on the device; a stop may fall before it."""
+        """Yields each micro-batch on the device, after checking for a stop."""
         for number, batch in enumerate(batches):
-            if number or self.strategy.world_size == 1:  # ranks have just agreed at the end of the step before
+            if number or self.strategy.world_size == 1:  # ranks agreed at the end of the previous step
                 self._leave_if_asked()
             self.progress.touch()
             yield _on(batch, self.strategy.device)
 
     def _leave_if_asked(self) -> None:
-        """Between micro-batches the step need not be finished: the last one is whole in memory."""
+        """Leaves if a stop was requested. The unfinished step is dropped: the last finished one is complete in memory."""
         if self._anybody_asked():
             self.strategy.drop_gradients()
             self._leave()
@@ -371,7 +371,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _after_last_step(self) -> Iterator[None]:
-        """Work on the GPU that waits for the last step and for nothing after it, such as an exchange with a rank that is gone."""
+        """Runs GPU work in a stream that waits only for the last step, and not for later work such as an exchange with a lost rank."""
         if self._applied is None:
             yield
             return
@@ -382,9 +382,9 @@ class Loop:
             yield
 
     def _commit_meanwhile(self) -> int:
-        """Commit the last finished step from another thread while a step computes: a stop must not wait for a long one.
+        """Commits the last finished step from another thread while a step computes, so that a stop does not wait for a long step.
 
-        Rank 0 holds everything and writes. The others stay until that is done: one that left would break the connections of rank 0.
+        Rank 0 holds everything and writes. The other ranks stay until it is done: leaving would break the connections of rank 0.
         """
         with self._between_steps, self._after_last_step():
             step = self.state.step

@@ -1,6 +1,6 @@
-"""The pack as a table: verified against its manifest and checked row by row before a model is loaded.
+"""Loads the pack as a table, verified against its manifest and checked row by row before a model is loaded.
 
-Needs numpy and pyarrow only, so that a damaged pack is refused within a second of the start.
+Needs only numpy and pyarrow, so that a damaged pack is refused within a second of the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEQUENCES: Mapping[PackKind, Mapping[str, str]] = {
     "pairs": {"chosen_input_ids": "chosen_labels", "rejected_input_ids": "rejected_labels"},
     "judged": {"input_ids": "labels", "kl_input_ids": "kl_labels"},
 }
-"""Columns of token ids with those of their labels."""
+"""Token id columns with their label columns."""
 OTHERS: Mapping[PackKind, Mapping[str, pa.DataType]] = {
     "windows": {"seq_lengths": pa.list_(pa.int32())},
     "pairs": {"row": pa.int64()},
@@ -37,7 +37,7 @@ OTHERS: Mapping[PackKind, Mapping[str, pa.DataType]] = {
 }
 WORD: Mapping[PackKind, str] = {"windows": "window", "pairs": "pair", "judged": "answer"}
 MAX_VALIDATION_WINDOWS = 100
-"""Bounds a validation pass at a checkpoint to seconds; a standard error under a tenth of the loss's spread."""
+"""Limits a validation pass at a checkpoint to seconds; the standard error is under a tenth of the loss's spread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Pack:
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
-    """Read and check the pack of `spec`. The whole table lies in memory: 8 bytes a token."""
+    """Reads and checks the pack of `spec`. The whole table is held in memory: 8 bytes a token."""
     kind = _kind(spec)
     try:
         manifest = json.loads((pack_dir / "manifest.json").read_text())
@@ -98,7 +98,7 @@ def _read_shards(pack_dir: Path, shards: list[dict[str, Any]], kind: PackKind) -
 
 
 def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int) -> None:
-    """Refuse the first row that would train on garbage or crash a kernel, by its number."""
+    """Raises for the first row, by number, that would train on garbage or crash a kernel."""
     if not table.num_rows:
         return
     for ids, labels in SEQUENCES[kind].items():
@@ -121,7 +121,8 @@ def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, voca
 
 
 def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: PackKind) -> None:
-    """Every answer carries loss, and on its own tokens: the trainers know which tokens are scored, not which labels they have."""
+    """Checks that every answer has labels and that each equals its own token: the trainers know which tokens are scored, not their
+    labels."""
     values, wanted = _flat(table, ids).to_numpy(), _flat(table, labels).to_numpy()
     scored = wanted != -100
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(table, ids))[:-1]])
@@ -131,7 +132,7 @@ def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: Pac
 
 
 def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind) -> None:
-    """``BadExample`` for the first row of `table` where `bad` holds."""
+    """Raises ``BadExample`` for the first row of `table` where `bad` holds."""
     if not bad.any():
         return
     at = int(bad.argmax())
@@ -144,7 +145,7 @@ def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind:
 
 
 def _sums(table: pa.Table, column: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    """Sum of `values`, one per element of a list column, over each row."""
+    """Returns the sum over each row of `values`, which has one value per element of a list column."""
     sums = np.zeros(table.num_rows, dtype=np.int64)
     np.add.at(sums, np.repeat(np.arange(table.num_rows), _lengths(table, column)), values)
     return sums

@@ -1,7 +1,7 @@
-"""Random state as a function of where the run is, so that there is none to save, to lose, or to restore wrongly.
+"""Random state as a function of the position of the run, so that it need not be saved and cannot be lost or restored wrongly.
 
-Before each micro-batch every generator is seeded from (seed, step, slot); the slot is the micro-batch's place in the step, counted over
-ranks as the data order does. A resumed run draws what the uninterrupted one drew, and so does one on another number of ranks.
+Before each micro-batch every generator is seeded from (seed, step, slot). The slot is the micro-batch's position in the step, counted over
+ranks in data order. A resumed run draws the same numbers as an uninterrupted one, also on another number of ranks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:
-    """Seed Python, numpy, and torch on the CPU and the GPUs in use for one micro-batch: dropout is all that draws from them.
+    """Seeds Python, numpy, and torch on the CPU and the GPUs in use for one micro-batch. Only dropout draws from them.
 
-    ``torch.manual_seed`` would draw the same numbers, but it formats the call stack once for every kind of accelerator not in use.
+    ``torch.manual_seed`` would give the same numbers, but formats the call stack once for every kind of accelerator not in use.
     """
     mixed = int(np.random.SeedSequence([seed, step, slot]).generate_state(1, np.uint64)[0]) >> 1
     random.seed(mixed)
@@ -41,7 +41,7 @@ class DataOrder:
         return self.per_device_batch_size * self.accumulation_steps * self.world_size
 
     def step(self, step: int) -> NDArray[np.int64]:
-        """Rows of the whole step (counted from 0), in order."""
+        """Returns the rows of the whole step (counted from 0), in order."""
         first = step * self.global_batch_size
         positions = np.arange(first, first + self.global_batch_size)
         epochs = positions // self.num_rows
@@ -49,14 +49,14 @@ class DataOrder:
         return np.concatenate(parts)
 
     def micro_batch(self, step: int, number: int, rank: int = 0) -> list[int]:
-        """Rows of one micro-batch of one rank. Ranks lie side by side within a micro-batch: two ranks with one micro-batch
-        and one rank with two take the same rows in the same order."""
+        """Returns the rows of one micro-batch of one rank. Ranks are adjacent within a micro-batch: two ranks with one micro-batch and
+        one rank with two take the same rows in the same order."""
         start = (number * self.world_size + rank) * self.per_device_batch_size
         rows: list[int] = self.step(step)[start : start + self.per_device_batch_size].tolist()
         return rows
 
     def epoch(self, step: int) -> float:
-        """Epochs done after `step` steps."""
+        """Returns the epochs completed after `step` steps."""
         return step * self.global_batch_size / self.num_rows
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:

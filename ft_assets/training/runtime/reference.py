@@ -1,11 +1,11 @@
-"""Computes the reference log-probabilities of a pack of pairs or judged answers, file by file; what an earlier run left whole is kept.
+"""Computes the reference log-probabilities of a pack of pairs or judged answers, file by file, and keeps complete files of an earlier run.
 
     python -m ft_assets.training.runtime.reference --pack DIR --base DIR --base-digest SHA --out DIR [--precision fp32]
         [--adapter DIR] [--quantization nf4 [--single-quantization]]
 
-The reference is the model that training starts from: the base, quantized as it is trained, with the adapter of a warm start on it. For
-each answer: the sum of the log-probabilities of the tokens that carry loss, as TRL's ``precompute_ref_log_probs`` has them. torch is
-imported only once there is something to compute.
+The reference is the model that training starts from: the base, quantized as for training, with the adapter of a warm start. The value of an
+answer is the sum of the log-probabilities of its labelled tokens, as in TRL's ``precompute_ref_log_probs``. torch is imported only if there
+is something to compute.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "bf16", "fp16")
 ATTENTION = ("sdpa", "eager", "flash_attention_2")
 UNUSED = ("bitsandbytes", "deepspeed", "scipy")
-"""Probed for and imported by the libraries, seconds each; nothing here needs them."""
+"""Libraries that others probe for and import, at seconds each; unused here."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 BATCH_TOKENS = 16_384
-"""Tokens of a batch, padding included: hidden states of an 8B model take 130 MB a layer. Halved when memory runs out."""
+"""Tokens per batch, including padding: hidden states of an 8B model take 130 MB a layer. Halved when memory runs out."""
 
 
 def compute(
@@ -71,7 +71,7 @@ def compute(
     adapter_dir: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> ReferenceManifest:
-    """The log-probabilities in `out_dir`, computed as far as they are not there; a second call computes nothing."""
+    """Computes the log-probabilities that are missing in `out_dir` and returns its manifest. A second call computes nothing."""
     pack = verify_pack(pack_dir)
     if pack.kind not in SIDES:
         raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of answers: build a preference pack")
@@ -124,7 +124,7 @@ def _with_files(manifest: ReferenceManifest, files: Any) -> ReferenceManifest:
 
 
 def _adapter_digest(adapter_dir: Path) -> str:
-    """Digest of the adapter's manifest, once its files were found to be those that it lists; optimizer states need not be there."""
+    """Returns the digest of the adapter's manifest after verifying its listed files; optimizer states may be absent."""
     try:
         listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
         for name in ADAPTER_FILES:
@@ -156,7 +156,7 @@ def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
 
 
 class Model:
-    """The model that training starts from, without dropout and gradients."""
+    """Loads the model that training starts from, without dropout and gradients."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Model:
         loaded = self._load(directory, precision=precision, attention=attention, quantization=quantization)
         if adapter_dir is not None:
             loaded = _with_adapter(loaded, adapter_dir)
-        add_fused_lm_head(loaded)  # scores the labels in tiles: no logits of the whole batch
+        add_fused_lm_head(loaded)  # scores the labels in tiles, without logits of the whole batch
         self._model = loaded.eval()
         self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
 
@@ -209,9 +209,9 @@ class Model:
         return loaded
 
     def sequence_logps(self, ids: Sequence[NDArray[np.int32]], labels: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
-        """Sum of the log-probabilities of the labels of each sequence, in batches of like length, the longest first.
+        """Returns the sum of the log-probabilities of each sequence's labels, in batches of similar length, longest first.
 
-        A batch that memory is too small for is halved, and so are those after it.
+        Halves a batch that does not fit in memory, and all later ones.
         """
         highest = max(int(i.max()) for i in ids)
         if highest >= self._vocab_size:
@@ -250,7 +250,7 @@ class Model:
 
 
 def _with_adapter(base: Any, directory: Path) -> Any:
-    """`base` with the adapter's layers in it."""
+    """Returns `base` with the adapter's layers added."""
     from peft import PeftModel
 
     try:

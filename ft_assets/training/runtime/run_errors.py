@@ -1,4 +1,4 @@
-"""How a run can end other than well: each has an outcome, and so an exit code, of its own."""
+"""Errors that end a run. Each has its own outcome and so its own exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ft_assets.training.failures import Outcome
 
 
 class RunEnded(Exception):
-    """Base: carries what the exit evidence will say."""
+    """Base class with the content of the exit evidence."""
 
     outcome = Outcome.INTERNAL
 
@@ -20,36 +20,36 @@ class RunEnded(Exception):
 
 
 class BadSpec(RunEnded):
-    """The spec cannot be carried out by this process."""
+    """This process cannot run the spec."""
 
     outcome = Outcome.BAD_SPEC
 
 
 class BadExample(RunEnded):
-    """A packed row cannot be trained on; the message names it."""
+    """A packed row cannot be trained on; the message names the row."""
 
     outcome = Outcome.BAD_EXAMPLE
 
 
 class BadInput(RunEnded):
-    """The base model or the pack is absent or damaged: nothing the tenant did."""
+    """The base model or the pack is missing or damaged, through no fault of the tenant."""
 
     outcome = Outcome.INTERNAL
 
 
 class PackingRefused(RunEnded):
-    """An example's loss in training differs from its loss alone by the model's own logits; ``detail["cause"]`` says why."""
+    """An example's loss in training differs from its loss alone by the model's own logits; ``detail["cause"]`` gives the reason."""
 
     outcome = Outcome.PACKING_REFUSED
 
 
 class Diverged(RunEnded):
-    """Loss or gradient is not finite, or the loss has left every sensible range."""
+    """Loss or gradient is not finite, or the loss is far above the range of training."""
 
     outcome = Outcome.DIVERGED
 
 
 class Preempted(RunEnded):
-    """Asked to stop, and stopped; what was trained is in the latest checkpoint."""
+    """Stopped on request. The latest checkpoint holds the trained state."""
 
     outcome = Outcome.PREEMPTED

@@ -1,8 +1,8 @@
-"""The proof that packing is exact here and now: an example's loss in its window equals its loss alone.
+"""Checks that packing is exact on this machine: an example's loss in its window equals its loss alone.
 
-Run with the model, the collator and the forward pass that the training will use. Attention that crosses a boundary, a
-label that does, or positions that do not restart shift the loss by a tenth or more; rounding by less than a millionth. A refusal
-names its cause, found by further passes (:func:`_cause`).
+Uses the model, the collator and the forward pass of the training. Attention or labels that cross a boundary, or positions that do not
+restart, shift the loss by a tenth or more; rounding by less than a millionth. A refusal names its cause, found by further passes
+(:func:`_cause`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ft_assets.training.runtime.run_errors import PackingRefused
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
-"""Largest difference of an example's mean loss, absolute; relative above a loss of 1. By the digits that each precision has."""
+"""Largest allowed difference of an example's mean loss, absolute; relative above a loss of 1. It follows from the digits of each
+precision."""
 MAX_EXAMPLES = 32
 
 Batch = dict[str, Any]
@@ -38,12 +39,12 @@ class Window(NamedTuple):
 class SelfTest:
     examples: int
     boundaries: int
-    """Boundaries between examples that were crossed or not; 0: the pack has only windows of one example."""
+    """Boundaries between examples that were tested; 0: the pack has only windows of one example."""
     worst: float
 
 
 def choose_windows(windows: Sequence[Window], *, count: int) -> list[Window]:
-    """The first `count` windows of several examples, or simply the first where there are not so many."""
+    """Returns the first `count` windows of several examples, filled up with windows of one example."""
     several = [w for w in windows if len(w.seq_lengths) > 1]
     return (several + [w for w in windows if len(w.seq_lengths) == 1])[:count]
 
@@ -56,11 +57,11 @@ def check_packing(
     alone: Callable[[NDArray[np.int32]], float],
     precision: str = "fp32",
 ) -> SelfTest:
-    """Compare examples of `windows`, collated as one micro-batch, with themselves alone; ``PackingRefused`` if one differs.
+    """Compares the examples of `windows`, collated as one micro-batch, with each example alone. Raises ``PackingRefused`` if one differs.
 
-    `forward` is the training's own pass: a batch in, the log-probabilities of its labelled tokens out, in order. `alone` is the
-    reference: the mean loss of one example by the model's plain logits. Every token is scored, not only those that carry loss: a leak
-    into the prompt is a leak.
+    `forward` is the training's own pass: it maps a batch to the log-probabilities of its labelled tokens, in order. `alone` is the
+    reference: the mean loss of one example by the model's plain logits. Scores every token, not only labelled ones, because leaks into a
+    prompt count too.
     """
     windows = [w._replace(labels=w.input_ids) for w in windows]
     batch = collate(windows)
@@ -101,13 +102,13 @@ def _cause(
     forward: Callable[[Batch], torch.Tensor],
     precision: str,
 ) -> tuple[str, str]:
-    """Why example `number` differs from `expected`, its loss by plain logits, as a word and a sentence. The first that holds:
+    """Returns why example `number` differs from `expected`, its loss by plain logits, as a word and a sentence. The first that applies:
 
     1. model: its loss alone is not finite.
     2. attention: some example's loss changes with the tokens of the others. Equal shapes round alike, so a tenth of the tolerance counts.
     3. output_layer: training scores it differently even alone in a window.
-    4. positions: they do not restart where it begins.
-    5. rounding: what is left.
+    4. positions: they do not restart at its start.
+    5. rounding: otherwise.
     """
     examples = _examples(windows)
     if not math.isfinite(expected):
@@ -143,14 +144,14 @@ def _window(example: NDArray[np.int32]) -> Window:
 
 
 def _others_changed(window: Window, kept: int) -> Window:
-    """`window` with every example but number `kept` reversed in its tokens, all of them labelled."""
+    """Returns `window` with the tokens of every example but number `kept` reversed, all of them labelled."""
     parts = np.split(window.input_ids, np.cumsum(window.seq_lengths)[:-1])
     ids = np.concatenate([part if i == kept else part[::-1] for i, part in enumerate(parts)])
     return Window(input_ids=ids, labels=ids, seq_lengths=window.seq_lengths)
 
 
 def _losses(examples: Sequence[NDArray[np.int32]], log_probs: torch.Tensor) -> list[float]:
-    """Mean loss of each example, whose tokens but the first are scored in order; 0 where it has one token only."""
+    """Returns the mean loss of each example, whose tokens except the first are scored in order; 0 for a single token."""
     sizes = [len(e) - 1 for e in examples]
     return [-float(part.float().mean()) if len(part) else 0.0 for part in torch.split(log_probs, sizes)]
 
@@ -160,7 +161,7 @@ def _examples(windows: Sequence[Window]) -> list[NDArray[np.int32]]:
 
 
 def _starts(windows: Sequence[Window], shape: tuple[int, int]) -> list[int]:
-    """Where examples begin in the flattened batch: windows are rows of it, or follow each other in its only row."""
+    """Returns the start positions of examples in the flattened batch: windows are its rows, or are concatenated in a single row."""
     row_of = [0] * len(windows) if shape[0] == 1 else list(range(len(windows)))
     before = list(itertools.accumulate((len(w.input_ids) for w in windows), initial=0)) if shape[0] == 1 else [0] * len(windows)
     return [

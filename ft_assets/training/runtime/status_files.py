@@ -1,4 +1,4 @@
-"""What a run tells while it runs and when it ends: heartbeat, metrics, exit evidence. Files only, each written whole."""
+"""Status files of a run: heartbeat, metrics and exit evidence. Heartbeat and evidence are replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ft_assets.training.failures import Outcome
 RESERVE = ".reserve"
 RESERVE_BYTES = 128 << 10
 HEARTBEAT_S = 2.0
-"""Well within the 5 s that a reader may count on, also when the machine is busy."""
+"""Well below the 5 s that readers may rely on, even on a busy machine."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Where the run is. Written by the training thread, read by the heartbeat."""
+    """Position of the run. Written by the training thread, read by the heartbeat."""
 
     phase: str = "setup"
     step: int = 0
     total_steps: int = 0
     num_tokens: int = 0
-    """Tokens of all windows trained on, earlier attempts included."""
+    """Tokens of all windows trained on, including earlier attempts."""
     committed_step: int = 0
     ended_early: bool = False
     """Early stopping ended the run before its last step."""
@@ -37,10 +37,10 @@ class Progress:
     """Seconds from the start of the process to the end of its first step."""
     train_began_at: float | None = None
     progress_at: float = field(default_factory=time.time)
-    """When the training thread last got anywhere: the heartbeat has a thread of its own and says nothing about it."""
+    """Time of the training thread's last progress. The heartbeat runs in its own thread and does not show it."""
 
     def touch(self) -> None:
-        """The training thread got somewhere: a micro-batch, a validation window, a checkpoint."""
+        """Records progress of the training thread: a micro-batch, a validation window, a checkpoint."""
         self.progress_at = time.time()
 
     @property
@@ -49,11 +49,11 @@ class Progress:
 
 
 class Heartbeat:
-    """A thread that rewrites ``heartbeat.json`` and calls `on_beat`; ``beat`` does so at once."""
+    """A thread that rewrites ``heartbeat.json`` and calls `on_beat`. ``beat`` writes the file immediately."""
 
     def __init__(self, path: Path, progress: Progress, *, attempt: int, on_beat: Callable[[], None]) -> None:
         self._path, self._progress, self._attempt, self._on_beat = path, progress, attempt, on_beat
-        self._lock = threading.RLock()  # a signal handler that leaves beats too, maybe in the middle of a beat
+        self._lock = threading.RLock()  # a leaving signal handler also beats, possibly during a beat
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def enter(self, phase: str) -> None:
-        """Change the phase and say so at once."""
+        """Sets the phase and writes the heartbeat immediately."""
         self._progress.phase = phase
         self._progress.touch()
         self.beat()
@@ -71,7 +71,7 @@ class Heartbeat:
         p = self._progress
         body = {"time": time.time(), "progress_at": p.progress_at, "phase": p.phase, "step": p.step}
         body |= {"total_steps": p.total_steps, "attempt": self._attempt}
-        with self._lock, contextlib.suppress(OSError):  # a disk that is full for a moment must not end the thread
+        with self._lock, contextlib.suppress(OSError):  # a temporarily full disk must not end the thread
             write_json(self._path, body)
 
     def stop(self) -> None:
@@ -84,13 +84,13 @@ class Heartbeat:
 
 
 class MetricsLog:
-    """``metrics.jsonl``: one line per optimizer step, whatever was interrupted and resumed in between."""
+    """``metrics.jsonl``: one line per optimizer step, even across interruptions and resumes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def keep_through(self, step: int) -> None:
-        """Drop lines of later steps, which a resume will write again, and a last line that a crash tore."""
+        """Drops lines of later steps, which a resume rewrites, and a last line torn by a crash."""
         if not self._path.exists():
             return
         kept = [line for line in self._path.read_text().splitlines() if (_step_of(line) or step + 1) <= step]
@@ -113,7 +113,7 @@ def _step_of(line: str) -> int | None:
 def write_exit(
     work_dir: Path, progress: Progress, *, attempt: int, rank: int, outcome: Outcome, message: str, detail: Mapping[str, Any]
 ) -> None:
-    """Write ``exit-a<N>.json``; a rank other than 0 writes its own file, and only about a failure of its own."""
+    """Writes ``exit-a<N>.json``. Ranks other than 0 write their own file, and only about their own failures."""
     if rank and outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED):
         return
     name = f"exit-a{attempt}.json" if rank == 0 else f"exit-a{attempt}.rank{rank}.json"
@@ -128,19 +128,19 @@ def write_exit(
     }
     try:
         write_json(work_dir / name, body, durable=True)
-    except OSError:  # no space: this is what the reserve was for
+    except OSError:  # disk full: release the reserve
         (work_dir / RESERVE).unlink(missing_ok=True)
         write_json(work_dir / name, body, durable=True)
 
 
 def reserve_space(work_dir: Path) -> None:
-    """Hold a little of the disk, so that a run which ends because the disk is full can still say so."""
+    """Reserves a little disk space, so that a run ended by a full disk can still write its evidence."""
     with contextlib.suppress(OSError):
         (work_dir / RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
 
 
 def write_json(path: Path, body: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Replace `path` in one rename; `durable`: the bytes are on the disk before it."""
+    """Replaces `path` in one rename. `durable`: syncs the bytes to the disk first."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     with draft.open("w") as f:
         json.dump(body, f)

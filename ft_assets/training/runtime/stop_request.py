@@ -1,4 +1,4 @@
-"""SIGTERM: noted at any moment, answered at the next point where nothing is lost, and at the latest after 25 s."""
+"""SIGTERM handling: a signal is recorded immediately and handled at the next safe point, after 25 s at the latest."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import NoReturn
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 25.0
-"""A spot node is gone 30 s after its notice; evidence must be on disk before that."""
+"""A spot node disappears 30 s after its notice; evidence must be on disk before that."""
 PATIENCE_S = 8.0
-"""How long a step may take to answer before the last finished one is committed from another thread: leaves 17 s to write it."""
+"""Seconds that a step may run after the signal before another thread commits the last finished one: leaves 17 s to write it."""
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop.
+    """Records a request to stop this process.
 
-    Until :meth:`defer` nothing has been trained in this process and the handler leaves at once through `leave`; after it,
-    the training loop polls :attr:`requested`. A second signal changes nothing.
+    Until :meth:`defer` nothing has been trained in this process, and the handler leaves immediately through `leave`. After it, the training
+    loop polls :attr:`requested`. A second signal has no effect.
     """
 
     def __init__(self, leave: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,8 +35,8 @@ class StopRequest:
         self._arrived: int | None = None
 
     def install(self) -> None:
-        """Handle SIGTERM and SIGINT. A handler in Python waits for the call into torch that the main thread is in, a backward pass
-        or a collective; the numbers of signals arrive in a pipe at once, and :meth:`enforce_deadline` reads it."""
+        """Installs handlers for SIGTERM and SIGINT. A Python handler waits until the main thread's current call into torch returns, such
+        as a backward pass or a collective. Signal numbers reach a pipe immediately, and :meth:`enforce_deadline` reads it."""
         self._arrived, arriving = os.pipe()
         for end in (self._arrived, arriving):
             os.set_blocking(end, False)
@@ -49,11 +49,12 @@ class StopRequest:
         return self._requested_at is not None
 
     def defer(self, commit: Callable[[], int] | None = None) -> None:
-        """From now on the training loop answers. `commit` saves the last finished step from the thread that calls it, and says which."""
+        """Lets the training loop handle stops from now on. `commit` saves the last finished step from the calling thread and returns its
+        number."""
         self._deferred, self._commit = True, commit
 
     def enforce_deadline(self, *, patience_s: float = PATIENCE_S) -> None:
-        """Called by the heartbeat's thread: answer for a training loop that is in the middle of something long."""
+        """Acts for a training loop that is busy too long. Called by the heartbeat's thread."""
         self._note_arrived()
         if self._requested_at is None:
             return
@@ -75,7 +76,7 @@ class StopRequest:
                 self._requested_at = self._clock()
 
     def settle(self) -> NoReturn:
-        """The training loop cannot go on: give the thread that commits until the deadline, then leave."""
+        """Waits until the deadline for the committing thread, then leaves. Called when the training loop cannot continue."""
         while self._requested_at is not None and self._clock() - self._requested_at <= DEADLINE_S:
             self.enforce_deadline(patience_s=0.0)
             time.sleep(0.1)

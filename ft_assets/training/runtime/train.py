@@ -1,6 +1,6 @@
-"""One attempt: from a run file to a finished adapter or model, or to the reason why not.
+"""Runs one attempt, from a run file to a finished adapter or model, or to an error.
 
-Imported only after ``imports.import_stack``; everything that can be refused without torch was refused before.
+Imported only after ``imports.import_stack``; everything that can be refused without torch has been refused before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FINAL_PARTS = {"adapter": checkpoints.ADAPTER, "model": ("model*.safetensors", "
 
 
 def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, heartbeat: Heartbeat, stop: StopRequest) -> dict[str, Any]:
-    """Train to the end and write ``final/``; returns what the exit evidence adds. Raises a ``RunEnded`` otherwise."""
+    """Trains to the end, writes ``final/``, and returns additions to the exit evidence. Raises a ``RunEnded`` otherwise."""
     spec = run_file.spec
     heartbeat.enter("load")
     deterministic(spec.seed)
@@ -96,12 +96,12 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
 
 
 def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
-    """The method's objective over the loaded base model, with the weights that training starts from."""
+    """Builds the method's objective over the loaded base model, with the initial weights."""
     spec = run_file.spec
     base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
-    set_seed(spec.seed)  # the adapter's first weights are drawn from here
+    set_seed(spec.seed)  # seeds the adapter's initial weights
     given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
     objective = cast(Objective, build(given))
     start_warm(objective.model, run_file)
@@ -110,24 +110,24 @@ def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Object
 
 
 def deterministic(seed: int) -> None:
-    """One result per seed; and no progress bars or notices of renamed options in the log that tenants read."""
+    """Makes results depend on the seed only, and removes progress bars and deprecation notices from the log that tenants read."""
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", UserWarning)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling fresh memory is a debugging aid that costs a fifth of a step on a CPU; results do not depend on it.
+    # Filling uninitialized memory is a debugging aid that costs a fifth of a step on a CPU; results do not depend on it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(seed)
 
 
 def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> str | None:
-    """Load the newest checkpoint from which the run goes on exactly; its name, or None for a start from the beginning.
+    """Loads the newest checkpoint from which the run resumes exactly. Returns its name, or None for a start from the beginning.
 
-    Every rank finds the same one. Newer ones, which are damaged or of another training, are removed: they would count as the newest.
+    Every rank finds the same one. Newer ones, damaged or of another training, are removed: they would count as the newest.
     """
     directory = run_file.work_dir / "checkpoints"
-    parallel.reduce_sum([0.0], strategy.device)  # rank 0 has given a checkpoint its name that a crash kept from it, before others look
+    parallel.reduce_sum([0.0], strategy.device)  # wait until rank 0 has renamed a sealed draft that a crash left, before others look
     found = checkpoints.latest_valid(
         directory, run_file.spec, required=saver.parts, on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why)
     )
@@ -153,7 +153,7 @@ def _state(directory: Path) -> dict[str, Any]:
 
 
 def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> int:
-    """After an early stop, load the weights of the best validation if its checkpoint is there; the step whose weights are kept."""
+    """Loads the weights of the best validation after an early stop, if its checkpoint exists. Returns the step of the final weights."""
     best = loop.state.best_step
     if not loop.progress.ended_early or best in (None, loop.state.step):
         return loop.state.step

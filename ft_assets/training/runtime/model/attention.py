@@ -1,8 +1,8 @@
-"""Attention over packed windows: which implementation the spec's word means, and what each wants of a batch.
+"""Attention over packed windows: the implementations that a spec can name and what each needs.
 
-sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, with which PyTorch has no flash kernel
-flex_attention     GPUs: skips the blocks of the mask that are empty. Compiled for one shape, so windows are filled up to one length
-flash_attention_2  GPUs with the flash-attn package: windows of a micro-batch are joined to one row
+sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, which PyTorch's flash kernel does not support
+flex_attention     GPUs: skips empty blocks of the mask. Compiled for one shape, so windows are padded to one length
+flash_attention_2  GPUs with the flash-attn package: windows of a micro-batch are joined into one row
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ft_assets.training.runtime.run_errors import BadSpec
 
 FLEX = "flex_attention"
 BLOCK = 128
-"""Tokens of a block of its mask."""
+"""Tokens per block of the flex attention mask."""
 
 
 def prepare(attention: str, device: torch.device) -> None:
-    """Make `attention` available to models; ``BadSpec`` where this machine has not what it needs."""
+    """Registers `attention` for use by models. Raises ``BadSpec`` if this machine does not support it."""
     if attention != FLEX:
         return
     if device.type == "cpu":
@@ -37,13 +37,13 @@ def prepare(attention: str, device: torch.device) -> None:
 
 
 def window_length(attention: str, max_seq_len: int) -> int | None:
-    """To which every window is filled up; None: to the longest of its micro-batch."""
+    """Returns the length to which every window is padded; None: the longest window of its micro-batch."""
     return -(-max_seq_len // BLOCK) * BLOCK if attention == FLEX else None
 
 
 @contextlib.contextmanager
 def without_compiling(model: Any) -> Iterator[None]:
-    """For sequences of many lengths, each of which would be compiled for: they are computed by sdpa meanwhile."""
+    """Switches flex attention to sdpa within the block, for sequences of many lengths that would each trigger a compilation."""
     config = model.config
     if config._attn_implementation != FLEX:
         yield
@@ -56,7 +56,8 @@ def without_compiling(model: Any) -> Iterator[None]:
 
 
 def _flex(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any) -> Any:
-    """Autocast knows sdpa and not this: rotary positions give float32 queries and keys beside half-precision values."""
+    """Casts inputs to one type under autocast, which handles sdpa only: rotary positions give float32 queries and keys beside
+    half-precision values."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

@@ -1,4 +1,4 @@
-"""Optimizer and schedule of a spec. Weight decay spares biases and norms, as everywhere."""
+"""Optimizer and schedule of a spec. Biases and norms have no weight decay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ft_assets.training.spec import Optimization
 
 
 def parameter_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """What is trained, in the order of the model, in two groups; one where nothing decays."""
+    """Returns the trained parameters in model order, in two groups; one group without weight decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not weight_decay:
         return [{"params": trained, "weight_decay": 0.0}]
@@ -45,7 +45,7 @@ def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
 
 
 def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:
-    """A multiplier of the rate per step; its state is the step."""
+    """Returns the schedule, a multiplier of the learning rate for each step. Its only state is the step."""
     name = "constant_with_warmup" if opt.schedule == "constant" else opt.schedule
     return get_scheduler(name, optimizer, num_warmup_steps=math.ceil(total_steps * opt.warmup_ratio), num_training_steps=total_steps)
 
@@ -54,12 +54,12 @@ Convert = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 def trained_names(model: Any) -> dict[Any, str]:
-    """Name of each trained parameter, wrappers' prefixes left out."""
+    """Returns the name of each trained parameter without wrappers' prefixes."""
     return {p: name.replace("_orig_mod.", "") for name, p in model.named_parameters() if p.requires_grad}
 
 
 def state_by_name(optimizer: Any, model: Any, whole: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, dict[str, Any]]:
-    """State of each parameter, its tensors passed through `whole`, in the order of the model."""
+    """Returns the optimizer state of each parameter in model order, with `whole` applied to its tensors."""
     names = trained_names(model)
     return {
         names[p]: {k: whole(v) if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[p].items()}
@@ -69,9 +69,9 @@ def state_by_name(optimizer: Any, model: Any, whole: Callable[[torch.Tensor], to
 
 
 def restore_state(optimizer: Any, model: Any, state: dict[str, dict[str, Any]], place: Convert) -> None:
-    """Fill `optimizer` from :func:`state_by_name`'s form; `place` turns a whole tensor into what the parameter's own are."""
+    """Restores `optimizer` from the form of :func:`state_by_name`. `place` converts a whole tensor to the layout of its parameter."""
     names = trained_names(model)
-    if not state:  # every step so far was skipped by loss scaling
+    if not state:  # loss scaling has skipped every step so far
         return
     if set(names.values()) != set(state):
         odd = sorted(set(names.values()) ^ set(state))
@@ -82,7 +82,7 @@ def restore_state(optimizer: Any, model: Any, state: dict[str, dict[str, Any]], 
 
 
 def _placed(value: Any, parameter: Any, place: Convert, *, counts_on_device: bool) -> Any:
-    """A count without dimensions stays on the CPU, but for fused kernels, which read it where the parameter is."""
+    """Places a value on its parameter's device. Step counts without dimensions stay on the CPU, except for fused kernels."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.ndim:

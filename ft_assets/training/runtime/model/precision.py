@@ -1,7 +1,7 @@
-"""Where autocast is on, and how models are made ready for it.
+"""Controls where autocast is enabled, and prepares models for it.
 
-On a CPU validation and the self-test compute in the precision that the weights are held in. On a GPU they compute as training does:
-tensor cores multiply float32 at a tenth of the speed of bfloat16, or not at all.
+On a CPU, validation and the self-test compute in the precision of the stored weights. On a GPU they compute as training does: tensor cores
+multiply float32 at a tenth of the speed of bfloat16, or not at all.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ft_assets.training.spec import TrainingSpec
 
 
 def autocasts(spec: TrainingSpec) -> bool:
-    """Whether training casts as it computes; ZeRO holds weights in the precision already."""
+    """Returns whether training uses autocast. ZeRO already holds weights in the target precision."""
     return spec.precision != "fp32" and not spec.strategy.startswith("zero")
 
 
 def training(spec: TrainingSpec, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Around the forward pass of a micro-batch.
+    """Returns the context for the forward pass of a micro-batch.
 
-    No weight is used twice in it but that of the output layer, so a GPU keeps no copies of cast weights: with recomputed activations they
-    would fill it for nothing, two bytes a parameter.
+    Only the output layer's weight is used twice, so a GPU does not cache cast weights: with recomputed activations the cache would take two
+    bytes a parameter without benefit.
     """
     if not autocasts(spec):
         return contextlib.nullcontext()
@@ -32,14 +32,14 @@ def training(spec: TrainingSpec, device: torch.device) -> contextlib.AbstractCon
 
 
 def evaluation(spec: TrainingSpec, device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Around forward passes that train nothing."""
+    """Returns the context for forward passes without training."""
     return contextlib.nullcontext() if device.type == "cpu" else training(spec, device)
 
 
 def leave_casts_to_autocast(model: Any, spec: TrainingSpec, device: torch.device) -> None:
-    """Forbid LoRA layers to widen their input to the float32 of their matrices: autocast would narrow it again.
+    """Prevents LoRA layers from casting their input to the float32 of their matrices: autocast would cast it back.
 
-    The product is the same. The widened copy and the dropout on it cost 20 bytes of memory traffic for each input of each linear layer.
+    The product is the same. The float32 copy and its dropout cost 20 bytes of memory traffic for each input of each linear layer.
     """
     if device.type == "cpu" or not autocasts(spec):
         return

@@ -1,4 +1,4 @@
-"""Base model in, weights out: loading by the spec, and saving bytes that depend on the weights alone."""
+"""Loads the base model by the spec, and saves weights as bytes that depend on the weights alone."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ADAPTER_WEIGHTS, MODEL_WEIGHTS = "adapter_model.safetensors", "model.safetensors"
 SHARD_BYTES = 4 * 2**30
-"""Of a file of full weights."""
+"""Largest file of full weights."""
 
 
 def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> tuple[Any, Any]:
-    """The frozen or trainable base model, and its tokenizer. Safetensors only, no code of the repository is run.
+    """Loads the frozen or trainable base model and its tokenizer. Reads safetensors only and runs no code from the repository.
 
-    A base that is trained itself is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller
-    than a 256th of themselves. A frozen one is held in the spec's precision, or in 4 bits.
+    A trained base is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller than a 256th of
+    themselves. A frozen base is held in the spec's precision, or in 4 bits.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
     attention.prepare(spec.attention, device)
     options: dict[str, Any] = {}
     if device.type == "cuda" and spec.strategy in ("single", "ddp"):
-        options = {"device_map": {"": device}}  # whole on each GPU: not by way of the machine's memory
+        options = {"device_map": {"": device}}  # loaded directly to each GPU, bypassing host memory
     if spec.quantization is not None:
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
@@ -56,7 +56,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
 
 
 def quantized(how: Quantization, *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Options with which a base is loaded in 4 bits: one spelling, so that a reference is quantized as what is trained."""
+    """Returns the options to load a base in 4 bits, shared so that the reference is quantized like the trained model."""
     config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
         bnb_4bit_quant_type=how.kind,
@@ -68,9 +68,9 @@ def quantized(how: Quantization, *, dtype: torch.dtype, device: torch.device) ->
 
 
 def keep_layout(model: Any) -> None:
-    """Forbid the 4-bit layers to repack their weights for inference on a CPU with AVX512-BF16.
+    """Prevents 4-bit layers from repacking their weights for inference on a CPU with AVX512-BF16.
 
-    They would at the first pass without gradients (the self-test, a validation) and would pass no gradient on from then on, silently.
+    They would repack at the first pass without gradients (the self-test, a validation) and silently stop propagating gradients.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -78,9 +78,9 @@ def keep_layout(model: Any) -> None:
 
 
 def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
-    """PEFT's form of the spec's LoRA settings; None for full parameters.
+    """Returns PEFT's form of the spec's LoRA settings; None for full parameters.
 
-    ``all-linear`` is spelled out as the last parts of the layers' names: the form that inference servers read.
+    ``all-linear`` is expanded to the last parts of the layers' names, the form that inference servers read.
     """
     if spec.lora is None:
         return None
@@ -96,7 +96,7 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
 
 
 def start_warm(model: Any, run: RunFile) -> None:
-    """Fill the adapter with the weights of ``spec.warm_start``, if there is one; ``BadInput`` where they do not fit."""
+    """Loads the weights of ``spec.warm_start`` into the adapter, if set. Raises ``BadInput`` if they do not fit."""
     if run.spec.warm_start is None:
         return
     if run.warm_start_dir is None:
@@ -105,7 +105,7 @@ def start_warm(model: Any, run: RunFile) -> None:
 
 
 def hold_trained_in_fp32(model: Any) -> None:
-    """Trained parameters in float32: in half precision, updates smaller than a 256th of a weight are lost."""
+    """Casts trained parameters to float32: half precision loses updates smaller than a 256th of a weight."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -113,36 +113,36 @@ def hold_trained_in_fp32(model: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsCopy:
-    """Weights as they were at one moment, on the CPU."""
+    """A copy of weights on the CPU."""
 
     tensors: Mapping[str, torch.Tensor]
     config: Mapping[str, Any] | None
-    """Of the adapter; None for a whole model."""
+    """Config of the adapter; None for a whole model."""
     model_config: Any = None
 
     @classmethod
     def of(cls, model: Any, *, base_model: str, precision: str | None = None) -> Self:
-        """Copy what `model` trains. `precision`: cast a whole model to it, as it will be served."""
+        """Copies the trained weights of `model`. `precision`: cast a whole model to the type in which it will be served."""
         if isinstance(model, PeftModel):
             return cls.of_adapter(get_peft_model_state_dict(model, save_embedding_layers=False), model, base_model=base_model)
         return cls.of_state(model.state_dict(), model, precision=precision)
 
     @classmethod
     def of_adapter(cls, state: Mapping[str, Any], model: Any, *, base_model: str) -> Self:
-        """From the adapter's whole tensors."""
+        """Copies the adapter's whole tensors."""
         config = json.loads(json.dumps(model.peft_config["default"].to_dict(), default=_plain))
         config |= {"base_model_name_or_path": base_model, "inference_mode": True}
         return cls(tensors=_copies(state, None), config=config)
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], model: Any, *, precision: str | None = None) -> Self:
-        """From the whole tensors of a model; what is tied is written once."""
+        """Copies the whole tensors of a model; tied weights are written once."""
         tied = set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.get_text_config().tie_word_embeddings else set()
         dtype = None if precision is None else DTYPES[precision]
         return cls(tensors=_copies({k: v for k, v in state.items() if k not in tied}, dtype), config=None, model_config=model.config)
 
     def write(self, directory: Path) -> None:
-        """The same weights always give the same bytes."""
+        """Writes the weights. The same weights always give the same bytes."""
         if self.config is not None:
             save_file(dict(self.tensors), directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
             (directory / "adapter_config.json").write_text(json.dumps(self.config, indent=2, sort_keys=True))
@@ -165,7 +165,7 @@ class WeightsCopy:
 
 
 def load_weights(model: Any, directory: Path) -> None:
-    """Fill `model` (adapter or whole) from what :class:`WeightsCopy` wrote; ``BadInput`` for names or shapes that do not fit."""
+    """Loads weights written by :class:`WeightsCopy` into `model` (adapter or whole). Raises ``BadInput`` if names or shapes do not fit."""
     files = sorted(directory.glob(ADAPTER_WEIGHTS if isinstance(model, PeftModel) else "model*.safetensors"))
     if not files:
         raise BadInput(f"{directory} holds no weights for a {'LoRA adapter' if isinstance(model, PeftModel) else 'whole model'}")
@@ -189,14 +189,14 @@ def load_weights(model: Any, directory: Path) -> None:
 
 
 def require_finite(model: Any) -> None:
-    """Refuse to hand out weights that answer with NaN."""
+    """Raises ``Diverged`` if a trained weight is not finite."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not torch.isfinite(parameter).all():
             raise Diverged(f"{name} holds values that are not finite after the last step; lower learning_rate")
 
 
 def saved_adapter_name(name: str) -> str:
-    """Name of a trained parameter of the model in the adapter's file, which knows no adapter names."""
+    """Returns the name of a trained parameter in the adapter's file, which omits the adapter's name."""
     return name.replace(".default.weight", ".weight")
 
 
@@ -227,5 +227,5 @@ def _linear_layers(model: Any) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Sets sorted, enums by value: what JSON has no word for."""
+    """Converts values that JSON lacks: sets to sorted lists, enums to their values."""
     return sorted(value) if isinstance(value, (set, frozenset)) else str(getattr(value, "value", value))

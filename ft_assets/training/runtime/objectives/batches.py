@@ -1,7 +1,7 @@
-"""Micro-batches of pairs and of judged answers, padded on the right, in the columns that TRL's losses read.
+"""Micro-batches of pairs and of judged answers, padded on the right, with the columns that TRL's losses read.
 
-``completion_mask`` is where the pack has labels, so the loss falls on exactly the tokens that the pack counts as trained. TRL's own
-preparation would also score the template's line break after an answer.
+``completion_mask`` marks the pack's labels, so the loss covers exactly the tokens that the pack counts as trained. TRL's own preparation
+would also score the template's line break after an answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ft_assets.training.runtime.objectives import Batch
 
 
 class Unpadded(NamedTuple):
-    """One sequence of the pack."""
+    """One sequence of the pack, without padding."""
 
     input_ids: NDArray[np.int32]
     scored: NDArray[np.bool_]
 
 
 class Scored(NamedTuple):
-    """A batch of sequences, each with the tokens that are scored: shape (sequences, tokens)."""
+    """A batch of sequences with their scored tokens: shape (sequences, tokens)."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
 
 
 class Rows(Protocol):
-    """One part of a pack, by row number."""
+    """One part of a pack, indexed by row number."""
 
     num_rows: int
     lengths: NDArray[np.int64]
@@ -43,20 +43,20 @@ class Rows(Protocol):
     def collate(self, rows: Sequence[int]) -> Batch: ...
 
     def weight(self, batch: Batch) -> float:
-        """Rows in a batch."""
+        """Returns the number of rows in a batch."""
 
     def scored(self, batch: Batch) -> list[Scored]:
-        """Every sequence of a batch that is scored, in the order of :meth:`reference`."""
+        """Returns every scored sequence of a batch, in the order of :meth:`reference`."""
 
     def alone(self, rows: Sequence[int]) -> list[Unpadded]:
-        """The same sequences straight from the pack, without padding."""
+        """Returns the same sequences directly from the pack, without padding."""
 
     def reference(self, batch: Batch) -> torch.Tensor | None:
-        """Reference log-probabilities of those sequences; None where the method has none."""
+        """Returns the reference log-probabilities of those sequences; None if the method has none."""
 
 
 class Pairs:
-    """Pairs: a batch holds all chosen answers, then all rejected ones."""
+    """Rows of pairs: a batch holds all chosen answers, then all rejected ones."""
 
     def __init__(self, table: pa.Table, reference: pa.Table | None, *, pad: int) -> None:
         self._sides = [_Sequences(table, f"{side}_input_ids", f"{side}_labels") for side in ("chosen", "rejected")]
@@ -86,7 +86,7 @@ class Pairs:
 
 
 class Judged:
-    """Judged answers: beside them their prompts with other prompts' answers, on which KTO estimates the distance to the reference."""
+    """Rows of judged answers, plus their prompts with other prompts' answers, from which KTO estimates the distance to the reference."""
 
     def __init__(self, table: pa.Table, reference: pa.Table, *, pad: int) -> None:
         self._own = _Sequences(table, "input_ids", "labels")
@@ -119,7 +119,7 @@ class Judged:
 
 
 class _Sequences:
-    """Token ids of a column and where their labels are, without Python lists of them all."""
+    """Token ids of a column and the positions of their labels, without Python lists of all of them."""
 
     def __init__(self, table: pa.Table, ids: str, labels: str) -> None:
         self.lengths: NDArray[np.int64] = pc.list_value_length(table[ids]).to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""DPO by TRL's ``DPOTrainer``, against reference log-probabilities that were computed once and are read from files."""
+"""DPO with TRL's ``DPOTrainer``, against precomputed reference log-probabilities read from files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _Trainer(LossOnly, library.DPOTrainer):
 
 
 def losses(name: str, smoothing: float) -> dict[str, Any]:
-    """Arguments of the library's configuration. Its sigmoid loss ignores label smoothing; cDPO's loss (Mitchell 2023), of a share e of
-    flipped labels, is 2 (1 - e) times the sigmoid loss less (1 - 2 e) times the robust one."""
+    """Returns the loss arguments of the library's configuration. Its sigmoid loss ignores label smoothing; cDPO's loss (Mitchell 2023),
+    for a share e of flipped labels, is 2 (1 - e) times the sigmoid loss less (1 - 2 e) times the robust one."""
     if name == "sigmoid" and smoothing:
         weights = [2.0 * (1.0 - smoothing), 2.0 * smoothing - 1.0]
         return {"loss_type": ["sigmoid", "robust"], "loss_weights": weights, "label_smoothing": smoothing}

@@ -1,7 +1,7 @@
-"""KTO by TRL's ``KTOTrainer``, against reference log-probabilities that were computed once and are read from files.
+"""KTO with TRL's ``KTOTrainer``, against precomputed reference log-probabilities read from files.
 
-The distance to the reference (the KL term) is estimated once a step, from the mismatched answers that the pack holds: their mean over all
-micro-batches and ranks, so that a step does not depend on how it is cut.
+The distance to the reference (the KL term) is estimated once per step from the pack's mismatched answers: their mean over all micro-batches
+and ranks, so that a step does not depend on how it is split.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class _Trainer(LossOnly, library.KTOTrainer):
         return self.kl
 
     def _compute_loss(self, model: Any, inputs: Batch, return_outputs: bool) -> torch.Tensor:
-        """As in the base class, which subtracts the reference of the mismatched answers: it is subtracted in `kl` already."""
+        """Calls the base class with a zero reference for the mismatched answers, because `kl` has it subtracted already."""
         undistanced = inputs | {"ref_KL_logps": torch.zeros_like(self.kl)}
         loss: torch.Tensor = super()._compute_loss(model, undistanced, return_outputs)  # type: ignore[no-untyped-call]
         return loss
 
 
 class Kto(Preference):
-    """Means of good and of bad answers are over as many as there are of each."""
+    """The KTO objective. Metrics of good and of bad answers are means over the number of each."""
 
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
-        """Estimate the distance over all rows of the step, without dropout, as the reference was computed."""
+        """Estimates the distance over all rows of the step, without dropout, like the reference."""
         total, rows = torch.zeros((), dtype=torch.float64, device=self._device), 0
         with self._quiet(model):
             for batch in batches:
@@ -65,7 +65,7 @@ def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
     train, validation = reference_reader.load(given.run, given.pack)
     shared = arguments(given)
-    # The trainer insists on two rows because it would make the mismatched answers from the micro-batch itself.
+    # The trainer requires two rows because it would otherwise build the mismatched answers from the micro-batch.
     shared["per_device_train_batch_size"] = max(2, shared["per_device_train_batch_size"])
     config = KTOConfig(
         **shared,

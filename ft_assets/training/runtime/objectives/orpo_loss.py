@@ -1,4 +1,4 @@
-"""ORPO by TRL's ``ORPOTrainer``: its odds ratio loss, and the imitation of the chosen answer with its prompt."""
+"""ORPO with TRL's ``ORPOTrainer``: its odds ratio loss plus the cross entropy of the chosen answer with its prompt."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HEAD = ("log_probs", "mean_logits")
 
 class _Trainer(LossOnly, ORPOTrainer):
     def concatenated_forward(self, model: Any, batch: Batch) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        """As in the base class, in two ways better: no logits of the whole batch are built, and the imitation loss is a mean over
-        pairs of each one's mean (equation 6 of the paper), so that a step does not depend on how it is cut into micro-batches."""
+        """Computes the base class's loss with two changes: it avoids building the logits of the whole batch, and the imitation loss is a
+        mean over the mean of each pair (equation 6 of the paper), so that a step does not depend on how it is split into micro-batches."""
         ids, attention, scored = batch["input_ids"], batch["attention_mask"], batch["completion_mask"]
         imitated = attention.clone()
         imitated[len(ids) // 2 :] = scored[len(ids) // 2 :]

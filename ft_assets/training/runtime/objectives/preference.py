@@ -1,8 +1,8 @@
-"""What DPO, ORPO, SimPO and KTO share: TRL's trainer gives the loss, its parts around the loss are left aside.
+"""The shared part of DPO, ORPO, SimPO and KTO: TRL's trainer provides the loss; its own training machinery is unused.
 
-The trainer is built over rows that say of themselves that they are prepared, so that it neither tokenizes nor scores a data set; it never
-trains, and its exchanges between ranks are switched off: what a micro-batch's loss needs of the others is measured once a step, over all
-of them and all ranks (``prepare_step``).
+The trainer is built over rows that claim to be prepared, so that it neither tokenizes nor scores a data set. It never trains, and its
+exchanges between ranks are disabled: what a micro-batch's loss needs from the others is measured once per step, over all micro-batches and
+ranks (``prepare_step``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.run_errors import BadExample
 
 EVALUATED = ("loss", "rewards/accuracies", "rewards/margins")
-"""What validation reports, where the method has it."""
+"""Metrics that validation reports, if the method has them."""
 
 
 class Prepared(Dataset):  # type: ignore[misc]
-    """Rows that need no preparation: mapping and filtering leave them as they are."""
+    """Dataset that needs no preparation: mapping and filtering return it unchanged."""
 
     def map(self, *_: Any, **__: Any) -> Prepared:
         return self
@@ -39,7 +39,7 @@ class Prepared(Dataset):  # type: ignore[misc]
 
 
 class LossOnly:
-    """Mixed into a trainer of TRL, takes from it what the loop, the strategy and the reference files do."""
+    """Mixin that disables the parts of a TRL trainer that the loop, the strategy and the reference files handle."""
 
     def _precompute_ref_logps(self, dataset: Any, *_: Any) -> Any:
         return dataset
@@ -49,7 +49,7 @@ class LossOnly:
 
 
 def arguments(given: Ingredients) -> dict[str, Any]:
-    """The part of a trainer's configuration that does not depend on the method."""
+    """Returns the method-independent part of a trainer's configuration."""
     return {
         "output_dir": str(given.run.work_dir),
         "use_cpu": given.device.type == "cpu",
@@ -58,7 +58,7 @@ def arguments(given: Ingredients) -> dict[str, Any]:
         "per_device_train_batch_size": given.spec.optimization.per_device_batch_size,
         "disable_dropout": False,
         "bf16": False,  # the loop casts
-        "gradient_checkpointing": False,  # switched on with the base model
+        "gradient_checkpointing": False,  # enabled when the base model is loaded
         "remove_unused_columns": False,
         "report_to": "none",
         "save_strategy": "no",
@@ -66,18 +66,18 @@ def arguments(given: Ingredients) -> dict[str, Any]:
 
 
 def single_device(config: Any) -> Any:
-    """`config`, knowing of one GPU: with several visible the trainer would want to split batches over them itself."""
+    """Sets `config` to one GPU: otherwise the trainer would split batches over all visible GPUs."""
     if config.device.type == "cuda":
         config._n_gpu = 1
     return config
 
 
 def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config: Any) -> Preference:
-    """The objective of a method on pairs that needs no reference."""
+    """Builds the objective of a pair method that needs no reference."""
     model = given.base
     if (lora := lora_config(given.spec, given.base)) is not None:
         torch.manual_seed(given.spec.seed)
-        # Handed over with its adapter: given a quantized base alone, these trainers hold its embeddings and norms in float32.
+        # Pass the model with its adapter: for a quantized base alone, these trainers hold its embeddings and norms in float32.
         model = get_peft_model(given.base, lora)
     rows = Prepared.from_dict({"prompt": [""], "chosen": [""], "rejected": [""]})
     trainer = trainer_class(model, args=single_device(config), data_collator=unused, train_dataset=rows, processing_class=given.tokenizer)
@@ -93,8 +93,8 @@ def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config
 
 @contextmanager
 def unhashed(library: Any) -> Iterator[None]:
-    """While a trainer of module `library` is built: it would hash all weights, to name a file of reference log-probabilities that
-    it does not write here."""
+    """Disables weight hashing while a trainer of module `library` is built: the hash names a file of reference log-probabilities that it
+    does not write here."""
     original = library.hash_module
     library.hash_module = lambda *_: ""
     try:
@@ -104,19 +104,19 @@ def unhashed(library: Any) -> Iterator[None]:
 
 
 def unused(_: Any) -> NoReturn:
-    """The collator of a trainer that never makes a batch."""
+    """Collator for a trainer that never builds a batch. Always raises."""
     raise AssertionError("the trainer of the library was asked to make a batch")
 
 
 class Preference:
-    """``ft_assets.training.runtime.objectives.Objective`` with the loss of one of TRL's trainers."""
+    """An ``ft_assets.training.runtime.objectives.Objective`` with the loss of one of TRL's trainers."""
 
     def __init__(self, given: Ingredients, trainer: Any, *, train: Rows, validation: Rows | None) -> None:
         self._spec, self._device = given.spec, given.device
         self._trainer, self._train, self._validation = trainer, train, validation
         self.model = trainer.model
         hold_trained_in_fp32(self.model)
-        # TRL would gather a dozen numbers over the ranks for its metrics.
+        # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is
         self.num_rows = train.num_rows
         self._names = methods.get(given.spec.method).metrics
@@ -133,7 +133,7 @@ class Preference:
         return int(batch["attention_mask"].sum())
 
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
-        """Nothing: the loss of a pair depends on that pair alone."""
+        """Does nothing: the loss of a pair depends on that pair alone."""
 
     def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
         weight = self._train.weight(batch)
@@ -144,7 +144,7 @@ class Preference:
         return share
 
     def metrics(self) -> Mapping[str, float]:
-        """Means over the rows of all micro-batches and ranks. Every rank calls."""
+        """Returns the means over the rows of all micro-batches and ranks. Every rank calls it."""
         sums, counts = [self._sums[n] for n in self._names], [self._counts[n] for n in self._names]
         self._sums.clear()
         self._counts.clear()
@@ -171,7 +171,7 @@ class Preference:
         return {f"eval_{name}": means[name] for name in EVALUATED if name in means}
 
     def _micro_batches(self, rows: Rows, stop: Callable[[], bool], asked: list[bool]) -> Iterator[Batch]:
-        """All of `rows`; ends early, and sets `asked`, once any rank is asked to stop."""
+        """Yields micro-batches of all `rows`. Stops early, and sets `asked`, once any rank is asked to stop."""
         size = self._spec.optimization.per_device_batch_size
         for first in range(0, rows.num_rows, size):
             asked[0] = asked[0] or reduce_sum([float(stop())], self._device)[0] > 0
@@ -180,7 +180,7 @@ class Preference:
             yield self._here(rows.collate(range(first, min(first + size, rows.num_rows))))
 
     def self_test(self, model: Any) -> Mapping[str, float]:
-        """Prove that padding does not change a sequence, and that the reference is this model's own (see ``proofs.py``)."""
+        """Checks that padding does not change a sequence, and that the reference matches this model (see ``preference_self_test.py``)."""
         size = self._spec.optimization.per_device_batch_size
         with self._quiet(model):
             found = {"padding": check_padding(model, self._train, batch_size=size, spec=self._spec, put=self._here)}
@@ -188,7 +188,7 @@ class Preference:
         return found if worst is None else found | {"reference": worst}
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
-        """Raise ``BadExample`` for the row among `rows` whose loss alone is no number, if it is not all of them."""
+        """Raises ``BadExample`` for the row among `rows` whose loss alone is not finite, unless all are."""
         bad = []
         with torch.no_grad():
             for row in rows:
@@ -200,16 +200,16 @@ class Preference:
             raise BadExample(f"train row {bad[0]} alone gives a loss that is no number; remove it", split="train", row=bad[0])
 
     def counted(self, name: str, batch: Batch) -> float:
-        """Rows of `batch` that the mean of metric `name` is over."""
+        """Returns the number of rows of `batch` that the mean of metric `name` covers."""
         del name
         return self._train.weight(batch)
 
     def derived(self, means: dict[str, float]) -> dict[str, float]:
-        """`means`, with those put right that are no mean over rows."""
+        """Returns `means` with corrections for metrics that are not means over rows."""
         return means
 
     def _take_metrics(self, batch: Batch) -> dict[str, tuple[float, float]]:
-        """Value and count of each metric of the batch just computed; the trainer forgets them."""
+        """Returns value and count of each metric of the last batch, and clears the trainer's store."""
         stores: Mapping[str, Any] = getattr(self._trainer, "_metrics", None) or self._trainer._stored_metrics
         found = {name: values[-1] for store in stores.values() for name, values in store.items() if values}
         for store in stores.values():
@@ -218,7 +218,7 @@ class Preference:
 
     @contextmanager
     def _quiet(self, model: Any) -> Iterator[None]:
-        """No dropout and no gradients."""
+        """Disables dropout and gradients within the block."""
         was_training = model.training
         model.eval()
         try:

@@ -1,4 +1,4 @@
-"""What preference training rests on, proved on this model before the first step."""
+"""Checks the assumptions of preference training on this model before the first step."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ft_assets.training.runtime.self_test import TOLERANCE
 from ft_assets.training.spec import TrainingSpec
 
 REFERENCE_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
-"""Largest difference between the model's log-probability of an answer and the reference, per token of it. By the digits of each
-precision; another model's is off by a tenth and more."""
+"""Largest allowed difference between the model's log-probability of an answer and the reference, per token. It follows from the digits
+of each precision; another model's differs by a tenth or more."""
 REFERENCE_ROWS = 8
 
 Put = Callable[[Batch], Batch]
-"""Moves a batch to where the model is."""
+"""Moves a batch to the model's device."""
 
 
 def check_padding(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSpec, put: Put) -> float:
-    """The largest difference of a sequence's mean log-probability, padded in a batch by the training's own pass against alone by
-    the model's plain logits; ``PackingRefused`` where padding matters. The loss is a function of these numbers.
+    """Returns the largest difference of a sequence's mean log-probability between a padded batch in the training pass and the model's plain
+    logits without padding. Raises ``PackingRefused`` if padding matters. The loss is a function of these numbers.
 
-    The shortest and the longest row are in the batch.
+    The batch includes the shortest and the longest row.
     """
     order = np.argsort(rows.lengths, kind="stable")
     chosen = sorted({int(order[0]), int(order[-1]), *range(min(max(batch_size, 2), rows.num_rows) - 2)})
@@ -50,7 +50,7 @@ def check_padding(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSpec
 
 
 def _cause(model: Any, sequence: Unpadded, expected: float, *, spec: TrainingSpec, device: torch.device) -> tuple[str, str]:
-    """Why a sequence differs from `expected`, its mean log-probability by plain logits: as a word and a sentence."""
+    """Returns the cause, as a word and a sentence, why a sequence differs from `expected`, its mean log-probability by plain logits."""
     ids, scored = (torch.from_numpy(part.astype(np.int64))[None].to(device) for part in sequence)
     alone = float(log_probabilities(model, Scored(ids, torch.ones_like(ids), scored))) / int(scored.sum())
     if not abs(alone - expected) / max(abs(expected), 1.0) <= TOLERANCE[spec.precision]:
@@ -62,8 +62,8 @@ def _cause(model: Any, sequence: Unpadded, expected: float, *, spec: TrainingSpe
 
 
 def check_reference(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSpec, put: Put) -> float | None:
-    """The largest difference per token between log-probabilities of `model`, before its first step, and the reference, on rows from
-    all over the pack; ``BadInput`` where they are not the same model's. None where the method has no reference."""
+    """Returns the largest difference per token between log-probabilities of `model`, before its first step, and the reference, on rows
+    spread over the pack; None if the method has no reference. Raises ``BadInput`` if the reference is another model's."""
     tolerance = REFERENCE_TOLERANCE[spec.precision]
     chosen = sorted(set(np.linspace(0, rows.num_rows - 1, REFERENCE_ROWS).astype(int).tolist()))
     worst = None
@@ -87,7 +87,7 @@ def check_reference(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSp
 
 
 def log_probabilities(model: Any, sequences: Scored) -> torch.Tensor:
-    """Sum over the scored tokens of each sequence, by the pass that TRL's losses use."""
+    """Returns the sum over the scored tokens of each sequence, by the pass that TRL's losses use."""
     labels = sequences.input_ids.masked_fill(sequences.completion_mask == 0, -100)
     out = model(input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, labels=labels, use_cache=False, fused_lm_head=True)
     found: torch.Tensor = out.log_probs.float().sum(dim=1)
@@ -95,7 +95,7 @@ def log_probabilities(model: Any, sequences: Scored) -> torch.Tensor:
 
 
 def _alone(model: Any, sequence: Unpadded, device: torch.device) -> float:
-    """Mean log-probability of one sequence without padding and without a mask, from plain logits."""
+    """Returns the mean log-probability of one sequence without padding and without a mask, from plain logits."""
     ids = torch.from_numpy(sequence.input_ids.astype(np.int64)).to(device)
     scored = torch.from_numpy(sequence.scored[1:].copy()).to(device)
     logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()

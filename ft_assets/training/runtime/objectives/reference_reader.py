@@ -1,7 +1,7 @@
-"""The reference log-probabilities of a pack, read only if they are those that the spec names, row for row.
+"""Reads the reference log-probabilities of a pack, after checking that they match the spec, row for row.
 
-A stale or foreign reference trains without any sign of it, towards the wrong thing; so what does not fit is refused: key, pack, base
-model and what is on it, digests, rows, and numbers that are none. That they are the model's own is proved by ``check_reference``.
+A stale or foreign reference would silently train towards the wrong target. A mismatch is refused in the key, pack, base model,
+quantization, adapter, digests or rows, as are values that are not finite. ``check_reference`` verifies that they match the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGAIN = "compute the reference log-probabilities again"
 
 
 def load(run: RunFile, pack: Pack) -> tuple[pa.Table, pa.Table | None]:
-    """Reference of the training rows and of the validation rows of `pack`; ``BadInput`` where they do not fit."""
+    """Returns the references of the training rows and of the validation rows of `pack`. Raises ``BadInput`` if they do not match."""
     spec = run.spec
     if run.reference_dir is None or spec.reference is None:
         raise BadInput(f"method {spec.method} needs reference log-probabilities, but the run file names none; {AGAIN}")

@@ -1,4 +1,4 @@
-"""SimPO by TRL's ``CPOTrainer``: mean log-probability as reward, a margin, no reference."""
+"""SimPO with TRL's ``CPOTrainer``: mean log-probability as reward, a margin, no reference."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ HEAD = ("log_probs", "mean_logits")
 
 class _Trainer(LossOnly, CPOTrainer):
     def concatenated_forward(self, model: Any, batch: Batch) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        """As in the base class, but no logits of the whole batch are built, and the imitation of CPO-SimPO is a mean over pairs of
-        each one's mean, so that a step does not depend on how it is cut into micro-batches."""
+        """Computes the base class's loss without building the logits of the whole batch. The imitation loss of CPO-SimPO is a mean over
+        the mean of each pair, so that a step does not depend on how it is split into micro-batches."""
         ids, scored = batch["input_ids"], batch["completion_mask"]
         out = model(
             input_ids=ids,

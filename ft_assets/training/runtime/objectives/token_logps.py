@@ -1,9 +1,9 @@
-"""Log-probabilities of the labelled tokens, without the logits of the others.
+"""Log-probabilities of the labelled tokens, without computing the logits of others.
 
-A forward pass that builds logits for every position spends most of its time and memory on tokens that carry no loss. TRL's fused
-head avoids that on GPUs, but scores every position elsewhere, and computes entropy for its metrics as well: that is
-where its trainer loses a quarter of its speed on a CPU. Here only labelled positions reach the head, which is the model's own: its forward
-pass runs over them with the hidden states already there, so soft caps and scales of logits apply whatever a family calls them.
+A forward pass that builds logits for every position spends most of its time and memory on tokens without loss. TRL's fused head avoids that
+on GPUs, but elsewhere scores every position, and also computes entropy for its metrics, which costs its trainer a quarter of its speed on a
+CPU. Here only labelled positions reach the head. The head is the model's own forward pass, run on the hidden states already computed, so
+each family's soft caps and scales of logits apply.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torch.utils.checkpoint import checkpoint
 from ft_assets.training.runtime import parallel
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
-"""Logits at once, in float32; more is done in slices whose logits are built again in the backward pass. A GPU gets 1,000 rows of a
-vocabulary of 128k: fewer leave its multipliers idle, and each slice adds a gradient of the whole layer where that is trained."""
+"""Bytes of float32 logits at once; more are computed in slices that the backward pass recomputes. For a vocabulary of 128k a GPU gets
+1,000 rows: fewer leave its multipliers idle, and each slice adds a gradient of the whole layer if that is trained."""
 Head = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states (n, width) in, the model's logits (n, vocabulary) out."""
+"""Maps hidden states (n, width) to the model's logits (n, vocabulary)."""
 
 
 class Scores(TypedDict):
-    """A plain dict, because wrappers look for tensors in what a model returns."""
+    """A plain dict, because wrappers look for tensors in a model's output."""
 
     log_probs: torch.Tensor
-    """Of the labelled tokens, in order: shape (labelled,)."""
+    """Log-probabilities of the labelled tokens, in order: shape (labelled,)."""
     correct: torch.Tensor
-    """How many of them the model would have chosen: a scalar without gradient."""
+    """Number of labelled tokens that the model ranks first: a scalar without gradient."""
 
 
 def install(model: Any) -> None:
-    """Teach `model` (the bare causal model, before or under PEFT) to answer ``model(..., score=labels)`` with :class:`Scores`.
+    """Patches `model` (the bare causal model, before or under PEFT) so that ``model(..., score=labels)`` returns :class:`Scores`.
 
-    `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here. `scored`: :func:`scored_positions` of them, found
-    beforehand on the CPU: a GPU that searched for them would have to be waited for.
+    `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here. `scored`: their :func:`scored_positions`, computed
+    beforehand on the CPU, because computing them on a GPU would force a synchronization.
     """
     original = model.forward
 
@@ -62,9 +62,9 @@ def install(model: Any) -> None:
 
 
 def head_of(model: Any, output: type[Any]) -> Head:
-    """What `model` (a causal model) does with the hidden states of its backbone, whose output is of type `output`.
+    """Returns a function that maps hidden states to logits as `model` (a causal model) does. `output` is the type of its backbone's output.
 
-    The model's class runs its own forward pass on a stand-in that shares every module but the backbone. The stand-in is made anew for each
+    Runs the model class's own forward pass on a stand-in that shares every module but the backbone. The stand-in is created anew for each
     pass, because strategies replace modules, and copied by hand, because FSDP2 forbids ``copy``.
     """
 
@@ -79,7 +79,7 @@ def head_of(model: Any, output: type[Any]) -> Head:
 
 
 class _Computed(torch.nn.Module):
-    """A backbone that has already run."""
+    """A backbone that returns a precomputed output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -90,21 +90,21 @@ class _Computed(torch.nn.Module):
 
 
 def scored_positions(labels: torch.Tensor) -> torch.Tensor:
-    """Where in the flattened batch a token stands whose next one has a label."""
+    """Returns the positions in the flattened batch whose next token has a label."""
     rows, columns = (labels[:, 1:] != -100).nonzero(as_tuple=True)
     return rows * labels.shape[1] + columns
 
 
 def is_partitioned(layer: Any) -> bool:
-    """Whether ZeRO-3 splits the weight of `layer` over several ranks, so that each call of the layer is a collective."""
+    """Returns whether ZeRO-3 splits the weight of `layer` over several ranks, which makes each call of the layer a collective."""
     return hasattr(layer.weight, "ds_id") and parallel.several()
 
 
 def score_tokens(hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, vocab_size: int, partitioned: bool = False) -> Scores:
-    """Scores of `labels` (n,) under `head`, from `hidden` (n, width).
+    """Scores `labels` (n,) under `head`, from `hidden` (n, width).
 
-    `partitioned`: calling `head` is a collective, so every rank calls this function and all make as many slices, some of them empty, as
-    the one with the most labels needs.
+    `partitioned`: calling `head` is a collective, so every rank must call this function. All ranks make as many slices, some of them empty,
+    as the rank with the most labels needs.
     """
     rows = max(1, MAX_LOGIT_BYTES[hidden.device.type] // (4 * vocab_size))
     count = max(1, math.ceil(len(labels) / rows))

@@ -1,7 +1,7 @@
 """SFT and CPT: cross entropy over packed windows.
 
-TRL's ``SFTTrainer`` prepares the model; the loss is its ``nll``, the mean over the step's labelled tokens, computed at those tokens alone
-(``scoring.py``). Windows of a micro-batch lie side by side as rows; attention restarts at each example by its ``position_ids``.
+TRL's ``SFTTrainer`` prepares the model. The loss is its ``nll``, the mean over the step's labelled tokens, computed only at those tokens
+(``token_logps.py``). Windows of a micro-batch are rows of the batch; attention restarts at each example by its ``position_ids``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ft_assets.training.runtime.self_test import Window, check_packing, choose_w
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
-"""Windows that are looked at for ones that hold several examples."""
+"""Windows searched for those that hold several examples."""
 PREPARED = 8
-"""Windows that TRL's trainer is shown; it reads their columns alone."""
+"""Windows passed to TRL's trainer, which reads only their columns."""
 
 
 def build(given: Ingredients) -> Tokens:
@@ -39,9 +39,9 @@ def build(given: Ingredients) -> Tokens:
         args=SFTConfig(
             output_dir=str(given.run.work_dir),
             use_cpu=True,  # the strategy places the model, not the trainer
-            seed=given.spec.seed,  # it draws the first weights of the adapter
+            seed=given.spec.seed,  # seeds the initial weights of the adapter
             bf16=False,  # the loop casts
-            activation_checkpointing=False,  # switched on with the base model
+            activation_checkpointing=False,  # enabled when the base model is loaded
             gradient_checkpointing=None,  # type: ignore[arg-type]
             packing=True,
             max_length=given.spec.max_seq_len,
@@ -58,7 +58,7 @@ def build(given: Ingredients) -> Tokens:
 
 
 class Tokens:
-    """``ft_assets.training.runtime.objectives.Objective`` over windows of tokens."""
+    """An ``ft_assets.training.runtime.objectives.Objective`` over windows of tokens."""
 
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class Tokens:
         return int(batch["num_tokens"])
 
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
-        """Nothing: the loss of a token depends on its example alone."""
+        """Does nothing: the loss of a token depends on its example alone."""
 
     def loss(self, model: Any, batch: Batch, *, total_weight: float) -> torch.Tensor:
         scores = self._scores(model, batch)
@@ -98,7 +98,7 @@ class Tokens:
         return found
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
-        """Mean loss per labelled token and its perplexity, one window at a time and without dropout."""
+        """Returns the mean loss per labelled token and its perplexity, computed one window at a time without dropout."""
         if self._validation is None:
             return {}
         total, count, was_training = 0.0, 0, model.training
@@ -118,7 +118,7 @@ class Tokens:
         return {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
 
     def self_test(self, model: Any) -> Mapping[str, float]:
-        """Prove on the first windows of several examples that packing is exact (see ``self_test.py``)."""
+        """Checks on the first windows of several examples that packing is exact (see ``self_test.py``)."""
         windows = [self._train.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, self.num_rows))]
         count = self._spec.optimization.per_device_batch_size
         chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
@@ -137,7 +137,7 @@ class Tokens:
         return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
-        """Raise ``BadExample`` for the window among `rows` whose loss alone is not finite, if it is not all of them."""
+        """Raises ``BadExample`` for the window among `rows` whose loss alone is not finite, unless all are."""
         bad = []
         with torch.no_grad():
             for row in rows:
@@ -166,7 +166,7 @@ class Tokens:
 
 
 class _Windows:
-    """Windows of a pack by number, without building Python lists of them all."""
+    """Windows of a pack by number, without building Python lists of all of them."""
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows = table.num_rows
@@ -184,10 +184,11 @@ def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int
 
 
 def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:
-    """Windows as one batch. Positions restart and the first label of each example is masked: nothing is predicted across a boundary.
+    """Builds one batch of windows. Positions restart and the first label of each example is masked, so nothing is predicted across a
+    boundary.
 
-    `joined`: one after another in a single row, as flash attention wants packed sequences; else a row each, the shorter ones
-    filled up with an unlabelled example of padding; all of them to `width` if it is given.
+    `joined`: concatenates windows into a single row, as flash attention expects; otherwise one row each, with shorter rows padded by an
+    unlabelled example, to `width` if given.
     """
     rows = [_join(windows)] if joined else list(windows)
     width = width or max(len(w.input_ids) for w in rows)

@@ -1,4 +1,4 @@
-"""How ranks share a model. One strategy per run, chosen by the spec; the loop knows only this interface."""
+"""Ways for ranks to share a model. The spec selects one strategy per run; the loop uses only this interface."""
 
 from __future__ import annotations
 
@@ -14,55 +14,56 @@ from ft_assets.training.spec import TrainingSpec
 
 
 class Strategy(Protocol):
-    """Wraps the model, owns optimizer and schedule, and writes and reads their state."""
+    """Wraps the model, owns optimizer and schedule, and saves and restores their state."""
 
     model: Any
-    """The wrapped model: what the objective's loss calls."""
+    """Wrapped model, which the objective's loss calls."""
     device: torch.device
     rank: int
     world_size: int
     saves_alone: bool
-    """Rank 0 holds the whole state: it can save while the others compute."""
+    """Whether rank 0 holds the whole state and can save while the other ranks compute."""
 
     def start(self) -> None:
-        """Join the other ranks; before the base model is loaded."""
+        """Joins the other ranks. Called before the base model is loaded."""
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
-        """Wrap `model` and make optimizer and schedule."""
+        """Wraps `model` and creates optimizer and schedule."""
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of a micro-batch; ranks exchange gradients within the last of a step."""
+        """Returns the context for forward and backward of a micro-batch. Ranks exchange gradients in the last one of a step."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of a share of the step's loss, as ``Objective.loss`` gives it. Where ranks average gradients, the share is
-        multiplied by their number first."""
+        """Adds the gradients of a share of the step's loss, as returned by ``Objective.loss``. If ranks average gradients, the share is
+        first multiplied by their number."""
 
     def gradient_norm(self) -> float:
-        """Global norm of the step's gradients, the same on every rank; they are clipped to ``max_grad_norm``. NaN and inf come through."""
+        """Returns the global norm of the step's gradients, the same on every rank, and clips them to ``max_grad_norm``. NaN and inf pass
+        through."""
 
     def step(self) -> None:
-        """Apply the gradients, move the schedule on, and drop the gradients."""
+        """Applies the gradients, advances the schedule, and drops the gradients."""
 
     def drop_gradients(self) -> None: ...
     def learning_rate(self) -> float:
-        """Rate that the next :meth:`step` will use."""
+        """Returns the learning rate of the next :meth:`step`."""
 
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
-        """Copy weights (or adapter), optimizer and schedule as they are now; the function returned writes this rank's part into
-        `directory` and may run in another thread while training goes on. Every rank calls, unless it ``saves_alone``."""
+        """Copies the current weights (or adapter), optimizer and schedule. The returned function writes this rank's part into
+        `directory` and may run in another thread while training continues. Every rank calls it, unless the strategy ``saves_alone``."""
 
     def load(self, directory: Path) -> None:
-        """Continue from what :meth:`save` wrote. ``BadSpec`` where this strategy cannot read it (another world size, say)."""
+        """Restores what :meth:`save` wrote. Raises ``BadSpec`` if this strategy cannot read it (for example, another world size)."""
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
-        """Write the finished adapter or model alone. Every rank calls, rank 0 writes."""
+        """Writes only the finished adapter or model. Every rank calls it; rank 0 writes."""
 
     def evidence(self) -> Mapping[str, Any]:
-        """What shows that the strategy is what it says: sharded parameters, elements of optimizer state on this rank against all."""
+        """Returns proof of the actual sharding: sharded parameters, and elements of optimizer state on this rank and in total."""
 
 
 def build(spec: TrainingSpec) -> Strategy:
-    """The strategy of `spec`, its module imported only now."""
+    """Returns the strategy of `spec`, importing its module on demand."""
     if spec.strategy in ("single", "ddp"):
         from ft_assets.training.runtime.parallel.replicated import Replicated
 
@@ -79,7 +80,7 @@ def build(spec: TrainingSpec) -> Strategy:
 
 
 def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:
-    """Each value summed over the ranks."""
+    """Returns each value summed over the ranks."""
     if not several():
         return list(values)
     total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -88,12 +89,12 @@ def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:
 
 
 def reduce_max(value: int, device: torch.device) -> int:
-    """The largest of the ranks' values."""
+    """Returns the largest of the ranks' values."""
     largest = torch.tensor(value, device=device)
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
     return int(largest)
 
 
 def several() -> bool:
-    """Whether this process is one of several ranks."""
+    """Returns whether this process is one of several ranks."""
     return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1

@@ -1,8 +1,8 @@
-"""FSDP2: every rank holds a part of each parameter as a DTensor, of its gradient and of its optimizer state.
+"""FSDP2: every rank holds a shard of each parameter as a DTensor, of its gradient and of its optimizer state.
 
-Wrapped by ``fully_shard`` itself and not through accelerate, which on CPUs silently makes plain DDP of it; :meth:`Fsdp2.wrap` counts
-DTensors and refuses a model without. An adapter's checkpoint holds whole tensors, which any number of ranks and
-any replicated run can go on from; full parameters are saved by torch's distributed checkpoint, which reshards.
+Calls ``fully_shard`` directly and not through accelerate, which on CPUs silently falls back to plain DDP. :meth:`Fsdp2.wrap` refuses a
+model with unsharded parameters. An adapter's checkpoint holds whole tensors, from which any number of ranks and any replicated run can
+resume; full parameters are saved by torch's distributed checkpoint, which reshards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Fsdp2:
         self.schedule = make_schedule(self.optimizer, self._spec.optimization, total_steps=total_steps)
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        # Micro-batches that are not reduced leave whole float32 gradients on every rank: of full parameters, as much again as the model.
+        # Micro-batches without reduction leave whole float32 gradients on every rank: for full parameters, the size of the whole model.
         self.model.set_requires_gradient_sync(last or self._spec.adapter == "full")
         return nullcontext()
 
@@ -90,7 +90,7 @@ class Fsdp2:
         return float(self.schedule.get_last_lr()[0])
 
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
-        """Adapters: gathered now, written by rank 0 later. Full parameters: each rank writes its part now."""
+        """Copies the state. Adapters are gathered now and written by rank 0 later; of full parameters, each rank writes its part now."""
         schedule = copied(self.schedule.state_dict())
         if not isinstance(self.model, PeftModel):
             weights, optimizer = get_state_dict(self.model, self.optimizer)
@@ -98,7 +98,7 @@ class Fsdp2:
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = self._whole_adapter(base_model)
         state = optimizers.state_by_name(self.optimizer, self.model, _whole)
-        settings = groups(self.optimizer)  # now: the rate moves on while the rest is written
+        settings = groups(self.optimizer)  # taken now, because the rate changes while the rest is written
 
         def write() -> None:
             if self.rank == 0:
@@ -165,7 +165,7 @@ class Fsdp2:
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """The repeated blocks of a decoder: what is gathered, used and let go together."""
+    """Returns the repeated blocks of a decoder, the units of gathering and freeing."""
     lists: list[Any] = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
     if not lists:
         raise BadSpec(f"{type(model).__name__} has no list of layers to shard by; use ddp")
@@ -174,7 +174,7 @@ def decoder_layers(model: Any) -> list[Any]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a sharded tensor on the CPU; every rank calls."""
+    """Returns a sharded tensor as a whole on the CPU. Every rank calls it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True)
 

@@ -1,4 +1,4 @@
-"""One process, or several with a copy of the model each (DDP). Rank 0 holds everything, and so saves alone."""
+"""One process, or several with a copy of the model each (DDP). Rank 0 holds everything and so saves alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
 COLLECTIVE_TIMEOUT = timedelta(minutes=40)
-"""Longer than one rank may write or read a large checkpoint while the others wait for it; a hang is found by the follower."""
+"""Longer than one rank may take to write or read a large checkpoint while the others wait. The follower detects hangs."""
 
 
 class Replicated:
@@ -49,7 +49,7 @@ class Replicated:
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
         if last or self.model is self._bare:
             return contextlib.nullcontext()
-        quiet: contextlib.AbstractContextManager[None] = self.model.no_sync()  # around the forward pass: there the exchange is prepared
+        quiet: contextlib.AbstractContextManager[None] = self.model.no_sync()  # must wrap the forward pass, where DDP prepares the exchange
         return quiet
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ class Replicated:
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self.scaler.get_scale() >= scale:  # else the step was skipped, and the optimizer's count with it
+        if self.scaler.get_scale() >= scale:  # otherwise the step was skipped, and so was the optimizer's count
             self.schedule.step()
         self.drop_gradients()
 
@@ -100,7 +100,7 @@ class Replicated:
         set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
-        if self.rank == 0:  # a second writer would still write while rank 0 seals and renames the directory
+        if self.rank == 0:  # a second writer would continue while rank 0 seals and renames the directory
             WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)
 
     def evidence(self) -> Mapping[str, Any]:
@@ -114,18 +114,18 @@ class Replicated:
 
 
 def groups(optimizer: Any) -> list[dict[str, Any]]:
-    """Settings of the optimizer's groups, the present rate among them."""
+    """Returns the settings of the optimizer's groups, including the current learning rate."""
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def set_rates(optimizer: Any, schedule: Any) -> None:
-    """A schedule that was loaded knows its rates, and tells the optimizer only with its next step."""
+    """Sets the optimizer's rates from a loaded schedule, which would otherwise update them only at its next step."""
     for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
         group["lr"] = rate
 
 
 def local_device() -> torch.device:
-    """The GPU of this rank, or the CPU."""
+    """Returns the GPU of this rank, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -134,7 +134,7 @@ def local_device() -> torch.device:
 
 
 def copied(value: Any) -> Any:
-    """A nested state with every tensor copied to the CPU."""
+    """Returns a nested state with every tensor copied to the CPU."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO: optimizer state (1), gradients (2) and parameters (3) in parts over the ranks.
+"""DeepSpeed ZeRO: optimizer state (1), gradients (2) and parameters (3) are sharded over the ranks.
 
-An adapter's checkpoint holds whole tensors, gathered from the ranks, in the form of the other strategies: any number of ranks goes on from
-it. Full parameters are saved in DeepSpeed's own parts, which the same number of ranks reads.
+An adapter's checkpoint holds whole tensors, gathered from the ranks, in the form of the other strategies, so any number of ranks can resume
+from it. Full parameters are saved in DeepSpeed's own format, which only the same number of ranks can read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 TAG = "zero"
-"""Directory of DeepSpeed's parts within a checkpoint of full parameters."""
+"""Directory of DeepSpeed's files within a checkpoint of full parameters."""
 ADAM_STATE = ("exp_avg", "exp_avg_sq")
 
 
@@ -50,7 +50,7 @@ class Zero:
 
     def start(self) -> None:
         deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
-        # Alive while the base model loads: ``from_pretrained`` looks for it and splits the weights as it reads them.
+        # Must stay alive while the base model loads: ``from_pretrained`` looks for it and splits the weights as it reads them.
         config: Any = HfDeepSpeedConfig
         self._loading = config(self._config()) if self.stage == 3 else None
 
@@ -70,8 +70,8 @@ class Zero:
         self.model.backward(loss * self.world_size, scale_wrt_gas=False)
 
     def gradient_norm(self) -> float:
-        """DeepSpeed clips inside its step, so the step is taken here and its norm read after it. A norm that is no number ends the run
-        before these weights are saved anywhere."""
+        """Takes the step and returns the norm of its gradients, because DeepSpeed clips inside its step. A norm that is not finite ends
+        the run before these weights are saved."""
         self.model.step()
         norm = self.model.get_global_grad_norm()
         return float("nan") if norm is None else float(norm)
@@ -181,7 +181,7 @@ class Zero:
                 self._fill(p, key, saved["state"][name][key].to(self.device))
 
     def _make_state(self, step: torch.Tensor) -> None:
-        """Optimizer state as its first step would make it: before one there is none to fill."""
+        """Creates the optimizer state that the first step would create: before it there is none to fill."""
         flat = self.optimizer.fp32_partitioned_groups_flat if self.stage == 3 else self.optimizer.single_partition_of_fp32_groups
         fused = bool(self._base_optimizer.param_groups[0].get("fused"))
         for part in flat:
@@ -191,7 +191,7 @@ class Zero:
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _fill(self, parameter: Any, key: str | None, value: torch.Tensor) -> None:
-        """Put a whole tensor into this rank's part of a parameter's weights (`key` None) or of its optimizer state."""
+        """Copies a whole tensor into this rank's part of a parameter's weights (`key` None) or of its optimizer state."""
         with torch.no_grad():
             if self.stage < 3:
                 parameter.set_full_hp_param(value, key)
