@@ -1,8 +1,8 @@
-"""The catalogue of base models: which bytes an id means, and what they can take.
+"""The catalogue of base models: the files that an id stands for, and their limits.
 
-An id stands for pinned bytes. ``digest`` covers weights, config, tokenizer and template, so an adapter can be tied to
-exactly what it was trained on; it is computed from the files of a local model, or pinned in the catalogue, and if both
-exist they must agree (``base_model_changed``). It is never null: a model whose bytes are unknown cannot be looked up at all.
+An id stands for pinned bytes. ``digest`` covers weights, config, tokenizer and template, so an adapter can be tied to exactly what it was
+trained on. It is computed from the files of a local model or pinned in the catalogue; if both exist they must agree
+(``base_model_changed``). It is never null: a model with unknown bytes cannot be looked up.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BUILTIN = Path(__file__).with_name("base_models.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHANGED = "base_model_changed"
-"""Code of bytes that are not the pinned ones: the platform's fault, and final for whoever was promised the pinned ones."""
+"""Error code for bytes that differ from the pinned ones: a platform fault, and final for jobs that were promised the pinned ones."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PINNED = ("repo", "revision", "digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 """Fields that a model without files on this machine must state."""
 CARD = ("digest", "tokenizer_digest", "template_digest", "context_length", "num_parameters")
 FIELDS = frozenset(("id", "path", "license", "deprecated_since", "next", "previous", "history", *PINNED))
 VERSION_FIELDS = ("path", "repo", "revision", "license", *CARD)
-"""What an entry says of the bytes that it stands for, and of those that an update staged (`next`) or replaced (`previous`)."""
+"""Fields that describe the bytes of an entry, and those that an update staged (`next`) or replaced (`previous`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,29 +43,29 @@ class BaseModel:
     repo: str
     """Hub repository, or ``local``."""
     revision: str
-    """Pinned commit of `repo`; of a local model the first 40 digits of its digest."""
+    """Pinned commit of `repo`; for a local model, the first 40 digits of its digest."""
     digest: str
     """sha256 over weights, config, tokenizer and template (see :func:`model_digest`)."""
     tokenizer_digest: str
     template_digest: str
     license: str
     context_length: int
-    """Tokens in one example at most (``max_position_embeddings``)."""
+    """Maximum tokens in one example (``max_position_embeddings``)."""
     num_parameters: int
     deprecated_since: dt.date | None
-    """Refused at submission from this day on; running jobs finish."""
+    """Submissions are refused from this day on; running jobs finish."""
     directory: Path | None
-    """Where the files lie on this machine; None when they are only known by digest."""
+    """Directory of the files on this machine; None if they are known only by digest."""
 
 
 Entries = dict[str, tuple[Mapping[str, Any], Path]]
-"""By id: an entry as it is written, and the directory that its path is relative to."""
+"""Entries by id: the entry as written, and the directory that its path is relative to."""
 
 
 class Catalogue:
-    """Base models by id, from YAML files; entries are resolved (and their files hashed) when they are asked for.
+    """Base models by id, from YAML files. Entries are resolved, and their files hashed, on demand.
 
-    The operator's file may change, appear and go while processes run; every question is answered from what it says now.
+    The operator's file may change, appear and disappear while processes run; every lookup uses its current content.
     """
 
     def __init__(self, entries: Mapping[str, tuple[Mapping[str, Any], Path]], *, operator: Path | None = None) -> None:
@@ -75,7 +75,7 @@ class Catalogue:
 
     @classmethod
     def load(cls, extra: Iterable[Path] = (), *, operator: Path | None = None) -> Self:
-        """The built-in catalogue, then each of `extra`, then `operator` if it is there; a later file replaces an id of an earlier one."""
+        """Loads the built-in catalogue, then each of `extra`, then `operator` if it exists. Later files override ids of earlier ones."""
         entries: Entries = {}
         for file, root in [(BUILTIN, REPOSITORY_ROOT), *((f, f.absolute().parent) for f in extra)]:
             entries.update(_by_id(file, root))
@@ -90,7 +90,7 @@ class Catalogue:
         except FileNotFoundError:
             return self._fixed
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        known = self._read  # replaced as a whole: threads see one pair or the other
+        known = self._read  # replaced as a whole, so that threads see a consistent pair
         if known[0] != stamp:
             known = self._read = (stamp, _by_id(self._operator, self._operator.absolute().parent))
         return {**self._fixed, **known[1]}
@@ -99,7 +99,8 @@ class Catalogue:
         return sorted(self._entries)
 
     def entry(self, model_id: str) -> tuple[dict[str, Any], Path]:
-        """The entry of `model_id` as it is written, with the directory that its path is relative to; ``NotFound`` names the known ids."""
+        """Returns the entry of `model_id` as written, with the directory that its path is relative to. Raises ``NotFound`` that lists
+        the known ids."""
         found = self._entries.get(model_id)
         if found is None:
             known = ", ".join(self.ids()) or "none"
@@ -109,16 +110,17 @@ class Catalogue:
         return dict(found[0]), found[1]
 
     def get(self, model_id: str, *, fresh: bool = False) -> BaseModel:
-        """The model called `model_id`, its files held against its pins; ``Unavailable`` names a directory that is missing.
+        """Returns the model called `model_id` after checking its files against its pins. Raises ``Unavailable`` that names a missing
+        directory.
 
-        `fresh`: every file is read again, also where the file system says that it is the one that was hashed before.
+        `fresh` re-reads every file, even if the file system reports it unchanged since it was hashed.
         """
         return _resolve(*self.entry(model_id), fresh=fresh)
 
     def get_pinned(self, model_id: str, digest: str, *, fresh: bool = False) -> BaseModel:
-        """:meth:`get` for whoever was promised `digest`: other bytes are refused, however the catalogue came by them.
+        """Returns the model like :meth:`get`, but refuses bytes other than `digest`, whatever their origin.
 
-        Bytes that an update has staged or replaced are found by their digest too, for as long as they are kept.
+        Also finds bytes that an update has staged or replaced, as long as they are kept.
         """
         entry, root = self.entry(model_id)
         if (other := _other_version(entry, digest)) is not None:
@@ -133,14 +135,14 @@ class Catalogue:
         return model
 
     def get_local(self, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
-        """Return the model with `digest` and the directory of its files on this machine; other bytes are ``base_model_changed``."""
+        """Returns the model with `digest` and the directory of its files on this machine. Other bytes raise ``base_model_changed``."""
         model = self.get_pinned(model_id, digest, fresh=fresh)
         if model.directory is None:
             raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
         return model, model.directory
 
     def card(self, model_id: str) -> BaseModel:
-        """What the catalogue says of a model: as :meth:`get`, but no file is read where everything is pinned."""
+        """Returns the model like :meth:`get`, but reads no files if everything is pinned in the catalogue."""
         entry, root = self.entry(model_id)
         if any(not entry.get(k) for k in CARD):
             return _resolve(entry, root)
@@ -155,7 +157,7 @@ class Catalogue:
         )
 
     def check_submittable(self, model_id: str, *, today: dt.date) -> BaseModel:
-        """:meth:`get`, refusing a model that is deprecated on `today`."""
+        """Returns the model like :meth:`get`, but refuses one that is deprecated on `today`."""
         model = self.get(model_id)
         if model.deprecated_since is not None and model.deprecated_since <= today:
             raise InvalidRequest(
@@ -167,7 +169,7 @@ class Catalogue:
 
 
 def _other_version(entry: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
-    """The entry as it would be with the staged or replaced bytes of that digest; None if it has none, or not their files any more."""
+    """Returns the entry with the staged or replaced bytes of that digest; None if it has none or their files are gone."""
     if entry.get("digest") in (None, digest):
         return None
     versions = [*([entry["next"]] if entry.get("next") else []), *entry.get("previous", ())]
@@ -248,7 +250,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model; a model that has only pickled weights, or wants code of its own, is refused."""
+    """Returns the safetensors files of a model. Refuses a model that has only pickled weights or requires custom code."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         pickled = sorted(p.name for p in directory.iterdir() if p.suffix in PICKLE_SUFFIXES)
@@ -264,13 +266,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def model_digest(directory: Path, *, fresh: bool = False) -> str:
-    """sha256 over the sorted (name, sha256) of weights, config, tokenizer and template files that exist."""
+    """Returns the sha256 over the sorted (name, sha256) of existing weights, config, tokenizer and template files."""
     files = [*weight_files(directory), *(p for name in CONFIG_FILES if (p := directory / name).is_file())]
     return _digest_of((p.name, file_sha256(p, fresh=fresh)) for p in files)
 
 
 def tokenizer_digest(directory: Path) -> str:
-    """Digest of what turns text into ids: ``tokenizer.json`` and the config beside it, without its chat template."""
+    """Returns the digest of the tokenizer: ``tokenizer.json`` and the config beside it, without the chat template."""
     config = _json_object(directory / "tokenizer_config.json")
     config.pop("chat_template", None)
     spelled = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
@@ -278,12 +280,12 @@ def tokenizer_digest(directory: Path) -> str:
 
 
 def template_digest(directory: Path) -> str:
-    """sha256 of the chat template's text; of the empty text when there is none."""
+    """Returns the sha256 of the chat template's text, or of the empty text without one."""
     return hashlib.sha256((read_template(directory) or "").encode()).hexdigest()
 
 
 def read_template(directory: Path) -> str | None:
-    """The chat template: ``chat_template.jinja`` before the one in ``tokenizer_config.json``."""
+    """Returns the chat template. ``chat_template.jinja`` takes precedence over the one in ``tokenizer_config.json``."""
     file = directory / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -294,7 +296,7 @@ def read_template(directory: Path) -> str | None:
 
 
 def count_parameters(directory: Path) -> int:
-    """Parameters in the safetensors headers; no weight is read."""
+    """Counts the parameters in the safetensors headers without reading weights."""
     total = 0
     for file in weight_files(directory):
         with file.open("rb") as stream:
@@ -305,10 +307,10 @@ def count_parameters(directory: Path) -> int:
 
 
 def file_sha256(path: Path, *, fresh: bool = False) -> str:
-    """sha256 of a file, remembered in this process for as long as the file system says that it is the same.
+    """Returns the sha256 of a file, cached in this process while the file system reports the file unchanged.
 
-    The time of the last change of its inode is part of that: it moves when a file is written, replaced, or its time of
-    change set back, and no call sets it. `fresh` reads the file whatever is remembered: a disk that decays tells nobody.
+    The check includes the inode's change time, which moves when a file is written, replaced, or its modification time reset, and which no
+    call can set. `fresh` bypasses the cache, because a decaying disk gives no sign.
     """
     try:
         stat = path.stat()
@@ -316,7 +318,7 @@ def file_sha256(path: Path, *, fresh: bool = False) -> str:
         raise Unavailable(f"{path} is missing; a base model needs it") from error
     with _HASHING_LOCK:
         hashing = _HASHING.setdefault(path, threading.Lock())
-    with hashing:  # who asks for a file that is being read waits for what comes of it
+    with hashing:  # concurrent callers for the same file wait for the result
         return _sha256_of(path, stat, fresh=fresh)
 
 
@@ -332,7 +334,7 @@ def _sha256_of(path: Path, stat: os.stat_result, *, fresh: bool) -> str:
 
 _HASHED: dict[Path, tuple[tuple[int, ...], str]] = {}
 _HASHING: dict[Path, threading.Lock] = {}
-"""Of each file, held while it is read."""
+"""One lock per file, held while it is read."""
 _HASHING_LOCK = threading.Lock()
 
 

@@ -1,21 +1,21 @@
-"""The error family: every failure that a user, a bill or a retry decision can see.
+"""The error hierarchy: every failure visible to users, billing or retry decisions.
 
     FtError
-      +- InvalidRequest      user       400   the caller's request cannot be carried out as written
+      +- InvalidRequest      user       400   the request cannot be carried out as written
       |   +- InvalidDataset  user       400   rows that cannot be trained on
-      |   +- QuotaExceeded   user       429   admission would pass a limit of the tenant
-      +- Unauthenticated     user       401   no key, or one that is unknown, expired or revoked
+      |   +- QuotaExceeded   user       429   the request would exceed a limit of the tenant
+      +- Unauthenticated     user       401   API key missing, unknown, expired or revoked
       +- Forbidden           user       403   the key lacks the scope
-      +- NotFound            user       404   no such object of this tenant
+      +- NotFound            user       404   the tenant has no such object
       +- Conflict            user       409   the object's state forbids the call
-      +- LineageIncomplete   platform   500   a record would be registered with a gap in its lineage
-      +- NotAdmitted         ambiguous  409   training was started without holding a reservation
-      +- RateLimited         user       429   more requests in a minute than the key may send
-      +- Unavailable         platform   503   a part of the platform did not answer
-      +- IntegrityError      platform   500   stored bytes are not the ones that were written
+      +- LineageIncomplete   platform   500   a record has a gap in its lineage
+      +- NotAdmitted         ambiguous  409   training was started without a reservation
+      +- RateLimited         user       429   more requests per minute than allowed
+      +- Unavailable         platform   503   a part of the platform did not respond
+      +- IntegrityError      platform   500   stored bytes differ from what was written
 
-``fault`` decides who pays (billing refunds platform faults), ``code`` is stable and documented in
-``docs/errors.md``, and the message names the value, the limit and the next step.
+``fault`` decides who pays (billing refunds platform faults), ``code`` is stable and documented in ``docs/errors.md``, and the message names
+the value, the limit and the next step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 
 class Fault(enum.StrEnum):
-    """Who is answerable for a failure."""
+    """The party responsible for a failure."""
 
     USER = "user"
     PLATFORM = "platform"
@@ -33,13 +33,13 @@ class Fault(enum.StrEnum):
 
 
 class FtError(Exception):
-    """Base of the family. Instances survive pickling and JSON with all of their fields."""
+    """Base class. Instances survive pickling and JSON with all of their fields."""
 
     default_code: ClassVar[str] = "server_error"
     fault: ClassVar[Fault] = Fault.PLATFORM
     http_status: ClassVar[int] = 500
     request_id: str | None = None
-    """Of the API call that was answered with it, where one was: what an operator needs to find it."""
+    """Id of the API call that returned the error, if any, for operators to find it."""
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class FtError(Exception):
         return (_rebuild, (type(self), self.message, self.code, self.param), {"request_id": self.request_id})
 
     def to_dict(self) -> dict[str, str | None]:
-        """``{code, message, param}``: what a job's ``error`` field and an API error body carry."""
+        """Returns ``{code, message, param}``, the form of a job's ``error`` field and of an API error body."""
         return {"code": self.code, "message": self.message, "param": self.param}
 
 
@@ -60,7 +60,7 @@ def _rebuild(cls: type[FtError], message: str, code: str, param: str | None) -> 
 
 
 class InvalidRequest(FtError):
-    """The request cannot be carried out as written; sending it again changes nothing."""
+    """The request cannot be carried out as written; repeating it gives the same result."""
 
     default_code = "invalid_request"
     fault = Fault.USER
@@ -68,7 +68,7 @@ class InvalidRequest(FtError):
 
 
 class BodyTooLarge(InvalidRequest):
-    """The body of a request is larger than its path takes."""
+    """The request body exceeds the limit of its path."""
 
     default_code = "body_too_large"
     http_status = 413
@@ -79,7 +79,7 @@ class InvalidDataset(InvalidRequest):
 
     default_code = "invalid_training_file"
     options: str = ""
-    """Options of ``ft check`` and ``ft upload`` that would read the file, as ``--encoding windows-1252``; empty where none would."""
+    """Options of ``ft check`` and ``ft upload`` that would read the file, such as ``--encoding windows-1252``; empty if none would."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         rebuild, fields, state = super().__reduce__()
@@ -87,14 +87,14 @@ class InvalidDataset(InvalidRequest):
 
 
 class QuotaExceeded(InvalidRequest):
-    """Admission would pass one of the tenant's limits."""
+    """The request would exceed one of the tenant's limits."""
 
     default_code = "exceeded_quota"
     http_status = 429
 
 
 class Unauthenticated(FtError):
-    """No API key, or one that is unknown, expired or revoked."""
+    """API key missing, unknown, expired or revoked."""
 
     default_code = "invalid_api_key"
     fault = Fault.USER
@@ -110,7 +110,7 @@ class Forbidden(FtError):
 
 
 class NotFound(FtError):
-    """No such object of this tenant; another tenant's object looks just the same."""
+    """The tenant has no such object. Objects of other tenants give the same error."""
 
     default_code = "not_found"
     fault = Fault.USER
@@ -118,7 +118,7 @@ class NotFound(FtError):
 
 
 class Conflict(FtError):
-    """The object's present state forbids the call."""
+    """The object's current state forbids the call."""
 
     default_code = "invalid_state"
     fault = Fault.USER
@@ -126,7 +126,7 @@ class Conflict(FtError):
 
 
 class RateLimited(FtError):
-    """More requests than the key, or an address without one, may send; the same call is answered a moment later."""
+    """More requests than the key, or an address without one, may send; a later retry succeeds."""
 
     default_code = "rate_limit_exceeded"
     fault = Fault.USER
@@ -134,13 +134,13 @@ class RateLimited(FtError):
 
 
 class LineageIncomplete(FtError):
-    """A record would be registered with a gap in its lineage; registration is refused."""
+    """A record was not registered because of a gap in its lineage."""
 
     default_code = "lineage_incomplete"
 
 
 class NotAdmitted(FtError):
-    """Training was started for a job that holds no reservation; nothing was run."""
+    """Training was started for a job without a reservation; nothing was run."""
 
     default_code = "not_admitted"
     fault = Fault.AMBIGUOUS
@@ -148,25 +148,25 @@ class NotAdmitted(FtError):
 
 
 class Unavailable(FtError):
-    """A part of the platform did not answer; the same call may succeed later."""
+    """A part of the platform did not respond; the same call may succeed later."""
 
     default_code = "unavailable"
     http_status = 503
 
 
 class IntegrityError(FtError):
-    """Stored bytes are not the ones that were written (digest mismatch, torn file)."""
+    """Stored bytes differ from what was written (digest mismatch, torn file)."""
 
     default_code = "integrity_error"
 
 
 def family(root: type[FtError] = FtError) -> list[type[FtError]]:
-    """Every class of the family, root first, depth first: the documentation test walks it."""
+    """Returns every class of the family, root first, depth first. The documentation test iterates over it."""
     return [root, *(c for sub in root.__subclasses__() for c in family(sub))]
 
 
 def from_dict(data: dict[str, Any], cls: type[FtError] = FtError) -> FtError:
-    """Rebuild an error from :meth:`FtError.to_dict`, as the class that owns its code if one does."""
+    """Rebuilds an error from :meth:`FtError.to_dict`, as the class that owns its code, else as `cls`."""
     by_code: dict[str, type[FtError]] = {c.default_code: c for c in family()}
     kind = by_code.get(str(data["code"]), cls)
     return kind(str(data["message"]), code=str(data["code"]), param=data.get("param"))

@@ -1,4 +1,4 @@
-"""Has the kernel end a process with its parent: a worker that outlived it would hold memory, or write where another works."""
+"""Ends a process with its parent through the kernel: a worker that outlived it would hold memory, or write where another works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> bool:
-    """Have this process killed when `parent` dies (on Linux; elsewhere nothing is done); False where that is dead already."""
+    """Has the kernel kill this process when `parent` dies (Linux only). Returns False if `parent` is already dead."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() == parent

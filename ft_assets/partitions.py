@@ -1,7 +1,7 @@
-"""Partition keys ``<tenant>:<job>``: make, parse, and their definition.
+"""Partition keys ``<tenant>:<job>``: definition, construction and parsing.
 
-One composite key per job instead of tenant x job: two dynamic dimensions make a full cross product
-(500 x 1,000 = 500,000 cells, 10 s to list), of which all but one cell a job are meaningless.
+Uses one composite key per job instead of tenant x job: two dynamic dimensions form a full cross product (500 x 1,000 = 500,000 cells, 10 s
+to list), in which only one cell per job is meaningful.
 """
 
 import dagster as dg
@@ -12,12 +12,12 @@ JOBS = dg.DynamicPartitionsDefinition(name="jobs")
 
 
 def partition_key(tenant: str, name: str) -> str:
-    """``<tenant>:<name>``; both parts are ids, so neither can hold the separator."""
+    """Returns ``<tenant>:<name>``. Both parts are ids and so cannot contain the separator."""
     return f"{checked_id(tenant, what='tenant')}:{checked_id(name)}"
 
 
 def parse(key: str) -> tuple[str, str]:
-    """The tenant and the job of a partition key."""
+    """Returns the tenant and the job of a partition key."""
     tenant, sep, name = key.partition(":")
     if not sep:
         raise ValueError(f"partition key {key!r} is not of the form <tenant>:<job>")

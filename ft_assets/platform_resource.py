@@ -23,7 +23,7 @@ BEAT_S = 5.0
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
-    """Opens the platform described by the environment; no configuration comes from run config or the UI."""
+    """Opens the platform that the environment describes; run config and the UI have no effect."""
 
     def get(self) -> Platform:
         return open_platform(load())
@@ -34,7 +34,7 @@ class PlatformResource(dg.ConfigurableResource[None]):
 
 @contextlib.contextmanager
 def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
-    """Log the wrapped work with its tenant and job, and time it as a span of the job's trace."""
+    """Logs the wrapped work with its tenant and job, and times it as a span of the job's trace."""
     tenant, job_id = parse(step.partition_key)
     parent = step.run.tags.get(TRACE_TAG)
     about = correlation.scope(whole_process=True, tenant=tenant, job=job_id)
@@ -48,10 +48,10 @@ def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
-    """Send heartbeats for the job while the wrapped work runs, and attribute its failure.
+    """Sends heartbeats for the job while the wrapped work runs, and attributes its failure.
 
-    An invalid request ends the job and the run, and so does a base model whose files are not those the job was promised; neither is
-    retried. Any other error ends only the run: the job stays where it is and gets another run, five at most.
+    An invalid request ends the job and the run, and so does a base model whose files differ from those that the job pinned; neither is
+    retried. Any other error ends only the run: the job keeps its state and gets another run, at most five.
     """
     numbers, done = transitions.run_numbers(platform, job_id), threading.Event()
     beats = threading.Thread(target=_beat, args=(platform, job_id, numbers, done), daemon=True, name=f"beat-{job_id}")
@@ -70,7 +70,7 @@ def owned_by(platform: Platform, tenant: str, job_id: str) -> Iterator[None]:
 
 
 def _beat(platform: Platform, job_id: str, numbers: transitions.RunNumbers, done: threading.Event) -> None:
-    """Record a heartbeat every few seconds; retries while the database is unavailable."""
+    """Records a heartbeat every few seconds; retries while the database is unavailable."""
     while not done.wait(BEAT_S):
         with contextlib.suppress(SQLAlchemyError):
             transitions.record_heartbeat(platform, job_id, numbers)

@@ -1,4 +1,4 @@
-"""Text that every store accepts: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
+"""Checks text that every store must accept: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from ft_assets.errors import InvalidRequest
 
 MAX_DEPTH = 64
-"""Deepest nesting of a request, as of a dataset row."""
+"""Maximum nesting of a request, equal to that of a dataset row."""
 MAX_PATH = 120
-"""Characters of a path that a message repeats."""
+"""Maximum characters of a path in a message."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters (except tab and newline) and surrogates written as ``\\u0000``."""
+    """Returns `text` with control characters (except tab and newline) and surrogates written as ``\\u0000``."""
     return UNPRINTABLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
 def num_characters(value: Any) -> int:
-    """Count the characters of all texts and numbers of a JSON value, keys included; an empty list or object counts as one."""
+    """Counts the characters of all texts and numbers of a JSON value, including keys; an empty list or object counts as one."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -37,7 +37,7 @@ def num_characters(value: Any) -> int:
 
 
 def check_storable(value: Any, path: str = "") -> None:
-    """Refuse JSON that a store would refuse; ``InvalidRequest`` names the first place and the problem."""
+    """Rejects JSON that a store would reject. ``InvalidRequest`` names the first place and the problem."""
     waiting: list[tuple[Any, str, int]] = [(value, path, 0)]
     while waiting:
         item, where, depth = waiting.pop()

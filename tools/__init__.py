@@ -1,1 +1,1 @@
-"""What writes parts of this repository from other parts."""
+"""Generators of repository files from other files of the repository."""

@@ -1,7 +1,7 @@
 """Reports known vulnerabilities of the locked packages: ``python -m tools.audit [FILE ...]``.
 
-Exits with 0 where none is known, 1 where some are, and 3 where no advisory source answered: nothing is known then. pip-audit's own
-variables choose the source (``PIP_AUDIT_VULNERABILITY_SERVICE``, ``PIP_AUDIT_OSV_URL``); without them PyPI is asked, then OSV.
+Exits with 0 if there are none, 1 if there are some, and 3 if no advisory source responded. pip-audit's own variables select the source
+(``PIP_AUDIT_VULNERABILITY_SERVICE``, ``PIP_AUDIT_OSV_URL``); by default PyPI, then OSV.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SERVICE_VARIABLE = "PIP_AUDIT_VULNERABILITY_SERVICE"
 
 
 def audit(files: Sequence[str]) -> int:
-    """Ask one source after the other, print what the first that answers knows, and return the exit code."""
+    """Queries the sources in order, prints the result of the first that responds, and returns the exit code."""
     asked = [os.environ[SERVICE_VARIABLE]] if os.environ.get(SERVICE_VARIABLE) else SERVICES
     refusals = []
     for service in asked:
@@ -34,7 +34,7 @@ def audit(files: Sequence[str]) -> int:
 
 
 def _ask(service: str, files: Sequence[str]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Packages with what the source knows of each; None, and why, where it does not answer."""
+    """Returns the packages with the source's findings, or None and the reason if it does not respond."""
     named = [part for file in files for part in ("--requirement", file)]
     command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner", "off", "--format", "json"]
     done = subprocess.run([*command, "--vulnerability-service", service, *named], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """Resolves the lock files, every package with the sha256 of its files: ``python -m tools.lock``.
 
-Pinned versions that still fit pyproject.toml stay; delete a line, or the file, to take the newest. In ``requirements.lock`` torch has
-the hashes of the index's builds and of the CPU wheel in find-links. ``requirements-cuda.lock`` holds what only the index's build needs,
+Pinned versions that still fit pyproject.toml stay; to update a package, delete its line or the file. In ``requirements.lock`` torch has the
+hashes of the index's builds and of the CPU wheel in find-links. ``requirements-cuda.lock`` holds what only the index's build needs.
 ``requirements-cpu.lock`` constrains torch to the CPU wheel, whose hash uv looks up by its whole version. No file names an index or a path.
 """
 
@@ -23,7 +23,7 @@ HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 def resolve(root: Path, find_links: str) -> None:
-    """Write the files of `root` anew; `find_links` is a directory of wheels, or empty."""
+    """Rewrites the lock files of `root`. `find_links` is a directory of wheels, or empty."""
     packages = _compiled(root)
     torch = next(i for i, package in enumerate(packages) if package.startswith("torch=="))
     version = packages[torch].split()[0]
@@ -41,7 +41,7 @@ def write(path: Path, packages: Iterable[str]) -> None:
 
 
 def packages_of(text: str) -> list[str]:
-    """Each package with the lines of its hashes."""
+    """Splits a lock file into packages, each with the lines of its hashes."""
     return re.findall(r"^\S.*\n(?:[ \t]+.*\n)*", text, re.MULTILINE)
 
 
@@ -61,7 +61,7 @@ def _compiled(root: Path) -> list[str]:
 
 
 def _cpu_build(root: Path, version: str, find_links: str) -> str:
-    """The CPU build of `version` (``torch==...``) with its hash; where `find_links` has none, as it stood in the file."""
+    """Returns the CPU build of `version` (``torch==...``) with its hash. If `find_links` has none, keeps the entry of the existing file."""
     wheels = sorted(Path(find_links).glob(f"{version.replace('==', '-')}+cpu-*.whl")) if find_links else []
     if wheels:
         return _package(f"{version}+cpu", [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels])

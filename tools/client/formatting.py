@@ -1,4 +1,4 @@
-"""Generated text as the formatter of this repository leaves it."""
+"""Formats generated text with this repository's formatter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def formatted(texts: Mapping[str, str]) -> dict[str, str]:
-    """`texts` by name, with sorted imports and in house style."""
+    """Returns `texts` by name, with sorted imports and in house style."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for name, text in texts.items():

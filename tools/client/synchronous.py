@@ -1,6 +1,6 @@
-"""The synchronous half of the client, made from the asynchronous one: the same text with the waiting taken out.
+"""Generates the synchronous half of the client from the asynchronous one, by removing the awaits.
 
-What differs between the two beyond ``await`` has one name in each: :data:`NAMES` lists the pairs.
+Other differences between the two are pairs of names, listed in :data:`NAMES`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADER = "# Written by `python -m tools.client` from {source}: change that, and 
 
 
 def modules(source: Path) -> dict[str, str]:
-    """The text of each module, by its path below the client's package."""
+    """Returns the text of each module, by its path below the client's package."""
     names = [path.relative_to(source).as_posix() for path in sorted(source.rglob("*.py"))]
     return {
         f"synchronous/{name}": HEADER.format(source=f"asynchronous/{name}") + synchronous((source / name).read_text()) for name in names

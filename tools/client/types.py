@@ -1,6 +1,6 @@
-"""The client's types, made from the API's OpenAPI document: a TypedDict for each object, a module for each noun.
+"""Generates the client's types from the API's OpenAPI document: a TypedDict for each object, a module for each noun.
 
-What the document requires is required here, what it does not may be absent. Descriptions stay with their fields.
+Fields that the document requires are required; others may be absent. Descriptions stay with their fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 Schema = Mapping[str, Any]
 SKIPPED = re.compile(r"ListOf_.*|Body_.*|HTTPValidationError|ValidationError")
-"""Lists are one generic type of ours; forms have methods with parameters of their own; errors arrive as exceptions."""
+"""Schemas without generated types: lists are one generic type, forms are parameters of their methods, and errors are exceptions."""
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 HEADER = "# Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.\n"
 LISTING = '''class ListOf(TypedDict, Generic[T]):
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def with_streamed(document: Schema) -> Schema:
-    """The document with the objects that only streams of events carry: OpenAPI has no words for these."""
+    """Returns the document with the objects of event streams added, which OpenAPI cannot express."""
     from control_plane.datasets.schemas import FileEvent
 
     components = document["components"]
@@ -44,7 +44,7 @@ def with_streamed(document: Schema) -> Schema:
 
 
 def homes_of() -> dict[str, str]:
-    """The noun that each schema belongs to, by the name of the schema; the application has to be loaded."""
+    """Returns the noun of each schema, by the schema's name. The application must be loaded."""
     homes: dict[str, str] = {}
     for kind in _subclasses(BaseModel):
         if kind.__module__.startswith("control_plane."):
@@ -59,7 +59,7 @@ def _subclasses(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def modules(document: Schema, *, homes: Mapping[str, str]) -> dict[str, str]:
-    """The text of each module, by its path below the client's package."""
+    """Returns the text of each module, by its path below the client's package."""
     schemas = {name: s for name, s in document["components"]["schemas"].items() if not SKIPPED.fullmatch(name)}
     where = {name: homes[class_name(name)] for name in schemas}
     made = {}
@@ -72,7 +72,7 @@ def modules(document: Schema, *, homes: Mapping[str, str]) -> dict[str, str]:
 
 
 def class_name(schema: str) -> str:
-    """FastAPI tells a model as sent from the same as received by an ending."""
+    """Strips the suffix by which FastAPI distinguishes a model as sent from the same as received."""
     return schema.removesuffix("-Output").replace("-Input", "Input")
 
 
@@ -125,7 +125,7 @@ def _typed_dict(name: str, schema: Schema) -> str:
 
 
 def _functional(name: str, schema: Schema) -> str:
-    """For fields whose names are no names of Python."""
+    """For fields whose names are not valid Python identifiers."""
     fields = ", ".join(f'"{field}": "{_declared(field, what, schema)}"' for field, what in schema["properties"].items())
     return f'{name} = TypedDict("{name}", {{{fields}}})'
 
@@ -136,7 +136,7 @@ def _declared(field: str, what: Schema, schema: Schema) -> str:
 
 
 def type_of(schema: Schema) -> str:
-    """The type of a value that the schema describes, as an annotation."""
+    """Returns the annotation of a value that the schema describes."""
     if "$ref" in schema:
         return class_name(str(schema["$ref"]).rpartition("/")[2])
     if "const" in schema or "enum" in schema:
