@@ -261,7 +261,7 @@ def weight_files(directory: Path) -> list[Path]:
         )
     for name in ("config.json", "tokenizer_config.json"):
         if "auto_map" in _json_object(directory / name):
-            raise InvalidRequest(f"{directory}/{name} asks for code of its own (auto_map), which is never run", code="remote_code")
+            raise InvalidRequest(f"{directory}/{name} requires custom code (auto_map), which is never executed", code="remote_code")
     return files
 
 
@@ -315,7 +315,7 @@ def file_sha256(path: Path, *, fresh: bool = False) -> str:
     try:
         stat = path.stat()
     except FileNotFoundError as error:
-        raise Unavailable(f"{path} is missing; a base model needs it") from error
+        raise Unavailable(f"{path} is missing; the base model requires it") from error
     with _HASHING_LOCK:
         hashing = _HASHING.setdefault(path, threading.Lock())
     with hashing:  # concurrent callers for the same file wait for the result

@@ -44,7 +44,9 @@ def check_storable(value: Any, path: str = "") -> None:
         if isinstance(item, str):
             _check_text(item, where)
         elif isinstance(item, float) and not math.isfinite(item):
-            raise InvalidRequest(f"{_named(where)} is {item}, which is no JSON number", code="non_finite_number", param=_param(where))
+            raise InvalidRequest(
+                f"{_named(where)} is {item}, which is not a valid JSON number", code="non_finite_number", param=_param(where)
+            )
         elif isinstance(item, (dict, list)):
             if depth == MAX_DEPTH:
                 raise InvalidRequest(f"{_named(where)} is nested deeper than {MAX_DEPTH}; flatten it", code="too_deep", param=_param(where))

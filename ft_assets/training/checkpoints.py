@@ -236,9 +236,9 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         return parse_manifest(path.read_bytes(), name=str(path))
     except FileNotFoundError as e:
-        raise IntegrityError(f"{path} is missing: the directory was never committed; use the checkpoint before it") from e
+        raise IntegrityError(f"{path} is missing: the directory was never committed; use the previous checkpoint") from e
     except OSError as e:
-        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
+        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the previous checkpoint") from e
 
 
 def parse_manifest(data: bytes, *, name: str) -> Manifest:
@@ -248,11 +248,11 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
         if body["format"] != FORMAT:
             raise IntegrityError(f"{name} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
         if body.pop("sha256") != _own_digest(body):
-            raise IntegrityError(f"{name} has not the digest that it names for itself: it was changed; use the checkpoint before it")
+            raise IntegrityError(f"{name} does not match its own digest: it was modified; use the previous checkpoint")
         files = {_plain(str(k)): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
         return Manifest(**{**body, "files": files, "required": tuple(body["required"])})
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the checkpoint before it") from e
+        raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the previous checkpoint") from e
 
 
 def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
@@ -264,7 +264,7 @@ def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
     check_parts(manifest, directory, required=required)
     unlisted = sorted(set(_relative_files(directory)) - set(manifest.files))
     if unlisted:
-        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: somebody added it after the commit; remove it")
+        raise IntegrityError(f"{directory / unlisted[0]} is not in the manifest: it was added after the commit; remove it")
     _each(lambda name: verify_part(directory / name, manifest.files[name]), sorted(manifest.files))
     return manifest
 
@@ -273,7 +273,7 @@ def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] 
     """Raises ``IntegrityError`` if no listed part matches a required pattern."""
     for pattern in sorted({*manifest.required, *required}):
         if not fnmatch.filter(manifest.files, pattern):
-            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the checkpoint before it")
+            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the previous checkpoint")
 
 
 def verify_part(path: Path, part: Part) -> None:
@@ -281,15 +281,15 @@ def verify_part(path: Path, part: Part) -> None:
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        raise IntegrityError(f"{path} is missing, the manifest lists it; use the checkpoint before it") from None
+        raise IntegrityError(f"{path} is missing but listed in the manifest; use the previous checkpoint") from None
     if size != part.bytes:
-        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
+        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the previous checkpoint")
     try:
         digest = _sha256(path)
     except OSError as e:  # includes unreadable disk sectors
-        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
+        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the previous checkpoint") from e
     if digest != part.sha256:
-        raise IntegrityError(f"{path} has not the digest that was written ({part.sha256[:12]}); use the checkpoint before it")
+        raise IntegrityError(f"{path} does not match the digest that was written ({part.sha256[:12]}); use the previous checkpoint")
 
 
 def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> Manifest:
@@ -408,7 +408,7 @@ def _plain(name: str) -> str:
     """Returns `name` if it stays inside the directory; otherwise raises ``ValueError``."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
-        raise ValueError(f"{name!r} is no path below the checkpoint")
+        raise ValueError(f"{name!r} is not a path below the checkpoint")
     return name
 
 

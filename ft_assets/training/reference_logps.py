@@ -70,12 +70,10 @@ class ReferenceManifest:
             body = json.loads(file.read_text())
             return cls(**{**body, "files": tuple(ReferenceFile(**entry) for entry in body["files"])})
         except FileNotFoundError:
-            raise IntegrityError(
-                f"{directory} holds no reference log-probabilities, or they were not finished; compute them again"
-            ) from None
+            raise IntegrityError(f"{directory} has no complete reference log-probabilities; compute them again") from None
         except (ValueError, TypeError, KeyError) as error:
             raise IntegrityError(
-                f"{file} is no manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
+                f"{file} is not a manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
             ) from error
 
     def write(self, directory: Path, *, name: str = MANIFEST) -> None:

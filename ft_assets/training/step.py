@@ -31,7 +31,7 @@ class Trained:
     @property
     def failure(self) -> str:
         why = self.ending.failure.message if self.ending.failure else f"the job is {self.state}"
-        return f"attempt {self.held.attempt}: {why}; the job is {self.state} now"
+        return f"attempt {self.held.attempt}: {why}; the job is now {self.state}"
 
 
 def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, say: Callable[[str], None]) -> Trained:

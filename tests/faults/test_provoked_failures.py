@@ -55,7 +55,7 @@ def test_one_row_that_gives_no_number_is_named_and_nothing_else_is_blamed(tmp_pa
         _rewrite(poisoned.pack, rows)
         found = judged(poisoned, poisoned.train())
         assert (found.code, found.fault, found.retry) == ("bad_example", Fault.USER, Retry.NEVER), poisoned.log()
-        assert "train window 15 alone gives a loss that is no number" in found.message
+        assert "train window 15 alone gives a loss that is not finite" in found.message
         assert "remove the named row" in found.remedy
         assert poisoned.exit()["detail"]["row"] == 15
         assert all(m["loss"] == m["loss"] for m in poisoned.steps())
@@ -79,7 +79,7 @@ def test_a_base_model_that_lost_a_file_is_the_operators(tmp_path: Path, damage: 
             (bare.base / damage).unlink()
         found = judged(bare, bare.train())
         assert (found.code, found.fault, found.retry) == ("base_model_unavailable", Fault.PLATFORM, Retry.RESUME), bare.log()
-        assert "an operator restores the base model" in found.remedy
+        assert "an operator must restore the base model" in found.remedy
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_job_that_always_breaks_is_a_dead_letter_after_three(tmp_path: Path) -
             history = (*history, PastAttempt(code=found.code, committed_step=0, last_step=0))
             codes.append(found.code)
         assert codes == ["internal", "internal", "dead_letter"]
-        assert found.retry is Retry.NEVER and "an operator looks" in found.remedy
+        assert found.retry is Retry.NEVER and "ask an operator to check" in found.remedy
 
 
 @pytest.mark.slow

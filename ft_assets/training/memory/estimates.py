@@ -15,15 +15,15 @@ ZERO3_LIVE_PARAMETERS = 1_000_000_000
 ZERO_BUCKET = 500_000_000
 """Elements that ZeRO reduces at a time (``reduce_bucket_size``, its default)."""
 MEANINGS: Mapping[str, str] = {
-    "weights": "base model as it is held",
+    "weights": "base model in its stored precision",
     "master_weights": "float32 copy that the optimizer updates",
     "adapter": "LoRA matrices in float32",
-    "gradients": "of what is trained",
-    "optimizer": "its state of what is trained",
+    "gradients": "gradients of trained parameters",
+    "optimizer": "optimizer state of trained parameters",
     "compute_copies": "half-precision copies of float32 weights, made by autocast",
-    "gathered": "parameters and gradients of other ranks, while they are needed",
-    "activations": "what the forward pass keeps for the backward pass",
-    "working": "gradients of activations, and the block that is being recomputed",
+    "gathered": "parameters and gradients of other ranks, held temporarily",
+    "activations": "saved by the forward pass for the backward pass",
+    "working": "gradients of activations, and the block being recomputed",
     "logits": "output layer and loss",
     "context": "CUDA context and NCCL, or the process itself on a CPU",
     "reserve": "fragmentation of the allocator",
@@ -44,7 +44,7 @@ class MemoryEstimate:
     def explain(self) -> list[str]:
         """Returns a line for each nonzero part, and the total."""
         lines = [f"{name}: {bytes_ / GIB:.2f} GiB, {MEANINGS[name]}" for name, bytes_ in self.parts.items() if bytes_]
-        return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, at its most during: {self.phase}"]
+        return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, peak during: {self.phase}"]
 
 
 def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:

@@ -39,7 +39,7 @@ class Limit:
     @property
     def text(self) -> str:
         if self.kind == "modules":
-            return "all-linear, or a list of some of " + ", ".join(self.words)
+            return "all-linear, or a list of modules from " + ", ".join(self.words)
         if self.words:
             return "one of " + ", ".join(self.words)
         if self.kind == "flag":

@@ -95,7 +95,7 @@ class Saver:
             try:
                 self.wait()
             except Exception as e:  # error of an older checkpoint; this newer one is still to be tried
-                log.warning("the checkpoint before could not be written: %s", e)
+                log.warning("the previous checkpoint could not be written: %s", e)
             self.save(state, metrics)
         self.wait()
 

@@ -293,7 +293,7 @@ class Loop:
         mean = sum(self._recent) / len(self._recent)
         if len(self._recent) == EXPLODED_STEPS and mean > self._loss_limit:
             raise Diverged(
-                f"the loss of the last {EXPLODED_STEPS} steps is {mean:.2f}, {self._loss_limit:.2f} is twice what knowing nothing gives; "
+                f"the loss of the last {EXPLODED_STEPS} steps is {mean:.2f}, limit {self._loss_limit:.2f} (twice random guessing); "
                 f"lower learning_rate (now {self.spec.optimization.learning_rate:g}) to a third",
                 step=self.state.step,
             )
@@ -361,7 +361,7 @@ class Loop:
             with spans.span("checkpoint", ft__step=step), self._between_steps:
                 self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
             self.progress.committed_step = self.saver.committed_step
-        raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)
+        raise Preempted(f"stop requested; step {step} of {self.total_steps} is committed", committed_step=step)
 
     def _note_applied(self) -> None:
         if self.strategy.device.type == "cuda":

@@ -74,7 +74,7 @@ def compute(
     """Computes the log-probabilities that are missing in `out_dir` and returns its manifest. A second call computes nothing."""
     pack = verify_pack(pack_dir)
     if pack.kind not in SIDES:
-        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of answers: build a preference pack")
+        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
     adapter = None if adapter_dir is None else _adapter_digest(adapter_dir)
     key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -129,9 +129,9 @@ def _adapter_digest(adapter_dir: Path) -> str:
         listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
         for name in ADAPTER_FILES:
             if file_sha256(adapter_dir / name) != listed[name]["sha256"]:
-                raise BadInput(f"{adapter_dir / name} is not the file that its manifest lists; fetch the adapter again")
+                raise BadInput(f"{adapter_dir / name} does not match its manifest; fetch the adapter again")
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{adapter_dir} holds no whole adapter with a manifest ({e!r}); fetch it again") from e
+        raise BadInput(f"{adapter_dir} has no complete adapter with a manifest ({e!r}); fetch it again") from e
     return file_sha256(adapter_dir / MANIFEST)
 
 
@@ -144,7 +144,7 @@ def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> Refe
     bad = ~np.isfinite(logps)
     if bad.any():
         row = int(np.tile(rows, len(sides))[int(bad.argmax())])
-        raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is no number; use precision fp32 or bf16")
+        raise BadInput(f"{path.name}, row {row}: the base model gives a log-probability that is not finite; use precision fp32 or bf16")
     columns = dict(zip(sides, logps.reshape(len(sides), len(rows)), strict=True))
     return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
 
@@ -229,7 +229,7 @@ class Model:
                     raise
                 self._batch_tokens = len(ids[order[0]]) * (len(batch) // 2)
                 self._torch.cuda.empty_cache()
-                log.info("memory is short: %d tokens a batch from now on", self._batch_tokens)
+                log.info("out of memory; batches reduced to %d tokens", self._batch_tokens)
                 continue
             order = order[len(batch) :]
         return out
@@ -295,11 +295,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("pack", "base", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")
+    parser.add_argument("--base-digest", help="digest of the base model; default: computed from its files")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
-    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="how the base is held in 4 bits; it is not where this is not given")
-    parser.add_argument("--single-quantization", action="store_true", help="leave the quantization constants as they are")
+    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="4-bit type of the base; default: not quantized")
+    parser.add_argument("--single-quantization", action="store_true", help="do not quantize the quantization constants")
     parser.add_argument("--adapter", type=Path, help="directory of the adapter that training starts from, with its manifest")
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process does")

@@ -41,7 +41,7 @@ def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
         factored: Any = Adafactor
         made: torch.optim.Optimizer = factored(groups, lr=opt.learning_rate, scale_parameter=False, relative_step=False, warmup_init=False)
         return made
-    raise BadSpec(f"optimizer {opt.optimizer!r} is not known; use adamw_torch, adamw_8bit or adafactor")
+    raise BadSpec(f"optimizer {opt.optimizer!r} is not supported; use adamw_torch, adamw_8bit or adafactor")
 
 
 def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:

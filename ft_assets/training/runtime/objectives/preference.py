@@ -105,7 +105,7 @@ def unhashed(library: Any) -> Iterator[None]:
 
 def unused(_: Any) -> NoReturn:
     """Collator for a trainer that never builds a batch. Always raises."""
-    raise AssertionError("the trainer of the library was asked to make a batch")
+    raise AssertionError("the library's trainer requested a batch")
 
 
 class Preference:
@@ -197,7 +197,7 @@ class Preference:
                 if not torch.isfinite(self._trainer.compute_loss(model, batch)):
                     bad.append(row)
         if bad and len(bad) < len(rows):
-            raise BadExample(f"train row {bad[0]} alone gives a loss that is no number; remove it", split="train", row=bad[0])
+            raise BadExample(f"train row {bad[0]} alone gives a loss that is not finite; remove it", split="train", row=bad[0])
 
     def counted(self, name: str, batch: Batch) -> float:
         """Returns the number of rows of `batch` that the mean of metric `name` covers."""

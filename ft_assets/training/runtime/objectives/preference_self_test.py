@@ -79,9 +79,9 @@ def check_reference(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSp
         if not worst <= tolerance:
             at = int(differences.argmax())
             raise BadInput(
-                f"the reference log-probabilities are not those of the model that training starts from: for an answer among rows "
-                f"{chosen[first : first + batch_size]} they say {float(reference[at]):.3f}, the model gives {float(found[at]):.3f}, and "
-                f"the difference of {worst:.1e} a token exceeds {tolerance:.0e}; compute the reference log-probabilities again"
+                f"the reference log-probabilities are not those of the model that training starts from: for one of rows "
+                f"{chosen[first : first + batch_size]} the reference is {float(reference[at]):.3f}, the model gives {float(found[at]):.3f} "
+                f"(difference {worst:.1e} a token, limit {tolerance:.0e}); compute the reference log-probabilities again"
             )
     return worst
 

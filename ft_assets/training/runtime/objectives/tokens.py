@@ -144,7 +144,7 @@ class Tokens:
                 if not torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()):
                     bad.append(row)
         if bad and len(bad) < len(rows):
-            raise BadExample(f"train window {bad[0]} alone gives a loss that is no number; remove its rows", split="train", row=bad[0])
+            raise BadExample(f"train window {bad[0]} alone gives a loss that is not finite; remove its rows", split="train", row=bad[0])
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
         return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)

@@ -76,7 +76,7 @@ def build(spec: TrainingSpec) -> Strategy:
         from ft_assets.training.runtime.parallel.zero import Zero
 
         return Zero(spec)
-    raise BadSpec(f"strategy {spec.strategy!r} is not known; use single, ddp, fsdp2, zero1, zero2 or zero3")
+    raise BadSpec(f"strategy {spec.strategy!r} is not supported; use single, ddp, fsdp2, zero1, zero2 or zero3")
 
 
 def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:

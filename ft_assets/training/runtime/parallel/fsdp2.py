@@ -41,7 +41,7 @@ class Fsdp2:
         if spec.quantization is not None:
             raise BadSpec("FSDP2 does not shard quantized weights here; use ddp or zero2 with qlora")
         if spec.precision == "fp16":
-            raise BadSpec("FSDP2 runs in bf16 or fp32: fp16's loss scaling is not built for sharded gradients; set precision to bf16")
+            raise BadSpec("FSDP2 runs in bf16 or fp32: fp16 loss scaling does not support sharded gradients; set precision to bf16")
         self._spec = spec
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
