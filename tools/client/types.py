@@ -125,7 +125,7 @@ def _typed_dict(name: str, schema: Schema) -> str:
 
 
 def _functional(name: str, schema: Schema) -> str:
-    """For fields whose names are not valid Python identifiers."""
+    """Declares a type with fields whose names are not valid Python identifiers."""
     fields = ", ".join(f'"{field}": "{_declared(field, what, schema)}"' for field, what in schema["properties"].items())
     return f'{name} = TypedDict("{name}", {{{fields}}})'
 

@@ -75,7 +75,7 @@ class Limit:
         return tuple(sorted(value)) if isinstance(value, list) else value
 
     def _names(self, value: object) -> bool:
-        """Whether `value` is a non-empty list of allowed words without duplicates."""
+        """Returns whether `value` is a non-empty list of allowed words without duplicates."""
         if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, str) for v in value):
             return False
         return set(value) <= set(self.words) and len(set(value)) == len(value)
