@@ -1,1 +1,1 @@
-"""What is produced, in the order it is produced: datasets, training, evals, adapters."""
+"""Products of the platform, in order of production: datasets, training, evals, adapters."""

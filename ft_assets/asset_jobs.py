@@ -8,7 +8,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 
 def executor() -> dg.ExecutorDefinition:
-    """Steps run in the run's process on one machine, and as separate pods on a cluster (``FT_EXECUTOR=k8s``)."""
+    """Returns the executor of steps: the run's process on one machine, or separate pods on a cluster (``FT_EXECUTOR=k8s``)."""
     if os.environ.get("FT_EXECUTOR") != "k8s":
         return dg.in_process_executor
     from dagster_k8s import k8s_job_executor  # takes 2 s to import and is not needed on one machine
@@ -21,10 +21,10 @@ def _stage(name: str, *assets: str) -> UnresolvedAssetJobDefinition:
 
 
 PREPARE = _stage("prepare", "dataset", "tokenized_pack")
-"""Runs on CPU before the queue: bad data ends a job before it waits for a GPU."""
+"""Runs on CPU before the queue, so that bad data ends a job before it waits for a GPU."""
 TRAIN = _stage("train", "checkpoint")
 """Runs only with a reservation."""
 EVALUATE = _stage("evaluate", "eval_report", "adapter")
-"""Runs without a reservation, limited by FT_EVALUATE_RUNS: a gang never holds GPUs while an evaluation runs."""
+"""Runs without a reservation, limited by FT_EVALUATE_RUNS, so that a gang never holds GPUs during an evaluation."""
 REEVALUATE = _stage("reevaluate", "adapter_evaluation")
-"""Evaluates a registered adapter again: on other files of its base, or with other suites."""
+"""Re-evaluates a registered adapter, on other files of its base or with other suites."""

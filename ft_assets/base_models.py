@@ -53,7 +53,7 @@ class BaseModel:
     """Most tokens in one example (``max_position_embeddings``)."""
     num_parameters: int
     deprecated_since: dt.date | None
-    """Refused at submission from this day on; running jobs finish."""
+    """Submissions are refused from this day on; running jobs finish."""
     directory: Path | None
     """Directory of the files on this machine; None if they are known only by digest."""
 
@@ -91,7 +91,7 @@ class Catalogue:
         except FileNotFoundError:
             return self._fixed
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        known = self._read  # replaced as a whole: threads see one pair or the other
+        known = self._read  # replaced as a whole, so that threads see a consistent pair
         if known[0] != stamp:
             known = self._read = (stamp, _by_id(self._operator, self._operator.absolute().parent))
         return {**self._fixed, **known[1]}
@@ -134,7 +134,7 @@ class Catalogue:
         return model
 
     def get_local(self, model_id: str, digest: str, *, fresh: bool = False) -> tuple[BaseModel, Path]:
-        """Return the model with `digest` and the directory of its files on this machine; other bytes are ``base_model_changed``."""
+        """Returns the model with `digest` and the directory of its files on this machine. Other bytes raise ``base_model_changed``."""
         model = self.get_pinned(model_id, digest, fresh=fresh)
         if model.directory is None:
             raise Unavailable(f"base model {model_id} is not on this machine; fetch it there", code="base_model_unavailable")
@@ -314,7 +314,7 @@ def file_sha256(path: Path, *, fresh: bool = False) -> str:
     try:
         stat = path.stat()
     except FileNotFoundError as error:
-        raise Unavailable(f"{path} is missing; a base model needs it") from error
+        raise Unavailable(f"{path} is missing; the base model requires it") from error
     with _HASHING_LOCK:
         hashing = _HASHING.setdefault(path, threading.Lock())
     with hashing:  # concurrent callers wait for the result of the first read

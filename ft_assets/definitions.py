@@ -1,4 +1,4 @@
-"""The code location: merges assets, checks, jobs, sensors and resources; nothing else."""
+"""The code location: only merges assets, checks, jobs, sensors and resources."""
 
 import dagster as dg
 
@@ -24,7 +24,7 @@ from sensors.recovery import failures
 from sensors.scheduling_cycle import scheduling
 from sensors.submit_job import submit
 
-logs.configure_packages("ft-dagster")  # the rest of this process is Dagster's
+logs.configure_packages("ft-dagster")  # other logs of this process belong to Dagster
 spans.configure("ft-dagster")
 
 defs = dg.Definitions(

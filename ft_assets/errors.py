@@ -1,21 +1,21 @@
-"""The error family: every failure that a user, a bill or a retry decision can see.
+"""The error hierarchy: every failure visible to users, billing or retry decisions.
 
     FtError
-      +- InvalidRequest      user       400   the caller's request cannot be carried out as written
+      +- InvalidRequest      user       400   the request cannot be carried out as written
       |   +- InvalidDataset  user       400   rows that cannot be trained on
-      |   +- QuotaExceeded   user       429   admission would pass a limit of the tenant
-      +- Unauthenticated     user       401   no key, or one that is unknown, expired or revoked
+      |   +- QuotaExceeded   user       429   the request would exceed a limit of the tenant
+      +- Unauthenticated     user       401   API key missing, unknown, expired or revoked
       +- Forbidden           user       403   the key lacks the scope
-      +- NotFound            user       404   no such object of this tenant
+      +- NotFound            user       404   the tenant has no such object
       +- Conflict            user       409   the object's state forbids the call
-      +- LineageIncomplete   platform   500   a record would be registered with a gap in its lineage
-      +- NotAdmitted         ambiguous  409   training was started without holding a reservation
-      +- RateLimited         user       429   more requests in a minute than the key may send
-      +- Unavailable         platform   503   a part of the platform did not answer
-      +- IntegrityError      platform   500   stored bytes are not the ones that were written
+      +- LineageIncomplete   platform   500   a record has a gap in its lineage
+      +- NotAdmitted         ambiguous  409   training was started without a reservation
+      +- RateLimited         user       429   more requests per minute than allowed
+      +- Unavailable         platform   503   a part of the platform did not respond
+      +- IntegrityError      platform   500   stored bytes differ from what was written
 
-``fault`` decides who pays (billing refunds platform faults), ``code`` is stable and documented in
-``docs/errors.md``, and the message names the value, the limit and the next step.
+``fault`` decides who pays (billing refunds platform faults), ``code`` is stable and documented in ``docs/errors.md``, and the message names
+the value, the limit and the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fault(enum.StrEnum):
 
 
 class FtError(Exception):
-    """Base of the family. Instances survive pickling and JSON with all of their fields."""
+    """Base class. Instances survive pickling and JSON with all of their fields."""
 
     default_code: ClassVar[str] = "server_error"
     fault: ClassVar[Fault] = Fault.PLATFORM
@@ -60,7 +60,7 @@ def _rebuild(cls: type[FtError], message: str, code: str, param: str | None) -> 
 
 
 class InvalidRequest(FtError):
-    """The request cannot be carried out as written; sending it again changes nothing."""
+    """The request cannot be carried out as written; repeating it gives the same result."""
 
     default_code = "invalid_request"
     fault = Fault.USER
@@ -94,7 +94,7 @@ class QuotaExceeded(InvalidRequest):
 
 
 class Unauthenticated(FtError):
-    """No API key, or one that is unknown, expired or revoked."""
+    """API key missing, unknown, expired or revoked."""
 
     default_code = "invalid_api_key"
     fault = Fault.USER
@@ -134,7 +134,7 @@ class RateLimited(FtError):
 
 
 class LineageIncomplete(FtError):
-    """A record would be registered with a gap in its lineage; registration is refused."""
+    """A record was not registered because of a gap in its lineage."""
 
     default_code = "lineage_incomplete"
 
@@ -155,7 +155,7 @@ class Unavailable(FtError):
 
 
 class IntegrityError(FtError):
-    """Stored bytes are not the ones that were written (digest mismatch, torn file)."""
+    """Stored bytes differ from what was written (digest mismatch, torn file)."""
 
     default_code = "integrity_error"
 

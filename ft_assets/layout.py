@@ -1,23 +1,23 @@
-"""The one writer of object keys. Every object of a tenant lies under ``tenants/<tenant>/``.
+"""Builds all object keys. Every object of a tenant is under ``tenants/<tenant>/``.
 
     tenants/<t>/files/<file_id>/<filename>                     bytes as uploaded
-    tenants/<t>/uploads/<upload_id>/<part_id>                  a part of a file that is uploaded in parts, until all of it is there
+    tenants/<t>/uploads/<upload_id>/<part_id>                  a part of a multipart upload, until it is complete
     tenants/<t>/datasets/<dataset_id>/{rows.parquet, report.json, dataset.json}
     tenants/<t>/packs/<fingerprint>/{shard-00000.parquet, ..., manifest.json}
     tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack's answers
     tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
-    tenants/<t>/jobs/<job>/attempts/a1/train.log               output of an attempt that has ended
-    tenants/<t>/jobs/<job>/attempts/a1/log/<from>-<raw from>   the same while it runs, piece by piece
-    tenants/<t>/jobs/<job>/final/a1/...                        the finished adapter of an attempt, until it is registered
+    tenants/<t>/jobs/<job>/attempts/a1/train.log               output of a finished attempt
+    tenants/<t>/jobs/<job>/attempts/a1/log/<from>-<raw from>   pieces of the output of a running attempt
+    tenants/<t>/jobs/<job>/final/a1/...                        finished adapter of an attempt, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
     tenants/<t>/adapters/<adapter_id>/evaluations/<id>/report.json   of the registered adapter, on any base
-    tenants/<t>/exports/<adapter_id>/<key>.tar                 what a tenant takes along of an adapter
-    tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's own evaluation suite
-    tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are held against
-    suites/<suite_id>.jsonl                                    items of an operator's suite; no tenant's
+    tenants/<t>/exports/<adapter_id>/<key>.tar                 exported adapter
+    tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's evaluation suite
+    tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
+    suites/<suite_id>.jsonl                                    items of an operator's suite, without a tenant
 
-Identifiers are validated here, before they reach a path: a key made by this module cannot leave its prefix.
+Identifiers are validated here before they are used in a path: a key from this module cannot leave its prefix.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ BEAT_S = 5.0
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
-    """Opens the platform described by the environment; no configuration comes from run config or the UI."""
+    """Opens the platform that the environment describes; run config and the UI have no effect."""
 
     def get(self) -> Platform:
         return open_platform(load())

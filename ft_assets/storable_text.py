@@ -1,4 +1,4 @@
-"""Text that every store accepts: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
+"""Checks text that every store must accept: databases and JSON refuse NUL, unpaired surrogates and non-finite numbers."""
 
 from __future__ import annotations
 

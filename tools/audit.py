@@ -29,7 +29,7 @@ def audit(files: Sequence[str]) -> int:
         if found is not None:
             return _report(found, service)
         refusals.append(f"{service}: {refusal}")
-    print(f"no advisory source answered, so nothing is known: {'; '.join(refusals)}", file=sys.stderr)
+    print(f"no advisory source responded, so vulnerabilities are unknown: {'; '.join(refusals)}", file=sys.stderr)
     return NO_ANSWER
 
 

@@ -1,7 +1,7 @@
 """Resolves the lock files, every package with the sha256 of its files: ``python -m tools.lock``.
 
-Pinned versions that still fit pyproject.toml stay; delete a line, or the file, to take the newest. In ``requirements.lock`` torch has
-the hashes of the index's builds and of the CPU wheel in find-links. ``requirements-cuda.lock`` holds what only the index's build needs,
+Pinned versions that still fit pyproject.toml stay; to update a package, delete its line or the file. In ``requirements.lock`` torch has the
+hashes of the index's builds and of the CPU wheel in find-links. ``requirements-cuda.lock`` holds what only the index's build needs.
 ``requirements-cpu.lock`` constrains torch to the CPU wheel, whose hash uv looks up by its whole version. No file names an index or a path.
 """
 

@@ -1,8 +1,8 @@
-"""Makes the hashes of an evaluation suite that ship with the platform, from a local copy of it.
+"""Generates the hashes of an evaluation suite that ship with the platform, from a local copy of the suite.
 
-``python -m tools.suite_hashes gsm8k PATH/TO/test.jsonl MIT``: rows of ``question`` and ``answer``. An answer is hashed twice, as
-published and without GSM8K's calculator annotations (``<<16-3=13>>``), because most derived datasets leave them out. Only for suites
-whose licence allows it; put its notice into ``ft_assets/datasets/checks/contamination/hashed_suites/NAME.license.txt``.
+``python -m tools.suite_hashes gsm8k PATH/TO/test.jsonl MIT``: rows of ``question`` and ``answer``. Each answer is hashed twice, as
+published and without GSM8K's calculator annotations (``<<16-3=13>>``), because most derived datasets omit them. Only for suites whose
+licence allows it; put its notice into ``ft_assets/datasets/checks/contamination/hashed_suites/NAME.license.txt``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANNOTATION = re.compile(r"<<[^<>]*>>")
 
 
 def hashed(name: str, path: Path, license_name: str) -> tuple[ShippedSuite, SuiteGrams]:
-    """The suite in `path`, with its hashes."""
+    """Returns the suite in `path`, with its hashes."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     items = [f"{row['question']}\n{row['answer']}" for row in rows]
     both = SuiteGrams.of(text for item in items for text in (item, ANNOTATION.sub("", item)))

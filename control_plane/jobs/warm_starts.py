@@ -221,7 +221,7 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
         for name in (package.CONFIG, package.WEIGHTS):  # for a checkpoint, neither optimizer nor random state
             platform.objects.get_file(f"{prefix}/{name}", beside / name)
             if known.get(name) != package.file_sha256(beside / name):
-                raise IntegrityError(f"{name} of {start.adapter} is not the file that its manifest lists; restore it from a backup")
+                raise IntegrityError(f"{name} of {start.adapter} does not match its manifest; restore it from a backup")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             beside.rename(target)

@@ -140,7 +140,7 @@ def fetch_committed(objects: ObjectStore, prefix: str, target: Path, *, manifest
         for name, part in manifest.files.items():
             _fetch_part(objects, f"{prefix}/{name}", beside / name, lambda path, part=part: verify_part(path, part))  # type: ignore[misc]
     except NotFound as e:
-        raise IntegrityError(f"{e.message} in the object store, and the manifest lists it; use the checkpoint before it") from e
+        raise IntegrityError(f"{e.message} in the object store, and the manifest lists it; use the previous checkpoint") from e
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)
     return manifest
@@ -159,7 +159,7 @@ def _fetch_part(objects: ObjectStore, key: str, path: Path, check: Callable[[Pat
         except IntegrityError as e:
             if last:
                 path.unlink(missing_ok=True)
-                raise IntegrityError(f"object {key} is not the one that was committed; use the checkpoint before it") from e
+                raise IntegrityError(f"object {key} is not the one that was committed; use the previous checkpoint") from e
         with contextlib.suppress(IntegrityError):
             objects.get_file(key, path)
 

@@ -1,1 +1,1 @@
-"""Logs, spans, redaction and provenance, for every process."""
+"""Logs, spans, redaction and provenance for every process."""

@@ -22,7 +22,7 @@ _whole: list[dict[str, str | int]] = []
 
 @contextlib.contextmanager
 def scope(*, whole_process: bool = False, **fields: str | int | None) -> Iterator[None]:
-    """Add `fields` to log lines and spans of the wrapped work; `whole_process`: in all threads of a process that does nothing else."""
+    """Adds `fields` to log lines and spans of the wrapped work; with `whole_process`, in all threads of a single-purpose process."""
     known = {k: v for k, v in fields.items() if v is not None}
     present = {**(_scope.get() or {}), **known}
     token = _scope.set(present)
@@ -37,25 +37,25 @@ def scope(*, whole_process: bool = False, **fields: str | int | None) -> Iterato
 
 
 def bind(**fields: str | int | None) -> None:
-    """Add fields to the current scope; does nothing without one."""
+    """Adds fields to the current scope; does nothing without one."""
     present = _scope.get()
     if present is not None:
         present.update({k: v for k, v in fields.items() if v is not None})
 
 
 def fields() -> Mapping[str, str | int]:
-    """Return the known fields of the current work."""
+    """Returns the known fields of the current work."""
     return {**_process, **(_whole[-1] if _whole else {}), **(_scope.get() or {})}
 
 
 def environment() -> dict[str, str]:
-    """Return the variable that passes the fields to a workload."""
+    """Returns the variable that passes the fields to a workload."""
     known = fields()
     return {VARIABLE: json.dumps(known)} if known else {}
 
 
 def adopt(env: Mapping[str, str]) -> None:
-    """Adopt the fields in the process's environment; an unreadable variable is ignored."""
+    """Adopts the fields in the process's environment; ignores an unreadable variable."""
     with contextlib.suppress(ValueError):
         given = json.loads(env.get(VARIABLE) or "{}")
         if isinstance(given, dict):

@@ -1,7 +1,7 @@
 """Logs of every process of the platform: one line per event, as JSON (``FT_LOG_FORMAT=json``) or as text (the default).
 
-The formatter is our own and needs only the standard library, so that training and inference processes import nothing for it. Fields come
-from :mod:`ft_assets.telemetry.correlation`, which threads share, and whatever looks like a secret is removed here, whichever code wrote the
+The formatter needs only the standard library, so that training and inference processes have no extra imports. Fields come from
+:mod:`ft_assets.telemetry.correlation`, which threads share. Anything that looks like a secret is removed here, whichever code wrote the
 line.
 """
 
@@ -71,7 +71,7 @@ class TextLines(logging.Formatter):
 
 
 class _Standard(logging.StreamHandler[TextIO]):
-    """Writes to the present ``sys.stdout`` or ``sys.stderr``."""
+    """Writes to the current ``sys.stdout`` or ``sys.stderr``."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -104,12 +104,12 @@ class _Seldom(logging.Filter):
 
 
 def is_json(env: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment asks for JSON."""
+    """Returns whether the environment selects JSON."""
     return ((os.environ if env is None else env).get(FORMAT) or "text") == "json"
 
 
 def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> logging.Handler:
-    """Return the formatter of `service`."""
+    """Returns a log handler for `service`."""
     made = _Standard(stream)
     made.setFormatter(JsonLines(service) if is_json(env) else TextLines(plain=plain))
     made.addFilter(_Seldom())
@@ -118,7 +118,7 @@ def handler(service: str, *, stream: str = "stderr", plain: bool = False, env: M
 
 
 def configure(service: str, *, stream: str = "stderr", plain: bool = False, env: Mapping[str, str] | None = None) -> None:
-    """Log everything in this process as `service`, with the fields it was started with. Calling it again changes the service."""
+    """Logs everything in this process as `service`, with the fields it was started with. Calling it again changes the service."""
     e = os.environ if env is None else env
     correlation.adopt(e)
     root = logging.getLogger()
@@ -133,7 +133,7 @@ def configure(service: str, *, stream: str = "stderr", plain: bool = False, env:
 
 
 def configure_packages(service: str) -> None:
-    """Log messages of our own packages, in a process whose other logs belong to Dagster."""
+    """Logs messages of our own packages in a process whose other logs belong to Dagster."""
     for name in PACKAGES:
         logger = logging.getLogger(name)
         if not any(isinstance(h, _Standard) for h in logger.handlers):
@@ -148,7 +148,7 @@ def environment() -> dict[str, str]:
 
 
 def readable(line: str) -> str:
-    """Return a line of a workload's log as its tenant reads it: the message of a JSON line, any other line unchanged."""
+    """Returns a line of a workload's log as its tenant reads it: the message of a JSON line, any other line unchanged."""
     if not line.startswith('{"time": '):
         return line
     try:

@@ -19,10 +19,10 @@ from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, S
 
 PATH = "/v1/traces"
 TIMEOUT_S = 5.0
-"""Time limit of one request to the collector, retries included."""
+"""Time limit of one request to the collector, including retries."""
 EVERY_S = 1.0
 MAX_WAITING = 4096
-"""Spans, about 1 KB each, that wait while the collector is unavailable; the oldest are dropped."""
+"""Maximum spans, about 1 KB each, queued while the collector is unavailable; the oldest are dropped."""
 LAST_FLUSH_S = 1.0
 
 
@@ -38,7 +38,7 @@ class Ids(IdGenerator):
 
 
 class Recording:
-    """A span of the SDK that knows its own ``traceparent`` and ends once."""
+    """A span of the SDK with its ``traceparent``; repeated ends have no effect."""
 
     def __init__(self, span: Span) -> None:
         self._span, self._ended = span, False
@@ -70,7 +70,7 @@ class Exporter:
             resource=Resource.create({"service.name": service, "service.namespace": "ft", "process.pid": os.getpid()}),
             sampler=ParentBased(TraceIdRatioBased(share)),
             id_generator=Ids(),
-            shutdown_on_exit=False,  # it would wait for half a minute
+            shutdown_on_exit=False,  # the SDK's own shutdown would wait for half a minute
         )
         url = endpoint if urlsplit(endpoint).path.endswith(PATH) else endpoint + PATH
         sender = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
@@ -83,7 +83,7 @@ class Exporter:
         return Recording(self._tracer.start_span(name, context=_context(parent), kind=SpanKind[kind.upper()]))
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether everything was sent in time. A call made while an earlier one still waits returns at once: the collector hangs."""
+        """Returns whether everything was sent in time. Returns False immediately while an earlier call still waits: the collector hangs."""
         if self._flushing is not None and self._flushing.is_alive():
             return False
         self._flushing = threading.Thread(target=self._provider.force_flush, name="spans", daemon=True)

@@ -28,11 +28,11 @@ KINDS = {
     "the code location": r"DagsterUserCodeUnreachableError|user code server",
     "another service": r"ConnectError|ConnectionError|Connection refused|RemoteProtocolError|ReadTimeout|Server disconnected",
 }
-"""Error texts of an unavailable peer, by kind of peer. Errors reported by a running database (a deadlock, a timeout) are not among them."""
+"""Error texts of an unavailable peer, by kind of peer. Excludes errors reported by a running database (a deadlock, a timeout)."""
 _PATTERNS = {name: re.compile(pattern) for name, pattern in KINDS.items()}
 OTHER = "another service"
 MAX_PEERS = 100
-"""Concurrent outages with their own lines; another peer of the same kind is counted with the newest of them."""
+"""Maximum concurrent outages with their own lines; further peers are counted with the newest outage of their kind."""
 _ADDRESSES = {
     "the database": re.compile(r'connection to server (?:at "([^"]+)"(?: \([^)]*\))?, port (\d+)|on socket "([^"]+)")'),
     "the code location": re.compile(r"ipv[46]:([^\s:]+):(\d+)|(unix:[^\s:]+)"),
@@ -74,7 +74,7 @@ log = logging.getLogger("ft_assets.telemetry.outages")
 
 
 def peer_away(record: logging.LogRecord) -> Peer | None:
-    """Return the peer whose absence `record` reports; None for any other record."""
+    """Returns the unavailable peer that `record` reports; None for any other record."""
     if record.levelno < logging.WARNING or record.name == log.name:
         return None
     text, requested = record.getMessage(), ""
@@ -116,8 +116,8 @@ class OneLinePerOutage(logging.Filter):
 
 
 class Logger(logging.Logger):
-    """For processes whose handlers belong to another library: call ``logging.setLoggerClass(outages.Logger)`` before importing its
-    modules."""
+    """Logger for processes whose handlers belong to another library: call ``logging.setLoggerClass(outages.Logger)`` before importing
+    its modules."""
 
     _filter = OneLinePerOutage()
 
@@ -127,7 +127,7 @@ class Logger(logging.Logger):
 
 
 def _count(peer: Peer) -> bool:
-    """Whether this error is the first of an outage."""
+    """Counts an error. Returns whether it is the first of an outage."""
     now = time.monotonic()
     with _seen.lock:
         known = _under_way(peer) or (_under_way(Peer(peer.kind)) if len(_seen.outages) >= MAX_PEERS else None)
@@ -139,7 +139,7 @@ def _count(peer: Peer) -> bool:
 
 
 def _under_way(peer: Peer) -> _Outage | None:
-    """Return the outage that an error of `peer` belongs to; an outage without a name takes it."""
+    """Returns the outage that an error of `peer` belongs to. An outage without an address takes the peer's."""
     same = [o for o in _seen.outages if o.peer.kind == peer.kind]
     if not peer.address:
         return max(same, key=lambda o: o.last_at, default=None)

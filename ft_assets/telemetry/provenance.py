@@ -1,4 +1,4 @@
-"""Provenance of a result: the digest of the dependency lock and the commit of this code. Never null."""
+"""Provenance of a result: the digest of the dependency lock and the commit of this code. Both are never null."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = ROOT / "requirements.lock"
 
 @functools.cache
 def lock_sha256() -> str:
-    """Digest of ``requirements.lock``: every dependency, pinned."""
+    """Returns the digest of ``requirements.lock``, which pins every dependency."""
     try:
         return hashlib.sha256(LOCK.read_bytes()).hexdigest()
     except FileNotFoundError as e:
@@ -25,7 +25,7 @@ def lock_sha256() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Commit of this checkout, with ``-dirty`` where files were changed; ``FT_COMMIT`` in an image that has no git."""
+    """Returns the commit of this checkout, with ``-dirty`` if files were changed; ``FT_COMMIT`` in an image without git."""
     if stated := os.environ.get("FT_COMMIT"):
         return stated
     git = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"]
@@ -36,5 +36,5 @@ def commit() -> str:
 
 
 def image() -> str:
-    """Container image by digest (``FT_IMAGE``), or ``local`` for a subprocess of this checkout."""
+    """Returns the container image by digest (``FT_IMAGE``), or ``local`` for a subprocess of this checkout."""
     return os.environ.get("FT_IMAGE") or "local"

@@ -1,4 +1,4 @@
-"""Removes what must not be repeated: credentials in error texts and log lines, and tenant data quoted by errors."""
+"""Removes text that must not be repeated: credentials in errors and log lines, and tenant data quoted by errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 USERINFO = re.compile(r"(?<=://)[^\s/@]*(?:@[^\s/@]*)*@")
 SLASHED_USERINFO = re.compile(r"(?<=://)[^\s/@:\[]{0,200}:(?!\d{1,5}[/?#])[^\s@'\"]{1,200}@")
-"""Also with a slash in the password; what follows a port is a path, and may contain an ``@``."""
+"""Handles passwords with a slash; text after a port is a path and may contain an ``@``."""
 SECRET = re.compile(
     r"""(?ix)
     ( (?: passw(?:or)?d | passphrase | secret(?:[_-]?(?:access[_-]?)?key)? | (?<![a-z0-9])pwd
@@ -21,7 +21,7 @@ SECRET = re.compile(
     (?: (?<=\\["'])(?:[^"'\\\n]|\\(?!["']))+ | (?<!\\)(?<=")(?:[^"\\\n]|\\.)+ | (?<!\\)(?<=')(?:[^'\\\n]|\\.)+ | (?<!["'])[^\s&;'"]+ )
     """
 )
-"""``NAME=value``, ``name: value``, ``"name": "value"`` for names like password, secret, key or token; numbers of tokens are kept."""
+"""``NAME=value``, ``name: value``, ``"name": "value"`` for names such as password, secret, key or token; token counts are kept."""
 WORDS = ("passw", "passphrase", "secret", "pwd", "key", "token")
 """Every match of ``SECRET`` contains one of these, and no match spans lines, so lines without them need no search."""
 KEY = re.compile(
@@ -35,11 +35,11 @@ QUOTED = (
     re.compile(r"(?m)^DETAIL:.*$"),  # PostgreSQL: the row
     re.compile(r"input_value=.*?(?=, input_type=)", re.DOTALL),  # pydantic: the field
 )
-"""Places where libraries' errors quote their input."""
+"""Patterns of library errors that quote their input."""
 
 
 def without_credentials(text: str) -> str:
-    """Return `text` without user and password in URIs, and without values of passwords and tokens."""
+    """Returns `text` without user and password in URIs, and without values of passwords and tokens."""
     lines = SLASHED_USERINFO.sub("", USERINFO.sub("", text)).split("\n")
     return "\n".join(SECRET.sub(r"\1***", line) if _may_hold_secret(line) else line for line in lines)
 
@@ -50,12 +50,12 @@ def _may_hold_secret(line: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` without credentials and without anything in the form of a key: a log's last line of defense."""
+    """Returns `text` without credentials and without anything in the form of a key: a log's last line of defense."""
     return BEARER.sub(r"\1 ***", WANDB.sub(r"\1***", KEY.sub(r"\1***", without_credentials(text))))
 
 
 def without_data(text: str) -> str:
-    """Return an exception's text without secrets, and without quoted tenant data."""
+    """Returns an exception's text without secrets, and without quoted tenant data."""
     for pattern in QUOTED:
         text = pattern.sub("***", text)
     return without_secrets(text)

@@ -1,7 +1,7 @@
 """Trace spans: one trace per job, from the submitting request to the training process.
 
-Spans go to the OTLP/HTTP collector in ``FT_OTLP_ENDPOINT``. Without one, nothing is imported or measured; a trace started by a caller is
-still passed on and logged. An unavailable or slow collector costs spans, never time: they wait in a bounded queue, and the end of a process
+Spans go to the OTLP/HTTP collector in ``FT_OTLP_ENDPOINT``. Without one, nothing is imported or measured, but a trace started by a caller
+is still passed on and logged. An unavailable or slow collector costs spans, not time: they wait in a bounded queue, and an ending process
 waits for them only briefly.
 """
 
@@ -27,7 +27,7 @@ HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 PARENT = "TRACEPARENT"
 """Environment variable of a workload: the span that started it."""
 FLUSH_S = 2.0
-"""How long the end of a step or a process waits for its last spans."""
+"""Seconds that the end of a step or a process waits for its last spans."""
 
 Value = str | int | float | bool
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Span:
-    """A timed operation; if it is not recorded, every method does nothing."""
+    """A timed operation. Unrecorded spans ignore every call."""
 
     def __init__(self, recording: Recording | None = None) -> None:
         self._recording = recording
@@ -53,12 +53,12 @@ class Span:
             self._recording.rename(name)
 
     def set(self, **attributes: Value | None) -> None:
-        """Set attributes; ``__`` in a name stands for a dot."""
+        """Sets attributes; ``__`` in a name stands for a dot."""
         if self._recording is not None:
             self._recording.set({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
 
     def fail(self, why: str) -> None:
-        """Mark it as failed; `why` is a code or a class name, nothing that quotes data."""
+        """Marks it as failed; `why` is a code or a class name without data."""
         if self._recording is not None:
             self._recording.fail(why)
 
@@ -69,7 +69,7 @@ class Span:
 
 
 class _Process:
-    """Span settings of this process, and the span in which it was started."""
+    """Span settings of this process, and its parent span."""
 
     def __init__(self) -> None:
         self.service, self.endpoint, self.share = "ft", "", 1.0
@@ -79,14 +79,14 @@ class _Process:
         self._exporter: Exporter | None = None
 
     def exporter(self) -> Exporter | None:
-        """Created on first use, so that OpenTelemetry's SDK is imported only where spans are sent."""
+        """Returns the exporter, created on first use so that OpenTelemetry's SDK is imported only in processes that send spans."""
         with self.lock:
             if self._exporter is None and self.endpoint:
                 try:
                     from ft_assets.telemetry.otlp import Exporter
 
                     self._exporter = Exporter(endpoint=self.endpoint, service=self.service, share=self.share)
-                except Exception as error:  # observing failed, not the observed work
+                except Exception as error:  # tracing failed, not the traced work
                     log.warning("no spans are sent to %s: %s: %s", self.endpoint, type(error).__name__, error)
                     self.endpoint = ""
             return self._exporter if self.endpoint else None
@@ -99,7 +99,7 @@ _this = _Process()
 
 
 def configure(service: str, *, env: Mapping[str, str] | None = None) -> None:
-    """Send spans of this process as `service`, if its environment names a collector; without this call it sends none."""
+    """Sends spans of this process as `service` if its environment names a collector. Without this call none are sent."""
     e = os.environ if env is None else env
     _this.service = service
     _this.endpoint = (e.get(ENDPOINT) or "").rstrip("/")
@@ -108,29 +108,29 @@ def configure(service: str, *, env: Mapping[str, str] | None = None) -> None:
 
 
 def is_on() -> bool:
-    """Whether this process sends spans."""
+    """Returns whether this process sends spans."""
     return bool(_this.endpoint)
 
 
 def valid(header: str | None) -> str | None:
-    """Return a valid W3C ``traceparent`` unchanged, else None: callers' values are not trusted."""
+    """Returns a valid W3C ``traceparent`` unchanged, else None: callers' values are not trusted."""
     return header if header and len(header) < 200 and _FORM.fullmatch(header) else None
 
 
 def current() -> str | None:
-    """Return the ``traceparent`` of the open span, or of the one that the process was started in."""
+    """Returns the ``traceparent`` of the open span, or of the one that the process was started in."""
     return _current.get() or _this.parent
 
 
 def ids() -> tuple[str, str] | None:
-    """Return trace id and span id of :func:`current`."""
+    """Returns trace id and span id of :func:`current`."""
     parent = current()
     return None if parent is None else (parent[3:35], parent[36:52])
 
 
 @contextlib.contextmanager
 def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **attributes: Value | None) -> Iterator[Span]:
-    """Time the wrapped work as `name`, within the span `parent` (default: the open one); ``__`` in an attribute's name stands for a dot.
+    """Times the wrapped work as `name`, within the span `parent` (default: the open one); ``__`` in an attribute's name stands for a dot.
 
     Tenant, job and attempt are added from :mod:`ft_assets.telemetry.correlation` at the end.
     """
@@ -145,7 +145,7 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
     try:
         yield made
     except Exception as error:
-        if getattr(error, "outcome", None) != "preempted":  # a step that makes room has not failed
+        if getattr(error, "outcome", None) != "preempted":  # a preempted step has not failed
             made.fail(str(getattr(error, "code", None) or type(error).__name__))
         raise
     finally:
@@ -158,7 +158,7 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
 
 @contextlib.contextmanager
 def whole_process(parent: str | None) -> Iterator[None]:
-    """Make `parent` the parent span of the whole process, including threads started inside."""
+    """Makes `parent` the parent span of the whole process, including threads started inside."""
     before, _this.parent = _this.parent, valid(parent) or _this.parent
     try:
         yield
@@ -167,21 +167,21 @@ def whole_process(parent: str | None) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    """Environment variables with which a workload continues the present trace."""
+    """Returns the environment variables with which a workload continues the current trace."""
     parent = current()
     found = {PARENT: parent} if parent else {}
     return found | {ENDPOINT: _this.endpoint, SHARE: str(_this.share)} if _this.endpoint else found
 
 
 def flush(*, timeout_s: float = FLUSH_S) -> bool:
-    """Send what was recorded; returns False if that takes longer, and continues in the background."""
+    """Sends recorded spans. Returns False if that takes longer than `timeout_s`, and continues in the background."""
     return _this.flush(timeout_s)
 
 
 def close(*, timeout_s: float = FLUSH_S, failure: str | None = None, **attributes: Value | None) -> bool:
-    """End every open span, innermost first, and send them: for a process that ends at once, perhaps in a signal handler.
+    """Ends every open span, innermost first, and sends them. For a process about to exit, possibly in a signal handler.
 
-    A separate thread does it, because the interrupted one may hold locks that ending a span needs.
+    A separate thread does the work, because the interrupted one may hold locks that ending a span needs.
     """
     if not _this.open:
         return flush(timeout_s=timeout_s)

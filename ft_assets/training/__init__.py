@@ -1,1 +1,1 @@
-"""Specs, hyperparameters, checkpoints, failures, and the process on the GPU (``runtime``)."""
+"""Training: specs, hyperparameters, checkpoints, failures, and the process on the GPU (``runtime``)."""

@@ -1,4 +1,4 @@
-"""The ``checkpoint`` asset: one attempt of training, followed to its end."""
+"""The ``checkpoint`` asset: one training attempt, followed until it ends."""
 
 import dagster as dg
 
@@ -12,7 +12,7 @@ from resources.dagster.run_tags import runs_of_job
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])
 def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """The trained weights of a job. Needs a reservation; a step that died is replaced and adopts the running workload."""
+    """The trained weights of a job. Needs a reservation. If the step process dies, its replacement adopts the running workload."""
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):

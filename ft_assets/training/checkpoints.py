@@ -68,7 +68,7 @@ class Manifest:
     """Every file of the directory except the manifest, by relative path."""
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Counters and losses at the step; a resume continues the counters."""
+    """Counters and losses at the step. A resume continues the counters."""
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,9 +230,9 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         return parse_manifest(path.read_bytes(), name=str(path))
     except FileNotFoundError as e:
-        raise IntegrityError(f"{path} is missing: the directory was never committed; use the checkpoint before it") from e
+        raise IntegrityError(f"{path} is missing: the directory was never committed; use the previous checkpoint") from e
     except OSError as e:
-        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
+        raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the previous checkpoint") from e
 
 
 def parse_manifest(data: bytes, *, name: str) -> Manifest:
@@ -242,11 +242,11 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
         if body["format"] != FORMAT:
             raise IntegrityError(f"{name} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
         if body.pop("sha256") != _own_digest(body):
-            raise IntegrityError(f"{name} has not the digest that it names for itself: it was changed; use the checkpoint before it")
+            raise IntegrityError(f"{name} does not match its own digest: it was modified; use the previous checkpoint")
         files = {_plain(str(k)): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
         return Manifest(**{**body, "files": files, "required": tuple(body["required"])})
     except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the checkpoint before it") from e
+        raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the previous checkpoint") from e
 
 
 def verify(directory: Path, *, required: Iterable[str] = ()) -> Manifest:
@@ -267,7 +267,7 @@ def check_parts(manifest: Manifest, directory: Path, *, required: Iterable[str] 
     """Raises ``IntegrityError`` if the manifest lists no part for a required pattern."""
     for pattern in sorted({*manifest.required, *required}):
         if not fnmatch.filter(manifest.files, pattern):
-            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the checkpoint before it")
+            raise IntegrityError(f"{directory / pattern} is not part of the manifest; use the previous checkpoint")
 
 
 def verify_part(path: Path, part: Part) -> None:
@@ -275,15 +275,15 @@ def verify_part(path: Path, part: Part) -> None:
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        raise IntegrityError(f"{path} is missing, the manifest lists it; use the checkpoint before it") from None
+        raise IntegrityError(f"{path} is missing but listed in the manifest; use the previous checkpoint") from None
     if size != part.bytes:
-        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the checkpoint before it")
+        raise IntegrityError(f"{path} has {size} bytes, {part.bytes} were written; use the previous checkpoint")
     try:
         digest = sha256_of(path)
     except OSError as e:  # includes a disk that cannot read its own sectors
         raise IntegrityError(f"{path} cannot be read ({e.strerror}); use the checkpoint before it") from e
     if digest != part.sha256:
-        raise IntegrityError(f"{path} has not the digest that was written ({part.sha256[:12]}); use the checkpoint before it")
+        raise IntegrityError(f"{path} does not match the digest that was written ({part.sha256[:12]}); use the previous checkpoint")
 
 
 def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] = ()) -> Manifest:

@@ -24,12 +24,12 @@ from ft_assets.training.memory.gpus import GPUS_PER_NODE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """What one GPU sustains."""
+    """Sustained rates of one GPU."""
 
     half_flops: float
     """Operations per second in bf16 (fp16 where there is none), including recomputed ones, when all parameters are trained."""
     fp32_flops: float
-    """The same in float32, without tensor cores: the runtime leaves TF32 off."""
+    """Operations per second in float32 without tensor cores: the runtime leaves TF32 off."""
     memory_bytes_per_s: float
     """From NVIDIA's data sheets."""
     link_bytes_per_s: float
@@ -117,7 +117,7 @@ def tokens_per_second(case: Case, gpu_type: str) -> float:
 def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_steps: int = 1) -> float:
     """Returns the mean seconds of one micro-batch of `tokens` on each rank, forward and backward, over a step's `accumulation_steps`."""
     speed = SPEEDS.get(gpu_type)
-    if speed is None:  # a CPU: ranks exchange through its memory
+    if speed is None:  # CPU: ranks exchange through its memory
         return tokens * flops_per_token(case) / CPU_FLOPS / (PACE_OF_SEVERAL if case.world_size > 1 else 1.0)
     rate = speed.half_flops if case.half else speed.fp32_flops
     computing = tokens * flops_per_token(case) / (rate * (1.0 if case.full else ADAPTER_SHARE)) + _unpacking_s(case, speed)
@@ -179,7 +179,7 @@ def _exchange_s(case: Case, speed: Speed, accumulation_steps: int) -> float:
     if world == 1:
         return 0.0
     gathered = 0.0 if case.strategy in (*REPLICATED, "zero1", "zero2") else _passes(case) * case.shape.num_parameters * case.compute_bytes
-    moved = gathered + gradients * (1.0 if gathered else 2.0)  # scattered among shards, or summed to every rank
+    moved = gathered + gradients * (1.0 if gathered else 2.0)  # reduce-scattered to shards, or all-reduced to every rank
     within = moved * (1 - 1 / world) / (LINK_SHARE * speed.link_bytes_per_s)
     nodes = math.ceil(world / GPUS_PER_NODE)
     return max(within, moved * (1 - 1 / nodes) / (LINK_SHARE * NETWORK_BYTES_PER_S * GPUS_PER_NODE))

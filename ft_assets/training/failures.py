@@ -47,7 +47,7 @@ EXIT_CODES: Mapping[Outcome, int] = {
 class Retry(enum.StrEnum):
     NEVER = "never"
     RESUME = "resume"
-    """The same spec again, from the latest valid checkpoint."""
+    """Retry the same spec from the latest valid checkpoint."""
     HALVE_BATCH = "halve_batch"
     """Half the windows per micro-batch and twice the accumulation steps: the same global batch."""
 
@@ -146,7 +146,7 @@ class FailureClass:
     message: str
     """What happened, with the step."""
     remedy: str
-    """What the reader of the job's error can do."""
+    """Next step for the reader of the job's error."""
 
 
 def classify(e: Evidence) -> FailureClass | None:
@@ -239,8 +239,8 @@ def _was_preempted_early(e: Evidence) -> FailureClass:
     elif again <= 0:
         message = f"it gave its GPUs to another job at step {e.last_step}, which is saved; nothing is lost"
     else:
-        since = f"the checkpoint of step {e.committed_step}" if e.committed_step else "its beginning"
-        message = f"it gave its GPUs to another job after step {e.last_step}, which is not saved; what came after {since} is trained again"
+        since = f"the checkpoint of step {e.committed_step}" if e.committed_step else "its start"
+        message = f"it gave its GPUs to another job after step {e.last_step}, which is not saved; steps after {since} are trained again"
     return FailureClass(
         code=Outcome.PREEMPTED,
         fault=Fault.PLATFORM,
@@ -267,7 +267,7 @@ def _node_lost(e: Evidence) -> FailureClass:
         code="node_lost",
         fault=Fault.PLATFORM,
         retry=Retry.RESUME,
-        message=f"the training process ended without a word ({e.phase}, {how}) {_after(e)}: killed, or its node was lost",
+        message=f"the training process ended without an exit report ({e.phase}, {how}) {_after(e)}: killed, or its node was lost",
         remedy=f"nothing to do: {_onward(e)}",
     )
 
@@ -280,7 +280,7 @@ def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
     if exit_.outcome is Outcome.OOM:
         retry, remedy = _after_oom(e)
     if exit_.outcome is Outcome.INTERNAL and exit_.detail.get("code") == "base_model_unavailable":
-        code, remedy = "base_model_unavailable", "an operator restores the base model on the node; the job resumes by itself"
+        code, remedy = "base_model_unavailable", "an operator must restore the base model on the node; the job then resumes automatically"
     return FailureClass(code=code, fault=fault, retry=retry, message=exit_.message, remedy=remedy)
 
 
@@ -289,10 +289,10 @@ def _after_oom(e: Evidence) -> tuple[Retry, str]:
     full = e.spec is not None and e.spec.lora is None
     lower = f"lower max_seq_len{', train with lora' if full else ' or rank'}, or use more GPUs"
     if any(p.code == Outcome.OOM for p in e.history):
-        return Retry.NEVER, f"it did not fit with the smaller micro-batch either: {lower}"
+        return Retry.NEVER, f"the smaller micro-batch did not fit either: {lower}"
     halved = None if e.spec is None else with_half_batch(e.spec)
     if e.spec is None or halved is None:
-        return Retry.NEVER, f"it is not retried, no smaller micro-batch is left: {lower}"
+        return Retry.NEVER, f"not retried because no smaller micro-batch is possible: {lower}"
     before, after = e.spec.optimization, halved.optimization
     how = "half the micro-batch" if 2 * after.per_device_batch_size == before.per_device_batch_size else "a smaller micro-batch"
     rows = f"{after.per_device_batch_size} instead of {before.per_device_batch_size} rows, the same global batch"
@@ -317,7 +317,7 @@ _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
     Outcome.DISK_FULL: (
         Fault.PLATFORM,
         Retry.RESUME,
-        "checkpoints of finished jobs were removed from the machine, and {onward}; else an operator frees space",
+        "checkpoints of finished jobs were removed from the machine, and {onward}; if space is still short, an operator must free some",
     ),
     Outcome.PACKING_REFUSED: (
         Fault.PLATFORM,
@@ -339,5 +339,5 @@ def _dead_letter(found: FailureClass, e: Evidence) -> FailureClass | None:
         fault=found.fault,
         retry=Retry.NEVER,
         message=f"{count} attempts ended as {found.code} without progress (the last at step {e.last_step}); last: {found.message}",
-        remedy="an operator looks at the last attempt's log; the job can be submitted again afterwards",
+        remedy="ask an operator to check the last attempt's log, then submit the job again",
     )

@@ -3,7 +3,7 @@
 Two steps, because the pack is cut to the sequence length and the batch depends on the number of rows::
 
     plan(request, model)          ->  Plan (recipe, max_seq_len, precision)    before packing
-    resolve(plan, pack, fit ...)  ->  TrainingSpec                             after it
+    resolve(plan, pack, fit ...)  ->  TrainingSpec                             after packing
 
 Every value may be ``"auto"`` or absent: the recipe decides. Requests that cannot be trained are refused here, before any GPU is used. The
 number of GPUs, the strategy and the micro-batch come from the memory estimate, through the arguments of :func:`resolve`.
@@ -76,14 +76,14 @@ class PackFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is known before packing."""
+    """Everything decided before packing."""
 
     recipe: Recipe
     model: ModelFacts
     method: str
     adapter: AdapterKind
     requested: Mapping[str, Any]
-    """Hyperparameters that the request set, validated; ``auto`` ones are absent."""
+    """Validated hyperparameters that the request set, without ``auto`` ones."""
     max_seq_len: int
     precision: Precision
     num_gpus: int | None = None
@@ -149,7 +149,7 @@ def plan(
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
     if values.get("attention") == "flex_attention" and not has_flex:
-        raise refusal("attention", "flex_attention has no kernels for this hardware (it wants GPUs from Ampere on); use sdpa")
+        raise refusal("attention", "flex_attention has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
     check_combination(Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
     return Plan(
         recipe=chosen,
@@ -174,7 +174,7 @@ def global_batch_size(plan: Plan, *, num_rows: int | None = None, num_epochs: fl
     asked = plan.requested.get("batch_size")
     if asked is not None:
         if asked % world_size:
-            raise refusal("batch_size", f"batch_size {asked} does not divide by {world_size} ranks; use a multiple of {world_size}")
+            raise refusal("batch_size", f"batch_size {asked} is not divisible by {world_size} ranks; use a multiple of {world_size}")
         return int(asked)
     wanted = int(plan.value("batch_size"))
     if num_rows is not None:
@@ -253,7 +253,7 @@ def _precision(values: Mapping[str, Any], recipe: Recipe, *, adapter: AdapterKin
     """As requested, else the recipe's; without bfloat16, fp16 with loss scaling, and fp32 for full parameters."""
     asked = values.get("precision")
     if asked == "bf16" and not has_bf16:
-        raise refusal("precision", "bf16 is not a type of these GPUs (older than Ampere); use fp16, or leave precision out")
+        raise refusal("precision", "bf16 is not supported by these GPUs (older than Ampere); use fp16, or leave precision out")
     default = recipe.value("precision", method=method)
     if default == "bf16" and not has_bf16:
         default = "fp32" if adapter == "full" else "fp16"
@@ -335,7 +335,7 @@ def _strategy(plan: Plan, fitted: Strategy | None, world_size: int) -> Strategy:
     chosen = plan.strategy or fitted or ("single" if world_size == 1 else "ddp")
     if (chosen == "single") != (world_size == 1):
         raise InvalidRequest(
-            f"strategy {chosen} does not go with {world_size} GPU(s); leave hardware.strategy out, or ask for another hardware.num_gpus",
+            f"strategy {chosen} is not valid for {world_size} GPU(s); leave hardware.strategy out, or change hardware.num_gpus",
             code="invalid_hardware",
             param="hardware.strategy",
         )

@@ -30,14 +30,14 @@ class ModelShape:
     intermediate: int
     vocab: int
     tied_embeddings: bool
-    """The output layer is the embedding."""
+    """Whether the output layer shares the embedding's weights."""
     context_length: int
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     assumed: bool = False
-    """The model's own shape is not known; this is a similar one of at least its size."""
+    """The model's own shape is unknown; this is a similar one of at least its size."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -82,7 +82,7 @@ class ModelShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the linear layers of all blocks: what LoRA adapts and QLoRA quantizes."""
+        """Weights of the linear layers of all blocks, which LoRA adapts and QLoRA quantizes."""
         return self.num_layers * sum(i * o for i, o in self.linears)
 
     @property
@@ -92,7 +92,7 @@ class ModelShape:
 
     @property
     def small_parameters(self) -> int:
-        """Norms and biases: neither adapted nor quantized."""
+        """Norms and biases, neither adapted nor quantized."""
         per_layer = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         per_layer += (self.q_size + 2 * self.kv_size) * self.qkv_bias + self.hidden * self.o_bias
         per_layer += (2 * self.intermediate + self.hidden) * self.mlp_bias

@@ -41,7 +41,7 @@ SCHEMAS = {kind: pa.schema([("row", pa.int64()), *((column, pa.float32()) for co
 class ReferenceFile:
     name: str
     of: str
-    """File of the pack."""
+    """File of the pack that it scores."""
     sha256: str
     num_rows: int
 
@@ -70,9 +70,7 @@ class ReferenceManifest:
             body = json.loads(file.read_text())
             return cls(**{**body, "files": tuple(ReferenceFile(**entry) for entry in body["files"])})
         except FileNotFoundError:
-            raise IntegrityError(
-                f"{directory} holds no reference log-probabilities, or they were not finished; compute them again"
-            ) from None
+            raise IntegrityError(f"{directory} has no complete reference log-probabilities; compute them again") from None
         except (ValueError, TypeError, KeyError) as error:
             raise IntegrityError(
                 f"{file} is not a manifest of reference log-probabilities ({str(error)[:120]}); compute them again"

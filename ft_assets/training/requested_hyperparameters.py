@@ -15,9 +15,9 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MAX_RANK = 128
 """Highest rank that our servers accept (``--max-lora-rank``)."""
 SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
-"""Ranks that our servers load: an adapter of another rank would train and then be quarantined."""
+"""Ranks that our servers load. An adapter of another rank would train and then be quarantined."""
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a block of Llama, Qwen and Mistral: those that the servers adapt."""
+"""Linear layers of a block of Llama, Qwen and Mistral, which the servers can adapt."""
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 
 LIMITS: Mapping[str, Limit] = {
@@ -25,10 +25,10 @@ LIMITS: Mapping[str, Limit] = {
     "batch_size": Limit(kind="int", low=1, high=4096, because="rows (packed windows, pairs, answers) in an optimizer step"),
     "learning_rate_multiplier": Limit(kind="float", low=0, high=100, above_low=True, because="it multiplies the recipe's rate"),
     "learning_rate": Limit(kind="float", low=0, high=1, above_low=True),
-    "rank": Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load no other rank, and none above {MAX_RANK}"),
+    "rank": Limit(kind="int", allowed=SERVABLE_RANKS, because=f"the inference servers load only these ranks, up to {MAX_RANK}"),
     "alpha": Limit(kind="float", low=0, high=4096, above_low=True),
     "dropout": Limit(kind="float", low=0, high=0.9),
-    "target_modules": Limit(kind="modules", words=MODULES, because="the inference servers adapt no other layer, lm_head least of all"),
+    "target_modules": Limit(kind="modules", words=MODULES, because="the inference servers adapt only these layers, not lm_head"),
     "max_seq_len": Limit(kind="int", low=64),
     "max_steps": Limit(kind="int", low=1, high=10_000_000),
     "schedule": Limit(kind="word", words=("linear", "cosine", "constant")),
@@ -41,14 +41,14 @@ LIMITS: Mapping[str, Limit] = {
     "gradient_checkpointing": Limit(kind="flag"),
     "early_stopping_patience": Limit(kind="int", low=1, high=1000, because="validations in a row without improvement"),
     "early_stopping_min_delta": Limit(kind="float", low=0, high=100),
-    "checkpoint_every_steps": Limit(kind="int", low=1, high=500, because="a kill may cost 500 steps at most"),
+    "checkpoint_every_steps": Limit(kind="int", low=1, high=500, because="a kill must not cost more than 500 steps"),
     "precision": Limit(kind="word", words=("fp32", "bf16", "fp16")),
     "attention": Limit(kind="word", words=("sdpa", "flash_attention_2", "flex_attention")),
     "quantization": Limit(kind="word", words=("nf4", "fp4")),
     "double_quantization": Limit(kind="flag"),
     "train_on_inputs": Limit(kind="flag"),
     "packing": Limit(kind="flag"),
-    "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety-preserving examples keep what the base refuses"),
+    "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety examples preserve the base model's refusals"),
 }
 """Settings of every method; each method adds its own."""
 HARDWARE: Mapping[str, Limit] = {
@@ -63,9 +63,9 @@ UNSERVABLE: Mapping[str, str] = {
     "bias": "trained biases cannot be served with an adapter; leave it out",
     "lora_bias": "biases on an adapter cannot be served; leave it out",
     "use_dora": "DoRA adapters cannot be served; use a higher rank instead",
-    "use_rslora": "its scale is written with alpha here: set alpha to rank times the scale that you want",
-    "init_lora_weights": "starts that change the base (PiSSA, OLoRA) cannot be served beside other adapters; leave it out",
-    "trainable_token_indices": "new or trained tokens cannot be served with an adapter; use method full",
+    "use_rslora": "set the scale with alpha instead: alpha = rank x scale",
+    "init_lora_weights": "initializations that change the base (PiSSA, OLoRA) cannot be served alongside other adapters; leave it out",
+    "trainable_token_indices": "new or trained tokens cannot be served with an adapter; use adapter full",
 }
 """Well-known options of the library that are not offered, with the reason."""
 
@@ -122,7 +122,7 @@ def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
         return f"{name} is not offered: {UNSERVABLE[name]}"
     others = [m.name for m in methods.registered().values() if name in m.settings]
     if others:
-        return f"{name} is a setting of {', '.join(others)}, and the method is {method}; leave it out, or choose such a method"
+        return f"{name} is a setting of {', '.join(others)}, but the method is {method}; leave it out, or choose one of those methods"
     return f"hyperparameter {name[:80]!r} does not exist; known are {', '.join([*own, *LIMITS])}"
 
 
@@ -164,17 +164,19 @@ def _sharding_rules(strategy: str, optimizer: str, precision: str) -> Iterator[I
     if optimizer != "adamw_torch":
         yield refusal(
             "optimizer",
-            f"{optimizer} needs whole matrices on each GPU, and strategy {strategy} shares them out; use adamw_torch, whose states "
-            "are shared out too, or ddp",
+            f"{optimizer} needs whole matrices on each GPU, but strategy {strategy} shards them; use adamw_torch, whose states "
+            "can be sharded, or ddp",
         )
     if precision == "fp16":
-        yield refusal("precision", f"fp16 is scaled on each GPU alone, and strategy {strategy} shares gradients out; use bf16, or ddp")
+        yield refusal(
+            "precision", f"fp16 loss scaling does not support sharded gradients, which strategy {strategy} uses; use bf16, or ddp"
+        )
 
 
 def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
     for name in LORA_SETTINGS:
         if name in c.requested and c.adapter == "full":
-            yield refusal(name, f"{name} belongs to an adapter, and adapter full trains every parameter; leave it out, or use lora")
+            yield refusal(name, f"{name} applies only to adapters, but adapter full trains every parameter; leave it out, or use lora")
     for name in QUANTIZATION_SETTINGS:
         if name in c.requested and c.adapter != "qlora":
             yield refusal(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")
@@ -184,28 +186,28 @@ def _precision_rules(c: Combination) -> Iterator[InvalidRequest]:
     if c.precision == "fp16" and c.adapter == "full":
         yield refusal(
             "precision",
-            "fp16 with adapter full loses updates: small ones vanish beside 16-bit weights, and float32 master copies are not kept; "
+            "fp16 with adapter full loses small updates, because 16-bit weights have no float32 master copies; "
             "use bf16 or fp32, or an adapter (lora, qlora), whose weights stay in float32",
         )
     if c.precision == "fp32" and c.requested.get("attention") == "flash_attention_2":
-        yield refusal("attention", "flash_attention_2 has kernels for bf16 and fp16 only, and precision is fp32; use sdpa, or bf16")
+        yield refusal("attention", "flash_attention_2 supports only bf16 and fp16, but precision is fp32; use sdpa, or bf16")
     if c.requested.get("attention") == "flex_attention" and methods.get(c.method).pack != "windows":
-        yield refusal("attention", f"flex_attention is for packed windows, and method {c.method} has none; use sdpa, or leave it out")
+        yield refusal(
+            "attention", f"flex_attention requires packed windows, which method {c.method} does not use; use sdpa, or leave it out"
+        )
 
 
 def _strategy_rules(c: Combination) -> Iterator[InvalidRequest]:
     strategy, num_gpus = c.hardware.get("strategy"), c.hardware.get("num_gpus")
     if strategy in SPLITS_WEIGHTS and c.adapter == "qlora":
         yield _hardware_refusal(
-            f"strategy {strategy} splits weights over the ranks, which 4-bit weights do not survive; use zero2 (which splits gradients "
+            f"strategy {strategy} shards weights, but 4-bit weights cannot be sharded; use zero2 (which shards gradients "
             "and optimizer states), leave strategy out, or use lora"
         )
     if strategy == "single" and (num_gpus or 1) > 1:
-        yield _hardware_refusal(f"strategy single runs on one GPU, and hardware.num_gpus is {num_gpus}; leave one of them out")
+        yield _hardware_refusal(f"strategy single uses one GPU, but hardware.num_gpus is {num_gpus}; leave one of them out")
     if strategy not in (None, "single") and num_gpus == 1:
-        yield _hardware_refusal(
-            f"strategy {strategy} shares work between GPUs, and hardware.num_gpus is 1; ask for 2 or more, or leave it out"
-        )
+        yield _hardware_refusal(f"strategy {strategy} needs several GPUs, but hardware.num_gpus is 1; request 2 or more, or leave it out")
     yield from _sharding_rules(str(strategy), str(c.requested.get("optimizer", "adamw_torch")), c.precision)
 
 
@@ -213,7 +215,7 @@ def _pack_rules(c: Combination) -> Iterator[InvalidRequest]:
     of = methods.get(c.method)
     for name in PACK_SETTINGS:
         if name in c.requested and of.pack != "windows":
-            yield refusal(name, f"{name} is about packed conversations, and method {c.method} trains on {of.pack}; leave it out")
+            yield refusal(name, f"{name} applies only to packed conversations, but method {c.method} trains on {of.pack}; leave it out")
     if of.every_token and c.requested.get("train_on_inputs") is False:
         yield refusal("train_on_inputs", f"method {c.method} trains on every token; leave train_on_inputs out, or use method sft")
 

@@ -47,7 +47,7 @@ class WarmStart:
     adapter: str
     """Name of the adapter, for people."""
     manifest_sha256: str
-    """Digest of its manifest: the bytes are part of the spec."""
+    """Digest of its manifest, so the spec covers its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Optimization:
     learning_rate: float
     num_epochs: float
     per_device_batch_size: int
-    """Rows of the pack (windows, pairs) in a micro-batch of one process."""
+    """Rows of the pack (windows, pairs) per micro-batch of one process."""
     accumulation_steps: int
     """Micro-batches per optimizer step."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -69,7 +69,7 @@ class Optimization:
     early_stopping: EarlyStopping | None = None
 
     def global_batch_size(self, world_size: int) -> int:
-        """Rows of an optimizer step, over all ranks and micro-batches."""
+        """Returns the rows per optimizer step, over all ranks and micro-batches."""
         return self.per_device_batch_size * self.accumulation_steps * world_size
 
     def total_steps(self, *, num_rows: int, world_size: int) -> int:
@@ -86,13 +86,13 @@ class CheckpointPolicy:
     every_s: float = 600.0
     """Seconds between checkpoints: bounds the work lost to a kill."""
     keep_last: int = 3
-    """At least 2: the newest may be the one that a crash tore."""
+    """At least 2: a crash may have torn the newest."""
 
 
 Attention = Literal["sdpa", "flash_attention_2", "flex_attention"]
 """Attention implementation (``ft_assets.training.runtime.model.attention``); results agree to rounding."""
 Strategy = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
-"""How ranks share a model: not at all, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
+"""How ranks share a model: single process, copies, FSDP2's sharded parameters, or DeepSpeed's stages 1 to 3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,11 +182,11 @@ class RunFile:
     pack_dir: Path
     """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack."""
     work_dir: Path
-    """Checkpoints, metrics, heartbeat and exit evidence of the job; shared by its attempts on this machine."""
+    """Checkpoints, metrics, heartbeat and exit evidence of the job, shared by its attempts on this machine."""
     reference_dir: Path | None = None
     """Reference log-probabilities of the pack, if the method needs them."""
     warm_start_dir: Path | None = None
-    """The adapter that ``spec.warm_start`` names."""
+    """Adapter named by ``spec.warm_start``."""
 
     def write(self, path: Path) -> None:
         body = {"spec": self.spec.to_dict(), "attempt": self.attempt}

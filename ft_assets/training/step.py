@@ -48,7 +48,7 @@ class Checkpoint:
     manifest_sha256: str
     uri: str
     measurements: Sequence[Mapping[str, Any]]
-    """One per logged optimizer step."""
+    """One entry per logged optimizer step."""
     cost_micros: int
 
     def last(self, name: str) -> float:

@@ -25,7 +25,8 @@ def global_batch_size(spec: Mapping[str, Any]) -> int | None:
 def openai_hyperparameters(spec: Mapping[str, Any], requested: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of OpenAI's job object, as resolved: three numbers, and the method's own settings.
 
-    There, `n_epochs` is a whole number or ``auto``: a recipe's fraction of an epoch is shown as ``auto``, and exactly in the spec.
+    `n_epochs` must be a whole number or ``auto`` there, so a recipe's fraction of an epoch is shown as ``auto`` here and exactly in the
+    spec.
     """
     shown = {
         "n_epochs": _epochs(spec, requested),

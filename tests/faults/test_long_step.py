@@ -110,7 +110,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
     with pytest.raises(Preempted):
         loop.run()
     thread.join(30)
-    assert left == [f"asked to stop; step {LONG_STEP - 1} was committed while the next one computed"]
+    assert left == [f"stop requested; step {LONG_STEP - 1} was committed while the next one computed"]
     assert during[-1] == f"step-{LONG_STEP - 1:08d}", "it was there before the step ended"
     verify(run.work_dir / "checkpoints" / during[-1], required=RESUMABLE)
 

@@ -79,7 +79,7 @@ def test_a_base_model_that_lost_a_file_is_the_operators(tmp_path: Path, damage: 
             (bare.base / damage).unlink()
         found = judged(bare, bare.train())
         assert (found.code, found.fault, found.retry) == ("base_model_unavailable", Fault.PLATFORM, Retry.RESUME), bare.log()
-        assert "an operator restores the base model" in found.remedy
+        assert "an operator must restore the base model" in found.remedy
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_job_that_always_breaks_is_a_dead_letter_after_three(tmp_path: Path) -
             history = (*history, PastAttempt(code=found.code, committed_step=0, last_step=0))
             codes.append(found.code)
         assert codes == ["internal", "internal", "dead_letter"]
-        assert found.retry is Retry.NEVER and "an operator looks" in found.remedy
+        assert found.retry is Retry.NEVER and "ask an operator to check" in found.remedy
 
 
 @pytest.mark.slow

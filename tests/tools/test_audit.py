@@ -60,7 +60,7 @@ def test_an_audit_without_an_answer_has_a_code_of_its_own(source: HTTPServer, tm
     source.server_close()
     done = audit(tmp_path, "1.17.0", f"http://127.0.0.1:{port}/v1/query")
     assert done.returncode == NO_ANSWER, done.stdout + done.stderr
-    assert "no advisory source answered" in done.stderr
+    assert "no advisory source responded" in done.stderr
 
 
 def test_a_package_that_cannot_be_audited_hides_no_other(source: HTTPServer, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Writes the generated half of the Python client: ``python -m tools.client``."""
+"""Generates the synchronous half and the types of the Python client: ``python -m tools.client``."""

@@ -14,7 +14,7 @@ def generated() -> dict[Path, str]:
     """Returns every generated file with its expected content."""
     from control_plane.api.app import create_app
 
-    document = types.with_streamed(create_app(None).openapi())  # type: ignore[arg-type]  # nobody calls it
+    document = types.with_streamed(create_app(None).openapi())  # type: ignore[arg-type]  # never called
     made = types.modules(document, homes=types.homes_of()) | synchronous.modules(CLIENT / "asynchronous")
     return {CLIENT / name: text for name, text in formatting.formatted(made).items()}
 

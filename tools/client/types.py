@@ -27,7 +27,7 @@ LISTING = '''class ListOf(TypedDict, Generic[T]):
 
 
 Json = dict[str, Any]
-"""An object whose fields depend on what it tells of."""
+"""An object whose fields depend on its kind."""
 '''
 
 
@@ -79,7 +79,7 @@ def class_name(schema: str) -> str:
 def _package(homes: Mapping[str, str]) -> str:
     imports = "\n".join(f"from control_plane.client.types.{module} import {name}" for name, module in sorted(homes.items()))
     listed = ", ".join(f'"{name}"' for name in sorted(homes))
-    return f'{HEADER}"""What the API takes and gives: every object as a TypedDict."""\n\n{imports}\n\n__all__ = [{listed}]\n'
+    return f'{HEADER}"""Objects of API requests and responses, as TypedDicts."""\n\n{imports}\n\n__all__ = [{listed}]\n'
 
 
 def _module(module: str, schemas: Schema, where: Mapping[str, str]) -> str:

@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from the API's OpenAPI document: change that, and run it again.
-"""What the API takes and gives: every object as a TypedDict."""
+"""Objects of API requests and responses, as TypedDicts."""
 
 from control_plane.client.types.adapters import Adapter, Approve, CreateExport, Decide, Export, Lineage, RolledBack
 from control_plane.client.types.attempts import CheckpointPermission, CreatePermissions, PermissionList

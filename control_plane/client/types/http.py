@@ -49,4 +49,4 @@ class ListOf(TypedDict, Generic[T]):
 
 
 Json = dict[str, Any]
-"""An object whose fields depend on what it tells of."""
+"""An object whose fields depend on its kind."""

@@ -18,12 +18,12 @@ MEANINGS: Mapping[str, str] = {
     "weights": "base model weights",
     "master_weights": "float32 copy that the optimizer updates",
     "adapter": "LoRA matrices in float32",
-    "gradients": "of what is trained",
-    "optimizer": "its state of what is trained",
+    "gradients": "gradients of trained parameters",
+    "optimizer": "optimizer state of trained parameters",
     "compute_copies": "half-precision copies of float32 weights, made by autocast",
-    "gathered": "parameters and gradients of other ranks, while they are needed",
-    "activations": "what the forward pass keeps for the backward pass",
-    "working": "gradients of activations, and the block that is being recomputed",
+    "gathered": "parameters and gradients of other ranks, held temporarily",
+    "activations": "saved by the forward pass for the backward pass",
+    "working": "gradients of activations, and the block being recomputed",
     "logits": "output layer and loss",
     "context": "CUDA context and NCCL, or the process itself on a CPU",
     "reserve": "fragmentation of the allocator",
@@ -33,7 +33,7 @@ MEANINGS: Mapping[str, str] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
     parts: Mapping[str, int]
-    """Bytes by part, in the order of ``MEANINGS``; the parts that are alive together at the peak."""
+    """Bytes by part, in the order of ``MEANINGS``: the parts that are alive at the peak."""
     phase: str
     """Moment of the peak: ``forward``, ``loss``, ``backward`` or ``step``."""
 
@@ -44,7 +44,7 @@ class MemoryEstimate:
     def explain(self) -> list[str]:
         """Returns a line for each nonzero part, and the total."""
         lines = [f"{name}: {bytes_ / GIB:.2f} GiB, {MEANINGS[name]}" for name, bytes_ in self.parts.items() if bytes_]
-        return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, at its most during: {self.phase}"]
+        return [*lines, f"total: {self.total_bytes / GIB:.2f} GiB, peak during: {self.phase}"]
 
 
 def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
@@ -52,7 +52,7 @@ def estimate(case: Case, *, overheads: bool = True) -> MemoryEstimate:
     held = _held(case)
     copies, gathered = compute_copies(case), _gathered(case)
     kept = 0 if case.gradient_checkpointing and case.full else copies
-    forward = copies if case.on_cpu else kept  # a GPU caches no copies: ``runtime.precision``
+    forward = copies if case.on_cpu else kept  # GPUs cache no copies: ``runtime.precision``
     saved = activation_bytes(case)
     phases: dict[str, dict[str, int]] = {
         "forward": {"compute_copies": forward, "gathered": gathered, "activations": saved, "logits": head_forward_bytes(case)},

@@ -143,7 +143,7 @@ class _Search:
                 closest = placed, found
         if closest is None:
             raise InvalidRequest(
-                f"batch_size {self.global_batch} does not divide by num_gpus {self.num_gpus}; use a multiple of it",
+                f"batch_size {self.global_batch} is not divisible by num_gpus {self.num_gpus}; use a multiple of it",
                 code="invalid_hyperparameter",
                 param="hyperparameters.batch_size",
             )
@@ -195,7 +195,7 @@ class _Search:
         cures = self._cures(case)
         message = (
             f"{case.method} with adapter {case.adapter} at max_seq_len {case.max_seq_len} needs about {found.total_bytes / GIB:.1f} GiB on "
-            f"{where} ({found.parts[largest] / GIB:.1f} GiB of it {largest}), {limit / GIB:.1f} GiB can be used; "
+            f"{where} ({found.parts[largest] / GIB:.1f} GiB of {largest}), but only {limit / GIB:.1f} GiB is usable; "
             + (", or ".join(cures) if cures else "use a smaller base model")
         )
         return InvalidRequest(message, code="memory_exceeded", param="hyperparameters")
@@ -215,7 +215,7 @@ class _Search:
         if adapter := next((a for a in smaller_adapters if self._fits_anywhere(replace(smaller, adapter=a))), None):
             cures.append(f"use adapter {adapter}")
         if not case.on_cpu and (count := self._enough_gpus(smaller)):
-            held = f" (this pool gives a job {self.max_gpus} at most)" if count > self.max_gpus else ""
+            held = f" (this pool allows at most {self.max_gpus} per job)" if count > self.max_gpus else ""
             cures.append(f"use {count} GPUs{held}")
         return cures
 
@@ -248,6 +248,6 @@ def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:
 
 def _notes(case: Case) -> Iterator[str]:
     if case.shape.assumed:
-        yield "the model's shape is not known; that of a similar model of at least its size was taken"
+        yield "the model's shape is unknown; the estimate uses a similar model of at least its size"
     if case.strategy in ("fsdp2", "zero3") and case.shape.num_parameters > LARGE:
         yield "zero_init: ranks must build the model empty and load their shards only; whole copies would not fit into a node's memory"

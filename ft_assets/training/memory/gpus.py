@@ -41,9 +41,9 @@ GPUS: Mapping[str, Gpu] = {
 on this machine's CPU."""
 
 CONTEXT_BYTES = 3 * GIB // 4
-"""CUDA context with the kernels of PyTorch (0.4 to 0.6 GiB on Ampere and Hopper) and the work space of cuBLAS."""
+"""CUDA context with PyTorch's kernels (0.4 to 0.6 GiB on Ampere and Hopper) and the cuBLAS workspace."""
 NCCL_BYTES = GIB
-"""Channels of NCCL to the ranks of one node, several communicators."""
+"""NCCL channels to the ranks of one node, several communicators."""
 NCCL_NODES_BYTES = GIB // 2
 """Additional buffers for ranks on other nodes."""
 GPUS_PER_NODE = 8

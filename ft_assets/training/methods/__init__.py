@@ -1,7 +1,7 @@
-"""Training methods, each one registered module: which rows it takes, which trainer it builds, what it measures, how it fails.
+"""Training methods. Each is a registered module that declares its rows, trainer, metrics and failure modes.
 
-A module of this package called ``<name>.py`` with a ``METHOD`` is a method; so is what another distribution names under the
-entry point group ``ft_platform.methods``. Nothing here imports torch: the objective is named, and imported by the training process.
+A module ``<name>.py`` of this package with a ``METHOD`` is a method; other distributions add methods through the entry point group
+``ft_platform.methods``. Nothing here imports torch: the objective is named here and imported by the training process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Limit:
     @property
     def text(self) -> str:
         if self.kind == "modules":
-            return "all-linear, or a list of some of " + ", ".join(self.words)
+            return "all-linear, or a list of modules from " + ", ".join(self.words)
         if self.words:
             return "one of " + ", ".join(self.words)
         if self.kind == "flag":

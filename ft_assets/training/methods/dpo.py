@@ -17,7 +17,7 @@ METHOD = Method(
     learning_rate_source="alignment-handbook, Zephyr 7B DPO: 5e-7 full, 5e-6 QLoRA; DPO at SFT rates collapses both log-probabilities",
     settings={
         "beta": Setting(default=0.1, source="DPO paper, section 6", limit=Limit(kind="float", low=0, high=10, above_low=True),
-                        help="how dearly leaving the base is paid for"),
+                        help="penalty for deviating from the base"),
         "loss_type": Setting(default="sigmoid", source="DPO paper, equation 7", limit=Limit(kind="word", words=LOSSES)),
         "label_smoothing": Setting(default=0.0, source="cDPO; 0 trusts every label", limit=Limit(kind="float", low=0, high=0.49),
                                    only_with=("loss_type", ("sigmoid", "robust"))),

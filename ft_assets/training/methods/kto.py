@@ -4,7 +4,7 @@ from ft_assets.training.methods import Limit, Method, Setting
 
 METHOD = Method(
     name="kto",
-    summary="Raise answers that were judged good and lower those judged bad, measured against the frozen base; no pairs needed.",
+    summary="Raise the probability of answers labelled good and lower that of bad ones, relative to the frozen base; no pairs needed.",
     rows=frozenset({"kto"}),
     row_help="rows of an answer with a label (true: good, false: bad)",
     pack="judged",

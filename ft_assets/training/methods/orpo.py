@@ -15,7 +15,7 @@ METHOD = Method(
     learning_rate_source="ORPO paper, appendix C: 8e-6 full; TRL, examples/scripts/orpo.py: 8e-6 full, 8e-5 LoRA",
     settings={
         "beta": Setting(default=0.1, source="ORPO paper, lambda in equation 6",
-                        limit=Limit(kind="float", low=0, high=10, above_low=True), help="weight of the odds ratio beside the imitation"),
+                        limit=Limit(kind="float", low=0, high=10, above_low=True), help="weight of the odds ratio loss"),
     },
     metrics=("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "nll_loss", "log_odds_ratio"),
     failure_modes=("nll_loss rises: beta drowns the imitation; lower it",),

@@ -4,7 +4,7 @@ from ft_assets.training.methods import Limit, Method, Setting
 
 METHOD = Method(
     name="simpo",
-    summary="Prefer the chosen answer by mean log-probability, with a margin to reach and without a reference.",
+    summary="Prefer the chosen answer by mean log-probability, with a target margin and without a reference.",
     rows=frozenset({"preference"}),
     row_help="rows of prompt, chosen and rejected",
     pack="pairs",
@@ -17,7 +17,7 @@ METHOD = Method(
         "beta": Setting(default=2.0, source="SimPO paper, table 7 (2.0 to 2.5)",
                         limit=Limit(kind="float", low=0, high=100, above_low=True)),
         "gamma": Setting(default=1.0, source="SimPO paper: gamma/beta of 0.5", limit=Limit(kind="float", low=0, high=100),
-                         help="the margin that chosen should lead by"),
+                         help="target margin of chosen over rejected"),
         "cpo_alpha": Setting(default=0.0, source="0 is SimPO; above it CPO-SimPO adds imitation",
                              limit=Limit(kind="float", low=0, high=10)),
     },

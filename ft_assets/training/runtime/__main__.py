@@ -80,7 +80,7 @@ class Attempt:
         """Runs everything between the first heartbeat and the evidence."""
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if world_size != self.run.spec.world_size:
-            raise BadSpec(f"{world_size} ranks were started, the spec wants {self.run.spec.world_size}; start as many")
+            raise BadSpec(f"{world_size} ranks were started, but the spec requires {self.run.spec.world_size}; start that many")
         _check_adapter(self.run.spec)
         if world_size == 1:
             for name in TORCHRUN_VARIABLES:
@@ -108,9 +108,9 @@ def _check_adapter(spec: TrainingSpec) -> None:
     """Refuses a spec whose parts contradict each other: it was not resolved by the platform."""
     full, quantized = spec.adapter == "full", spec.adapter == "qlora"
     if full != (spec.lora is None) or quantized != (spec.quantization is not None):
-        raise BadSpec(f"adapter {spec.adapter!r} does not go with lora {spec.lora} and quantization {spec.quantization}")
+        raise BadSpec(f"adapter {spec.adapter!r} is inconsistent with lora {spec.lora} and quantization {spec.quantization}")
     if (spec.strategy == "single") != (spec.world_size == 1) and not spec.strategy.startswith("zero"):
-        raise BadSpec(f"strategy {spec.strategy!r} does not go with {spec.world_size} ranks; use single for one rank alone")
+        raise BadSpec(f"strategy {spec.strategy!r} is not valid for {spec.world_size} ranks; use single for exactly one rank")
 
 
 def _method(spec: TrainingSpec) -> Method:

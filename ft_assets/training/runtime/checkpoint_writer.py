@@ -1,4 +1,4 @@
-"""Checkpoints of a running training: copied between two steps, written and committed by another thread.
+"""Writes checkpoints of a running training: the state is copied between two steps, then written and committed by another thread.
 
 A step waits only for the copy, and for the previous checkpoint if that is still being written. Ranks that hold parts of the state write
 them into one directory on a shared file system; rank 0 commits when every part is there. All threads are started before the first step:
@@ -36,7 +36,7 @@ STATE = "trainer_state.json"
 
 
 class Saver:
-    """Commits checkpoints of one run; at most one is being written."""
+    """Commits checkpoints of one run, one at a time."""
 
     def __init__(self, run: RunFile, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> None:
         """`touch` is called while a step waits for a checkpoint that is being written."""
@@ -54,7 +54,7 @@ class Saver:
         self.offered_step = 0
         """The newest step passed to :meth:`save`: the same on every rank, committed or not."""
         self.stall_s = 0.0
-        """Seconds that steps have waited for checkpoints, over the run."""
+        """Seconds that steps have waited for checkpoints during the run."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Saver:
         deadline = time.monotonic() + MAX_WRITE_S
         while not self._idle.wait(TOUCH_S):
             if time.monotonic() < deadline:
-                self._touch()  # a large checkpoint on a slow disk is progress
+                self._touch()  # writing a large checkpoint on a slow disk is progress
         self.raise_failure()
 
     def raise_failure(self) -> None:

@@ -49,7 +49,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def gpu_utilization(device: torch.device) -> float | None:
-    """Share of the last second in which a kernel ran; None without a GPU or the driver's library."""
+    """Returns the share of the last second in which a kernel ran; None without a GPU or the driver's library."""
     if device.type != "cuda":
         return None
     try:

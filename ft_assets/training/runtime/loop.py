@@ -51,7 +51,7 @@ class RunState:
 
     step: int = 0
     num_tokens: int = 0
-    """Tokens read by the model so far, over all ranks and attempts."""
+    """Tokens read by the model over all ranks and attempts."""
     best_eval_loss: float | None = None
     best_step: int | None = None
     stale_validations: int = 0
@@ -224,7 +224,7 @@ class Loop:
             if stop_requested[0]:
                 self._leave()
             if "eval_loss" in found:
-                found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # an early stop must not depend on a rank's rounding
+                found["eval_loss"] = self._of_rank_0(found["eval_loss"])  # early stopping must not depend on a rank's rounding
                 metrics |= found
                 self._append({"step": self.state.step, **found, "validation_s": round(time.monotonic() - began, 3), "time": time.time()})
         with self._between_steps:
@@ -293,7 +293,7 @@ class Loop:
         mean = sum(self._recent) / len(self._recent)
         if len(self._recent) == EXPLODED_STEPS and mean > self._loss_limit:
             raise Diverged(
-                f"the loss of the last {EXPLODED_STEPS} steps is {mean:.2f}, {self._loss_limit:.2f} is twice what knowing nothing gives; "
+                f"the loss of the last {EXPLODED_STEPS} steps is {mean:.2f}, limit {self._loss_limit:.2f} (twice random guessing); "
                 f"lower learning_rate (now {self.spec.optimization.learning_rate:g}) to a third",
                 step=self.state.step,
             )
@@ -361,7 +361,7 @@ class Loop:
             with spans.span("checkpoint", ft__step=step), self._between_steps:
                 self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
             self.progress.committed_step = self.saver.committed_step
-        raise Preempted(f"asked to stop; step {step} of {self.total_steps} is committed", committed_step=step)
+        raise Preempted(f"stop requested; step {step} of {self.total_steps} is committed", committed_step=step)
 
     def _note_applied(self) -> None:
         if self.strategy.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The pack as a table: verified against its manifest and checked row by row before a model is loaded.
+"""Loads the pack as a table, verified against its manifest and checked row by row before a model is loaded.
 
 Needs only numpy and pyarrow, so that a damaged pack is refused within a second of the start.
 """
@@ -29,7 +29,7 @@ SEQUENCES: Mapping[PackKind, Mapping[str, str]] = {
     "pairs": {"chosen_input_ids": "chosen_labels", "rejected_input_ids": "rejected_labels"},
     "judged": {"input_ids": "labels", "kl_input_ids": "kl_labels"},
 }
-"""Columns of token ids with those of their labels."""
+"""Token id columns with their label columns."""
 OTHERS: Mapping[PackKind, Mapping[str, pa.DataType]] = {
     "windows": {"seq_lengths": pa.list_(pa.int32())},
     "pairs": {"row": pa.int64()},
@@ -54,7 +54,7 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
     except (OSError, ValueError) as e:
         raise BadInput(f"{pack_dir / 'manifest.json'} cannot be read ({e}); pack the dataset again") from e
     if manifest["fingerprint"] != spec.pack_fingerprint:
-        raise BadSpec(f"{pack_dir} is pack {manifest['fingerprint']}, the spec wants {spec.pack_fingerprint}")
+        raise BadSpec(f"{pack_dir} is pack {manifest['fingerprint']}, but the spec requires {spec.pack_fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
         raise BadSpec(f"{pack_dir} is a pack of {found}, method {spec.method} trains on {kind}; pack the dataset for this method")
     train = _read_shards(pack_dir, manifest["shards"], kind)
@@ -93,7 +93,7 @@ def _read_shards(pack_dir: Path, shards: list[dict[str, Any]], kind: PackKind) -
         try:
             tables.append(pq.read_table(path, columns=schema.names).select(schema.names).cast(schema))
         except (pa.ArrowInvalid, KeyError) as e:
-            raise BadInput(f"{path} has not the columns of a pack of {kind} ({str(e)[:120]}); pack the dataset again") from e
+            raise BadInput(f"{path} does not have the columns of a pack of {kind} ({str(e)[:120]}); pack the dataset again") from e
     return pa.concat_tables(tables).combine_chunks()
 
 
@@ -106,13 +106,13 @@ def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, voca
         lengths = _lengths(table, ids)
         _refuse(lengths == 0, f"{of}is empty", table, split, kind)
         _refuse(lengths > spec.max_seq_len, f"{of}is longer than max_seq_len {spec.max_seq_len}", table, split, kind)
-        _refuse(lengths != _lengths(table, labels), f"{of}has not as many labels as tokens", table, split, kind)
+        _refuse(lengths != _lengths(table, labels), f"{of}has a different number of labels than tokens", table, split, kind)
         values = _flat(table, ids).to_numpy()
         outside = (values < 0) | (values >= vocab_size)
         if outside.any():
             at = int(outside.argmax())
             bad = np.arange(table.num_rows) == np.searchsorted(np.cumsum(lengths), at, side="right")
-            _refuse(bad, f"{of}holds token {int(values[at])}, the vocabulary ends at {vocab_size - 1}", table, split, kind)
+            _refuse(bad, f"{of}holds token {int(values[at])}, but the vocabulary ends at {vocab_size - 1}", table, split, kind)
         if kind != "windows":
             _check_answers(table, ids, labels, split, kind)
     if kind == "windows":
@@ -125,9 +125,9 @@ def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: Pac
     values, wanted = _flat(table, ids).to_numpy(), _flat(table, labels).to_numpy()
     scored = wanted != -100
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(table, ids))[:-1]])
-    _refuse(scored[first], f"{labels} has a label on the first token, which nothing precedes", table, split, kind)
+    _refuse(scored[first], f"{labels} has a label on the first token, which cannot be predicted", table, split, kind)
     _refuse(_sums(table, labels, scored) == 0, f"{labels} has no token that carries loss", table, split, kind)
-    _refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that are not its tokens", table, split, kind)
+    _refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that differ from its tokens", table, split, kind)
 
 
 def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind) -> None:

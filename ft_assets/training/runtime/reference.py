@@ -74,7 +74,7 @@ def compute(
     """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing."""
     pack = verify_pack(pack_dir)
     if pack.kind not in SIDES:
-        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities are of answers: build a preference pack")
+        raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
     adapter = None if adapter_dir is None else _adapter_digest(adapter_dir)
     key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -129,9 +129,9 @@ def _adapter_digest(adapter_dir: Path) -> str:
         listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
         for name in ADAPTER_FILES:
             if file_sha256(adapter_dir / name) != listed[name]["sha256"]:
-                raise BadInput(f"{adapter_dir / name} is not the file that its manifest lists; fetch the adapter again")
+                raise BadInput(f"{adapter_dir / name} does not match its manifest; fetch the adapter again")
     except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{adapter_dir} holds no whole adapter with a manifest ({e!r}); fetch it again") from e
+        raise BadInput(f"{adapter_dir} has no complete adapter with a manifest ({e!r}); fetch it again") from e
     return file_sha256(adapter_dir / MANIFEST)
 
 
@@ -183,7 +183,7 @@ class Model:
         loaded = self._load(directory, precision=precision, attention=attention, quantization=quantization)
         if adapter_dir is not None:
             loaded = _with_adapter(loaded, adapter_dir)
-        add_fused_lm_head(loaded)  # scores the labels in tiles: no logits of the whole batch
+        add_fused_lm_head(loaded)  # scores the labels in tiles, without logits of the whole batch
         self._model = loaded.eval()
         self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
 
@@ -229,7 +229,7 @@ class Model:
                     raise
                 self._batch_tokens = len(ids[order[0]]) * (len(batch) // 2)
                 self._torch.cuda.empty_cache()
-                log.info("memory is short: %d tokens a batch from now on", self._batch_tokens)
+                log.info("out of memory; batches reduced to %d tokens", self._batch_tokens)
                 continue
             order = order[len(batch) :]
         return out
@@ -295,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in ("pack", "base", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--base-digest", help="digest of the base model; computed from its files where it is not given")
+    parser.add_argument("--base-digest", help="digest of the base model; default: computed from its files")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
     parser.add_argument("--quantization", choices=("nf4", "fp4"), help="4-bit type of the base; default: not quantized")

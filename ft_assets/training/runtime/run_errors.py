@@ -26,7 +26,7 @@ class BadSpec(RunEnded):
 
 
 class BadExample(RunEnded):
-    """A packed row cannot be trained on; the message names it."""
+    """A packed row cannot be trained on; the message names the row."""
 
     outcome = Outcome.BAD_EXAMPLE
 
@@ -38,7 +38,7 @@ class BadInput(RunEnded):
 
 
 class PackingRefused(RunEnded):
-    """An example's loss in training differs from its loss alone by the model's own logits; ``detail["cause"]`` says why."""
+    """An example's loss in training differs from its loss alone by the model's own logits; ``detail["cause"]`` gives the reason."""
 
     outcome = Outcome.PACKING_REFUSED
 

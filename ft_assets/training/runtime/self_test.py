@@ -72,7 +72,7 @@ def check_packing(
     with torch.no_grad():
         log_probs, predicted = forward(batch), sum(lengths) - len(lengths)
         if len(log_probs) != predicted:
-            raise PackingRefused(f"{predicted} tokens of the first windows follow another one, {len(log_probs)} were scored")
+            raise PackingRefused(f"the first windows have {predicted} tokens to predict, but {len(log_probs)} were scored")
         examples = _examples(windows)
         for number, (example, found) in enumerate(zip(examples, _losses(examples, log_probs), strict=True)):
             if len(example) < 2 or number >= MAX_EXAMPLES:
@@ -127,7 +127,7 @@ def _cause(
     alone = -forward(collate([_window(examples[number])])).float().mean().item()
     if not abs(alone - expected) / max(abs(expected), 1.0) <= TOLERANCE[precision]:
         return "output_layer", (
-            f"packing is not the cause: alone in a window it has loss {alone:.6f} as training scores it, so training does not compute "
+            f"packing is not the cause: training scores it {alone:.6f} alone in a window, so training does not compute "
             "the model's own logits; report this base model"
         )
     batch = collate(windows)

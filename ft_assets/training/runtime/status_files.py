@@ -49,7 +49,7 @@ class Progress:
 
 
 class Heartbeat:
-    """A thread that rewrites ``heartbeat.json`` and calls `on_beat`; ``beat`` does so at once."""
+    """A thread that rewrites ``heartbeat.json`` and calls `on_beat`. ``beat`` writes the file immediately."""
 
     def __init__(self, path: Path, progress: Progress, *, attempt: int, on_beat: Callable[[], None]) -> None:
         self._path, self._progress, self._attempt, self._on_beat = path, progress, attempt, on_beat
@@ -71,7 +71,7 @@ class Heartbeat:
         p = self._progress
         body = {"time": time.time(), "progress_at": p.progress_at, "phase": p.phase, "step": p.step}
         body |= {"total_steps": p.total_steps, "attempt": self._attempt}
-        with self._lock, contextlib.suppress(OSError):  # a disk that is full for a moment must not end the thread
+        with self._lock, contextlib.suppress(OSError):  # a temporarily full disk must not end the thread
             write_json(self._path, body)
 
     def stop(self) -> None:
@@ -84,7 +84,7 @@ class Heartbeat:
 
 
 class MetricsLog:
-    """``metrics.jsonl``: one line per optimizer step, whatever was interrupted and resumed in between."""
+    """``metrics.jsonl``: one line per optimizer step, even across interruptions and resumes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

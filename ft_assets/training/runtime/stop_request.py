@@ -88,10 +88,10 @@ class StopRequest:
         except Exception:
             log.exception("the last finished step could not be committed; the training loop tries again")
             return
-        self._leave(f"asked to stop; step {step} was committed while the next one computed")
+        self._leave(f"stop requested; step {step} was committed while the next one computed")
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         if self._requested_at is None:
             self._requested_at = self._clock()
         if not self._deferred:
-            self._leave("asked to stop before the first step")
+            self._leave("stop requested before the first step")

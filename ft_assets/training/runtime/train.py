@@ -101,7 +101,7 @@ def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Object
     base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
-    set_seed(spec.seed)  # the adapter's first weights are drawn from here
+    set_seed(spec.seed)  # seeds the adapter's initial weights
     given = Ingredients(run=run_file, spec=spec, pack=pack, base=base, tokenizer=tokenizer, device=strategy.device)
     objective = cast(Objective, build(given))
     start_warm(objective.model, run_file)
@@ -124,7 +124,7 @@ def deterministic(seed: int) -> None:
 def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> str | None:
     """Loads the newest checkpoint from which the run resumes exactly; returns its name, or None to start from the beginning.
 
-    Every rank finds the same one. Newer ones, which are damaged or of another training, are removed: they would count as the newest.
+    Every rank finds the same one. Newer ones, damaged or of another training, are removed: they would count as the newest.
     """
     directory = run_file.work_dir / "checkpoints"
     parallel.reduce_sum([0.0], strategy.device)  # rank 0 first completes a rename that a crash interrupted, before others look

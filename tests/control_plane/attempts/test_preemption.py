@@ -254,7 +254,7 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
     assert first.outcome == "preempted"
     kept_s = step_ended_at(job, 4) - first.started_at.timestamp()
     assert first.lost_s == pytest.approx(step_ended_at(job, 5) - step_ended_at(job, 4), abs=0.01), "one step of one GPU"
-    assert "what came after the checkpoint of step 4 is trained again" in job.events("job_preempted")[0].message
+    assert "steps after the checkpoint of step 4 are trained again" in job.events("job_preempted")[0].message
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.from_steps() == [0, 4]
     with job.platform.engine.connect() as conn:

@@ -124,7 +124,7 @@ def test_damage_on_this_machine_is_not_stored(line: tuple[FaultyProxy, ObjectSto
     with (checkpoint / "adapter_model.safetensors").open("r+b") as out:
         out.write(b"T")
     prefix = PREFIX + "-damaged"
-    with pytest.raises(IntegrityError, match="has not the digest"):
+    with pytest.raises(IntegrityError, match="does not match the digest"):
         Sending(objects=store, directory=checkpoint, prefix=prefix).go_on()
     assert not store.exists(f"{prefix}/{MANIFEST}") and not store.exists(f"{prefix}/adapter_model.safetensors")
 

@@ -198,10 +198,10 @@ def test_every_library_option_that_cannot_be_served_is_refused_before_training()
         with pytest.raises(InvalidRequest, match="is not offered"):
             requested_hyperparameters.checked({name: True})
     for modules in (["lm_head"], ["q_proj", "embed_tokens"], ["model.layers.0.mlp.gate_proj"]):
-        with pytest.raises(InvalidRequest, match="the inference servers adapt no other layer"):
+        with pytest.raises(InvalidRequest, match="the inference servers adapt only these layers"):
             requested_hyperparameters.checked({"target_modules": modules})
     for rank in (4, 12, 256, 512):
-        with pytest.raises(InvalidRequest, match="the inference servers load no other rank"):
+        with pytest.raises(InvalidRequest, match="the inference servers load only these ranks"):
             requested_hyperparameters.checked({"rank": rank})
     assert not set(requested_hyperparameters.MODULES) & servability.OUTSIDE_LAYERS
 

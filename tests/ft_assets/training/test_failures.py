@@ -112,7 +112,7 @@ def test_an_oom_is_retried_once_only() -> None:
     history = [PastAttempt(code="oom", committed_step=0, last_step=0)]
     found = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=SPEC, history=history))
     assert found is not None and found.retry is Retry.NEVER
-    assert "not fit with the smaller micro-batch either" in found.remedy and "retried" not in found.remedy
+    assert "smaller micro-batch did not fit either" in found.remedy and "retried" not in found.remedy
 
 
 def _repeat(code: str, exit_: ExitEvidence | None, past: list[PastAttempt], *, committed: int = 5, last: int = 5) -> tuple[str, Retry]:
@@ -199,7 +199,7 @@ def test_the_micro_batch_shrinks_as_far_as_the_global_batch_allows(
     end = classify(Evidence(phase="exited", exit=ended(Outcome.OOM), spec=spec, committed_step=4))
     assert end is not None and (end.retry is Retry.HALVE_BATCH) == (after is not None)
     if after is None:
-        assert "no smaller micro-batch is left" in end.remedy
+        assert "no smaller micro-batch is possible" in end.remedy
     else:
         assert f"{after[0]} instead of {before[0]} rows" in end.remedy
         assert "resumes from its last checkpoint" in end.remedy
@@ -292,8 +292,8 @@ ROOM = [
     ("it was not started", "absent", None, 4, 4, "before it started; no work is lost"),
     ("it was loading", "exited", Outcome.PREEMPTED, 0, 0, "before its first step; nothing is lost"),
     ("it saved", "exited", Outcome.PREEMPTED, 5, 5, "at step 5, which is saved; nothing is lost"),
-    ("it was killed", "exited", None, 4, 6, "what came after the checkpoint of step 4 is trained again"),
-    ("it was killed before its first checkpoint", "lost", None, 0, 6, "what came after its beginning is trained again"),
+    ("it was killed", "exited", None, 4, 6, "steps after the checkpoint of step 4 are trained again"),
+    ("it was killed before its first checkpoint", "lost", None, 0, 6, "steps after its start are trained again"),
 ]
 
 

@@ -177,7 +177,7 @@ def test_what_is_asked_for_is_kept() -> None:
     copies = placed("llama-3.1-8b", "lora", num_gpus=8)
     assert (copies.num_gpus, copies.strategy) == (8, "ddp")
     assert placed("llama-3.1-8b", "full", num_gpus=8, strategy="zero3").strategy == "zero3"
-    with pytest.raises(InvalidRequest, match="batch_size 6 does not divide by num_gpus 4"):
+    with pytest.raises(InvalidRequest, match="batch_size 6 is not divisible by num_gpus 4"):
         placed("llama-3.1-8b", "lora", num_gpus=4, global_batch=6)
 
 
@@ -200,7 +200,7 @@ def test_ranks_of_a_large_sharded_model_start_empty() -> None:
     assert not placed("llama-3.1-8b", "full").notes
     assumed = dataclasses.replace(NAMED["llama-3.1-8b"], assumed=True)
     given = {"method": "sft", "adapter": "lora", "precision": "bf16", "max_seq_len": 512, "rank": 8, "optimizer": "adamw_torch"}
-    assert "shape is not known" in fit(assumed, gpu="h100-80gb", max_gpus=1, global_batch=1, **given).notes[0]
+    assert "shape is unknown" in fit(assumed, gpu="h100-80gb", max_gpus=1, global_batch=1, **given).notes[0]
 
 
 def test_a_refusal_names_estimate_limit_and_changes_that_really_fit() -> None:
@@ -209,8 +209,8 @@ def test_a_refusal_names_estimate_limit_and_changes_that_really_fit() -> None:
     error = refused.value
     assert (error.code, error.http_status) == ("memory_exceeded", 400)
     assert "full at max_seq_len 4096 needs about" in error.message and "each GPU of 1 x h100-80gb" in error.message
-    assert "75.7 GiB can be used" in error.message
-    assert "use adapter lora" in error.message and "use 4 GPUs (this pool gives a job 1 at most)" in error.message
+    assert "only 75.7 GiB is usable" in error.message
+    assert "use adapter lora" in error.message and "use 4 GPUs (this pool allows at most 1 per job)" in error.message
     assert placed("llama-3.1-8b", "lora", max_gpus=1) and placed("llama-3.1-8b", "full", max_gpus=4).num_gpus == 4
 
 

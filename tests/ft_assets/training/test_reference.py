@@ -72,7 +72,7 @@ def test_an_unfinished_computation_is_not_whole_but_its_files_are_usable(tmp_pat
     manifest = written(tmp_path)
     (tmp_path / "manifest.json").unlink()
     replace(manifest, files=manifest.files[:1]).write(tmp_path, name=PARTIAL)
-    with pytest.raises(IntegrityError, match="not finished"):
+    with pytest.raises(IntegrityError, match="no complete reference"):
         verify(tmp_path)
     assert usable_files(tmp_path, KEY) == [manifest.files[0]]
 

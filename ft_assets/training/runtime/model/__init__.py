@@ -1,1 +1,1 @@
-"""The model in training: weights, attention, precision, optimizers, log-probabilities."""
+"""The model during training: weights, attention, precision, optimizers, log-probabilities."""

@@ -32,7 +32,7 @@ def prepare(attention: str, device: torch.device) -> None:
         raise BadSpec("flex_attention has no backward pass on a CPU; use sdpa")
     missing = [name for name, there in (("triton", _importable("triton")), ("a C compiler", _compiler())) if not there]
     if missing:
-        raise BadSpec(f"flex_attention is compiled when it is first used, and {' and '.join(missing)} is not installed; use sdpa")
+        raise BadSpec(f"flex_attention is compiled on first use, but {' and '.join(missing)} is not installed; use sdpa")
     AttentionInterface.register(FLEX, _flex)
 
 

@@ -41,7 +41,7 @@ def make_optimizer(model: Any, opt: Optimization) -> torch.optim.Optimizer:
         factored: Any = Adafactor
         made: torch.optim.Optimizer = factored(groups, lr=opt.learning_rate, scale_parameter=False, relative_step=False, warmup_init=False)
         return made
-    raise BadSpec(f"optimizer {opt.optimizer!r} is not known; use adamw_torch, adamw_8bit or adafactor")
+    raise BadSpec(f"optimizer {opt.optimizer!r} is not supported; use adamw_torch, adamw_8bit or adafactor")
 
 
 def make_schedule(optimizer: Any, opt: Optimization, *, total_steps: int) -> Any:
@@ -71,7 +71,7 @@ def state_by_name(optimizer: Any, model: Any, whole: Callable[[torch.Tensor], to
 def restore_state(optimizer: Any, model: Any, state: dict[str, dict[str, Any]], place: Convert) -> None:
     """Fills `optimizer` from :func:`state_by_name`'s form; `place` converts a whole tensor to the form of the parameter."""
     names = trained_names(model)
-    if not state:  # every step so far was skipped by loss scaling
+    if not state:  # loss scaling has skipped every step so far
         return
     if set(names.values()) != set(state):
         odd = sorted(set(names.values()) ^ set(state))

@@ -192,7 +192,7 @@ def require_finite(model: Any) -> None:
     """Refuses to save weights whose output is NaN."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not torch.isfinite(parameter).all():
-            raise Diverged(f"{name} holds values that are not finite after the last step; lower learning_rate")
+            raise Diverged(f"{name} has values that are not finite after the last step; lower learning_rate")
 
 
 def saved_adapter_name(name: str) -> str:

@@ -20,7 +20,7 @@ Batch = dict[str, Any]
 
 
 class Objective(Protocol):
-    """One per run and rank."""
+    """The objective of one run on one rank."""
 
     model: Any
     """The model to train: the base under PEFT, or the bare model for full parameters. Strategies wrap it afterwards."""
@@ -72,6 +72,6 @@ class Ingredients:
     spec: TrainingSpec
     pack: Pack
     base: Any
-    """The loaded base model, quantized if the spec says so; no adapter yet."""
+    """Loaded base model, quantized if the spec says so, without an adapter."""
     tokenizer: Any
     device: torch.device

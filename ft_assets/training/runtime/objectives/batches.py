@@ -1,4 +1,4 @@
-"""Micro-batches of pairs and of judged answers, padded on the right, in the columns that TRL's losses read.
+"""Micro-batches of pairs and of judged answers, padded on the right, with the columns that TRL's losses read.
 
 ``completion_mask`` covers the pack's labels, so the loss covers exactly the tokens that the pack counts as trained. TRL's own preparation
 would also score the template's line break after an answer.
@@ -19,7 +19,7 @@ from ft_assets.training.runtime.objectives import Batch
 
 
 class Unpadded(NamedTuple):
-    """One sequence of the pack."""
+    """One sequence of the pack, without padding."""
 
     input_ids: NDArray[np.int32]
     scored: NDArray[np.bool_]
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
 
 
 class Rows(Protocol):
-    """One part of a pack, by row number."""
+    """One part of a pack, indexed by row number."""
 
     num_rows: int
     lengths: NDArray[np.int64]
@@ -56,7 +56,7 @@ class Rows(Protocol):
 
 
 class Pairs:
-    """Pairs: a batch holds all chosen answers, then all rejected ones."""
+    """Rows of pairs: a batch holds all chosen answers, then all rejected ones."""
 
     def __init__(self, table: pa.Table, reference: pa.Table | None, *, pad: int) -> None:
         self._sides = [_Sequences(table, f"{side}_input_ids", f"{side}_labels") for side in ("chosen", "rejected")]

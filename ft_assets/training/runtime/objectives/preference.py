@@ -49,7 +49,7 @@ class LossOnly:
 
 
 def arguments(given: Ingredients) -> dict[str, Any]:
-    """The part of a trainer's configuration that does not depend on the method."""
+    """Returns the method-independent part of a trainer's configuration."""
     return {
         "output_dir": str(given.run.work_dir),
         "use_cpu": given.device.type == "cpu",
@@ -58,7 +58,7 @@ def arguments(given: Ingredients) -> dict[str, Any]:
         "per_device_train_batch_size": given.spec.optimization.per_device_batch_size,
         "disable_dropout": False,
         "bf16": False,  # the loop casts
-        "gradient_checkpointing": False,  # switched on with the base model
+        "gradient_checkpointing": False,  # enabled when the base model is loaded
         "remove_unused_columns": False,
         "report_to": "none",
         "save_strategy": "no",
@@ -109,14 +109,14 @@ def unused(_: Any) -> NoReturn:
 
 
 class Preference:
-    """``ft_assets.training.runtime.objectives.Objective`` with the loss of one of TRL's trainers."""
+    """An ``ft_assets.training.runtime.objectives.Objective`` with the loss of one of TRL's trainers."""
 
     def __init__(self, given: Ingredients, trainer: Any, *, train: Rows, validation: Rows | None) -> None:
         self._spec, self._device = given.spec, given.device
         self._trainer, self._train, self._validation = trainer, train, validation
         self.model = trainer.model
         hold_trained_in_fp32(self.model)
-        # TRL would gather a dozen numbers over the ranks for its metrics.
+        # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is
         self.num_rows = train.num_rows
         self._names = methods.get(given.spec.method).metrics

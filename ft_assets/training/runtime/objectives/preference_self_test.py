@@ -28,7 +28,7 @@ def check_padding(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSpec
     """Returns the largest difference of a sequence's mean log-probability between a padded batch in the training's own pass and the
     sequence alone by the model's plain logits; raises ``PackingRefused`` if padding matters. The loss is a function of these numbers.
 
-    The shortest and the longest row are in the batch.
+    The batch includes the shortest and the longest row.
     """
     order = np.argsort(rows.lengths, kind="stable")
     chosen = sorted({int(order[0]), int(order[-1]), *range(min(max(batch_size, 2), rows.num_rows) - 2)})
@@ -79,9 +79,9 @@ def check_reference(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSp
         if not worst <= tolerance:
             at = int(differences.argmax())
             raise BadInput(
-                f"the reference log-probabilities are not those of the model that training starts from: for an answer among rows "
-                f"{chosen[first : first + batch_size]} they say {float(reference[at]):.3f}, the model gives {float(found[at]):.3f}, and "
-                f"the difference of {worst:.1e} a token exceeds {tolerance:.0e}; compute the reference log-probabilities again"
+                f"the reference log-probabilities are not those of the model that training starts from: for one of rows "
+                f"{chosen[first : first + batch_size]} the reference is {float(reference[at]):.3f}, the model gives {float(found[at]):.3f} "
+                f"(difference {worst:.1e} a token, limit {tolerance:.0e}); compute the reference log-probabilities again"
             )
     return worst
 

@@ -50,7 +50,7 @@ def _require_same(manifest: ReferenceManifest, spec: TrainingSpec) -> None:
     ]
     for what, found, wanted in checks:
         if found != wanted:
-            raise BadInput(f"the reference log-probabilities have {what} {found}, the spec wants {wanted}; {AGAIN}")
+            raise BadInput(f"the reference log-probabilities have {what} {found}, but the spec requires {wanted}; {AGAIN}")
 
 
 def _read(directory: Path, manifest: ReferenceManifest, shards: list[dict[str, str]], rows: pa.Table, part: str) -> pa.Table:
@@ -60,7 +60,7 @@ def _read(directory: Path, manifest: ReferenceManifest, shards: list[dict[str, s
         raise BadInput(f"the reference log-probabilities lack {missing[0]} of the pack; {AGAIN}")
     found = pa.concat_tables([pq.read_table(directory / names[s["name"]]) for s in shards]).slice(0, rows.num_rows)
     if found.num_rows != rows.num_rows or not pc.all(pc.equal(found["row"], rows["row"])).as_py():
-        raise BadInput(f"the reference log-probabilities are of other {part} rows than the pack has; {AGAIN}")
+        raise BadInput(f"the reference log-probabilities do not match the {part} rows of the pack; {AGAIN}")
     for name in found.column_names:
         bad = ~np.isfinite(found[name].to_numpy())
         if bad.any():

@@ -22,7 +22,7 @@ MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
 """Logits at once, in float32; more are computed in slices whose logits are rebuilt in the backward pass. A GPU gets 1,000 rows of a
 vocabulary of 128k: fewer leave its multipliers idle, and each slice adds a gradient of the whole layer if that is trained."""
 Head = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states (n, width) in, the model's logits (n, vocabulary) out."""
+"""Maps hidden states (n, width) to the model's logits (n, vocabulary)."""
 
 
 class Scores(TypedDict):
@@ -79,7 +79,7 @@ def head_of(model: Any, output: type[Any]) -> Head:
 
 
 class _Computed(torch.nn.Module):
-    """A backbone that has already run."""
+    """A backbone that returns a precomputed output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def build(given: Ingredients) -> Tokens:
 
 
 class Tokens:
-    """``ft_assets.training.runtime.objectives.Objective`` over windows of tokens."""
+    """An ``ft_assets.training.runtime.objectives.Objective`` over windows of tokens."""
 
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
@@ -166,7 +166,7 @@ class Tokens:
 
 
 class _Windows:
-    """Windows of a pack by number, without building Python lists of them all."""
+    """Windows of a pack by number, without building Python lists of all of them."""
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows = table.num_rows

@@ -14,7 +14,7 @@ from ft_assets.training.spec import TrainingSpec
 
 
 class Strategy(Protocol):
-    """Wraps the model, owns optimizer and schedule, and writes and reads their state."""
+    """Wraps the model, owns optimizer and schedule, and saves and restores their state."""
 
     model: Any
     """The wrapped model, which the objective's loss calls."""
@@ -22,7 +22,7 @@ class Strategy(Protocol):
     rank: int
     world_size: int
     saves_alone: bool
-    """Rank 0 holds the whole state: it can save while the others compute."""
+    """Whether rank 0 holds the whole state and can save while the other ranks compute."""
 
     def start(self) -> None:
         """Joins the other ranks; called before the base model is loaded."""
@@ -76,7 +76,7 @@ def build(spec: TrainingSpec) -> Strategy:
         from ft_assets.training.runtime.parallel.zero import Zero
 
         return Zero(spec)
-    raise BadSpec(f"strategy {spec.strategy!r} is not known; use single, ddp, fsdp2, zero1, zero2 or zero3")
+    raise BadSpec(f"strategy {spec.strategy!r} is not supported; use single, ddp, fsdp2, zero1, zero2 or zero3")
 
 
 def reduce_sum(values: Sequence[float], device: torch.device) -> list[float]:

@@ -1,4 +1,4 @@
-"""FSDP2: every rank holds a part of each parameter as a DTensor, of its gradient and of its optimizer state.
+"""FSDP2: every rank holds a shard of each parameter as a DTensor, of its gradient and of its optimizer state.
 
 Wrapped by ``fully_shard`` itself and not through accelerate, which on CPUs silently falls back to plain DDP; :meth:`Fsdp2.wrap` counts
 DTensors and refuses a model without any. An adapter's checkpoint holds whole tensors, from which any number of ranks and any replicated run
@@ -41,7 +41,7 @@ class Fsdp2:
         if spec.quantization is not None:
             raise BadSpec("FSDP2 does not shard quantized weights here; use ddp or zero2 with qlora")
         if spec.precision == "fp16":
-            raise BadSpec("FSDP2 runs in bf16 or fp32: fp16's loss scaling is not built for sharded gradients; set precision to bf16")
+            raise BadSpec("FSDP2 runs in bf16 or fp32: fp16 loss scaling does not support sharded gradients; set precision to bf16")
         self._spec = spec
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
@@ -90,7 +90,7 @@ class Fsdp2:
         return float(self.schedule.get_last_lr()[0])
 
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
-        """Adapters: gathered now, written by rank 0 later. Full parameters: each rank writes its part now."""
+        """Copies the state. Adapters are gathered now and written by rank 0 later; of full parameters, each rank writes its part now."""
         schedule = copied(self.schedule.state_dict())
         if not isinstance(self.model, PeftModel):
             weights, optimizer = get_state_dict(self.model, self.optimizer)

@@ -100,7 +100,7 @@ class Replicated:
         set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:
-        if self.rank == 0:  # a second writer would still write while rank 0 seals and renames the directory
+        if self.rank == 0:  # a second writer would continue while rank 0 seals and renames the directory
             WeightsCopy.of(self._bare, base_model=base_model, precision=self._spec.precision).write(directory)
 
     def evidence(self) -> Mapping[str, Any]:

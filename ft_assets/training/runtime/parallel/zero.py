@@ -40,9 +40,9 @@ class Zero:
         if spec.quantization is not None and self.stage == 3:
             raise BadSpec("ZeRO-3 cannot split bitsandbytes' packed weights; use zero2 with qlora")
         if spec.precision == "fp16":
-            raise BadSpec("ZeRO runs in bf16 or fp32 here; set precision to bf16")
+            raise BadSpec("ZeRO supports only bf16 and fp32; set precision to bf16")
         if spec.optimization.optimizer != "adamw_torch":
-            raise BadSpec(f"ZeRO runs with adamw_torch here, not {spec.optimization.optimizer}")
+            raise BadSpec(f"ZeRO supports only adamw_torch, not {spec.optimization.optimizer}")
         self._spec = spec
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
@@ -110,7 +110,7 @@ class Zero:
             wrote = read_manifest(directory).world_size
             if wrote != self.world_size:
                 raise BadSpec(
-                    f"{directory.name} was written by {wrote} ranks of ZeRO-{self.stage}, this run has {self.world_size}; use as many"
+                    f"{directory.name} was written by {wrote} ranks of ZeRO-{self.stage}, this run has {self.world_size}; use as many ranks"
                 )
             self.model.load_checkpoint(str(directory), tag=TAG)
         else:
@@ -214,7 +214,7 @@ class Zero:
 
 def _whole(tensor: Any) -> torch.Tensor:
     if tensor is None:
-        raise BadInput("DeepSpeed gave no state for a trained parameter: nothing can be saved that a resume would need")
+        raise BadInput("DeepSpeed returned no state for a trained parameter, so no resumable checkpoint can be saved")
     whole: torch.Tensor = tensor.detach().to("cpu", copy=True)
     return whole
 

@@ -66,7 +66,7 @@ def test_gpus_and_strategy_asked_for_are_kept() -> None:
     [
         ({"hardware": {"num_gpus": 8}}, ONE, "invalid_hardware", "exceeds the 1 that pool small gives"),
         ({}, ONE, "memory_exceeded", "use adapter qlora"),
-        ({"adapter": "full"}, ONE, "memory_exceeded", "this pool gives a job 1 at most"),
+        ({"adapter": "full"}, ONE, "memory_exceeded", "this pool allows at most 1 per job"),
         ({"requested": {"per_device_batch_size": 64}}, H100, "memory_exceeded", "leave per_device_batch_size"),
     ],
 )
@@ -78,7 +78,7 @@ def test_what_fits_nowhere_is_refused_with_what_would_fit(asked: dict[str, Any],
 
 def test_an_optimizer_that_cannot_be_shared_out_is_refused_where_the_estimate_shares() -> None:
     assert placed("llama-3.2-1b", {"optimizer": "adafactor"}, adapter="full").fit.strategy == "single"
-    with pytest.raises(InvalidRequest, match="adafactor needs whole matrices on each GPU, and strategy fsdp2"):
+    with pytest.raises(InvalidRequest, match="adafactor needs whole matrices on each GPU, but strategy fsdp2"):
         placed("llama-3.1-70b", {"optimizer": "adafactor"}, adapter="full")
 
 

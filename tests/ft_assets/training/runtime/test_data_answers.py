@@ -59,11 +59,11 @@ def test_a_good_pack_is_read_as_it_is(tmp_path: Path, method: str) -> None:
 FAULTS: list[tuple[str, Callable[[dict[str, Any], str], None]]] = [
     ("is empty", lambda r, p: r.update({f"{p}input_ids": [], f"{p}labels": []})),
     ("is longer than max_seq_len 6", lambda r, p: r.update({f"{p}input_ids": [1] * 7, f"{p}labels": [-100] + [1] * 6})),
-    ("has not as many labels as tokens", lambda r, p: r[f"{p}labels"].append(1)),
-    (f"holds token {VOCAB}, the vocabulary ends at {VOCAB - 1}", lambda r, p: r[f"{p}input_ids"].__setitem__(0, VOCAB)),
+    ("has a different number of labels than tokens", lambda r, p: r[f"{p}labels"].append(1)),
+    (f"holds token {VOCAB}, but the vocabulary ends at {VOCAB - 1}", lambda r, p: r[f"{p}input_ids"].__setitem__(0, VOCAB)),
     ("has no token that carries loss", lambda r, p: r.update({f"{p}labels": [-100] * 4})),
     ("has a label on the first token", lambda r, p: r[f"{p}labels"].__setitem__(0, 1)),
-    ("has labels that are not its tokens", lambda r, p: r[f"{p}labels"].__setitem__(3, 5)),
+    ("has labels that differ from its tokens", lambda r, p: r[f"{p}labels"].__setitem__(3, 5)),
 ]
 
 
@@ -90,7 +90,7 @@ def test_a_pack_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSpec, match="is a pack of pairs, method sft trains on windows"):
         load(pairs, "sft")
     disguised = write(tmp_path / "disguised", "dpo", [row_of("dpo", 0)], kind="judged")
-    with pytest.raises(BadInput, match="has not the columns of a pack of judged"):
+    with pytest.raises(BadInput, match="does not have the columns of a pack of judged"):
         load(disguised, "kto")
     with pytest.raises(BadSpec, match="method 'ppo' is not supported"):
         load(pairs, "ppo")

@@ -52,7 +52,7 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
         _rewrite(bad.pack, rows)
         assert bad.train() == 65, bad.log()
         evidence = bad.exit()
-        assert evidence["message"] == "train window 5 holds token 999999, the vocabulary ends at 259"
+        assert evidence["message"] == "train window 5 holds token 999999, but the vocabulary ends at 259"
         assert evidence["detail"]["row"] == 5
 
 

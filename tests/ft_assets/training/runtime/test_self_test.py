@@ -105,7 +105,7 @@ def shifted_after_the_first(rows: Sequence[Window]) -> Batch:
     ("changes", "cause", "says"),
     [
         ({"forward": Attention(boundaries=False)}, "attention", "other tokens in the rest move the loss of example"),
-        ({"alone": Attention(cap=2.0).alone}, "output_layer", "packing is not the cause: alone in a window it has loss"),
+        ({"alone": Attention(cap=2.0).alone}, "output_layer", "packing is not the cause: training scores it"),
         ({"collate": shifted}, "positions", "its positions do not restart at 0"),
         ({"collate": shifted_after_the_first}, "positions", "its positions do not restart at 0"),
         ({"forward": Attention(coarse_from=12)}, "rounding", "no other example moves it"),

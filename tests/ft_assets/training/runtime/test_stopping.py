@@ -65,7 +65,7 @@ def test_before_training_it_leaves_at_once(left: list[str]) -> None:
     stop = StopRequest(left.append)
     stop.install()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert left == ["asked to stop before the first step"]
+    assert left == ["stop requested before the first step"]
 
 
 def test_during_training_it_is_noted_and_left_to_the_loop_until_the_deadline(left: list[str]) -> None:

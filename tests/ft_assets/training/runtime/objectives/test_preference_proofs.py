@@ -76,9 +76,9 @@ def test_a_reference_of_other_rows_is_refused(site: Site, method: str, tmp_path:
     def turned(table: pa.Table) -> pa.Table:
         return table.take(list(reversed(range(table.num_rows))))
 
-    with pytest.raises(BadInput, match="of other training rows than the pack has"):
+    with pytest.raises(BadInput, match="do not match the training rows of the pack"):
         objective_of(rewritten(site.run(method), tmp_path / "order", turned))
-    with pytest.raises(BadInput, match="of other validation rows than the pack has"):
+    with pytest.raises(BadInput, match="do not match the validation rows of the pack"):
         objective_of(rewritten(site.run(method), tmp_path / "part", lambda t: t.slice(1), name="ref-val-00000.parquet"))
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_or_absent_reference_is_refused(site: Site, tmp_path: Path) ->
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(BadInput, match="but the manifest says"):
         objective_of(replace(run, reference_dir=directory))
-    with pytest.raises(BadInput, match="holds no reference log-probabilities"):
+    with pytest.raises(BadInput, match="has no complete reference log-probabilities"):
         objective_of(replace(run, reference_dir=tmp_path / "nothing"))
 
 
