@@ -24,7 +24,7 @@ from ft_assets.training.runtime.checkpoint_writer import Saver  # noqa: E402
 from ft_assets.training.runtime.loop import Loop  # noqa: E402
 from ft_assets.training.runtime.run_errors import Preempted  # noqa: E402
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
-from ft_assets.training.runtime.stop_request import PATIENCE_S, StopRequest  # noqa: E402
+from ft_assets.training.runtime.stop_request import STEP_GRACE_S, StopRequest  # noqa: E402
 from ft_assets.training.runtime.train import build_objective, deterministic  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
@@ -100,7 +100,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
         while not left and time.monotonic() < deadline:
             stop.enforce_deadline()
             if stop.requested:
-                now[0] = PATIENCE_S + 1
+                now[0] = STEP_GRACE_S + 1
             time.sleep(0.1)
         during.extend(p.name for p in committed(run.work_dir / "checkpoints"))
         objective.go_on.set()

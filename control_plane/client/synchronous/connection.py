@@ -125,25 +125,25 @@ class Connection:
     def growing(self, path: str, params: Mapping[str, Any], *, offset: int) -> Iterator[str]:
         """Yields a log as it is written, until the server ends it; an interrupted stream resumes at the byte where it stopped."""
         requested, retry = dict(params), 0
-        heard_at: float | None = None
+        last_output_at: float | None = None
         text = codecs.getincrementaldecoder("utf-8")("replace")
         while True:
             has_begun = False
             options = {"params": {**requested, "offset": offset}, "timeout": wire.STREAM_TIMEOUT, "max_retries": 0}
             try:
                 with self.stream("GET", path, **options) as answer:
-                    offset, retry, heard_at = int(answer.headers.get("x-log-offset", offset)), 0, time.monotonic()
+                    offset, retry, last_output_at = int(answer.headers.get("x-log-offset", offset)), 0, time.monotonic()
                     has_begun = True
                     if "x-log-attempt" in answer.headers:
                         requested["attempt"] = answer.headers["x-log-attempt"]
                     for chunk in answer.iter_bytes():
-                        offset, heard_at = offset + len(chunk), time.monotonic()
+                        offset, last_output_at = offset + len(chunk), time.monotonic()
                         yield text.decode(chunk)
                 return
             except PASSING as failure:
                 if has_begun and isinstance(failure, httpx.ReadTimeout):
                     continue  # nothing was written: requested again from here, in case the server is gone
-                if not self._worth_another(retry, heard_at):
+                if not self._worth_another(retry, last_output_at):
                     raise
             pause(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
@@ -161,7 +161,7 @@ class Connection:
         """Yields events as they happen until the server says that none can follow; an interrupted stream resumes."""
         del kind
         decoder, retry = wire.EventDecoder(), 0
-        heard_at: float | None = None
+        last_output_at: float | None = None
         failure: Exception
         while True:
             headers = {"accept": "text/event-stream"} | ({"last-event-id": decoder.last_id} if decoder.last_id else {})
@@ -171,18 +171,18 @@ class Connection:
                     for data in heard:
                         if data == wire.DONE:
                             return
-                        retry, heard_at = 0, time.monotonic()
+                        retry, last_output_at = 0, time.monotonic()
                         yield cast(T, json.loads(data))
                 failure = Unavailable(f"{path} ended before the final event; does a proxy answer in place of the API?")
             except PASSING as error:
                 failure = error
-            if not self._worth_another(retry, heard_at):
+            if not self._worth_another(retry, last_output_at):
                 raise failure
             pause(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 
-    def _worth_another(self, retry: int, heard_at: float | None) -> bool:
-        return retry < self._max_retries or (heard_at is not None and time.monotonic() - heard_at < OUTAGE_S)
+    def _worth_another(self, retry: int, last_output_at: float | None) -> bool:
+        return retry < self._max_retries or (last_output_at is not None and time.monotonic() - last_output_at < OUTAGE_S)
 
     def wait(self, look: Callable[[], T], over: Callable[[T], bool], *, what: str, timeout_s: float | None, poll_s: float) -> T:
         """Returns the result of `look` once it is `over`; ``TimeoutError`` after `timeout_s`."""

@@ -185,4 +185,4 @@ def test_a_server_that_does_not_tell_its_bytes_is_served_by_and_that_is_said(pla
         server.digest = None
     place.desire(made)
     place.round()
-    assert place.state(made) == ("loaded", observations.NOT_TOLD)
+    assert place.state(made) == ("loaded", observations.NOT_REPORTED)
