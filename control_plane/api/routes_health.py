@@ -16,7 +16,8 @@ router = APIRouter(tags=["health"])
 
 @router.get("/livez", summary="Check that the process is alive")
 async def livez() -> dict[str, str]:
-    """Return `ok` if this process responds. Uses neither the database nor a thread, so that only a process that hangs fails it."""
+    """Return `ok` if this process responds. Uses neither the database nor a thread pool, so that only a process that hangs fails the
+    check."""
     return {"status": "ok"}
 
 

@@ -39,7 +39,7 @@ class Node(ApiModel):
 
 
 class DrainNode(ApiModel):
-    """Why a node is drained."""
+    """Reason for draining a node."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

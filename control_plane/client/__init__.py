@@ -1,13 +1,12 @@
-"""The Python client: the REST API as typed methods, and its errors as the family they came from.
+"""Python client of the REST API: typed methods, and API errors as exceptions of ``ft_assets.errors``.
 
     with FtClient(base_url="http://127.0.0.1:8000", api_key="ft-sk-...") as client:
         file = client.files.create(Path("support.jsonl"))
         job = client.jobs.create(model="demo-llama-3m", training_file=file["id"])
         print(client.jobs.wait(job["id"])["fine_tuned_model"])
 
-``AsyncFtClient`` has the same methods to be awaited; its modules are the source that ``python -m tools.client`` makes
-``FtClient`` from. Calls that change nothing twice are repeated on a broken connection or a 5xx, submissions among them, for
-each names itself.
+``AsyncFtClient`` has the same methods as coroutines; ``python -m tools.client`` generates ``FtClient`` from its modules.
+Idempotent requests are retried after a broken connection or a 5xx, and so are submissions, which carry an idempotency key.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LAZY = {"AsyncFtClient": "control_plane.client.asynchronous.client", "AsyncPages
 
 
 def __getattr__(name: str) -> Any:
-    """The asynchronous half, when it is first asked for: a command line needs none of it."""
+    """Imports the asynchronous client on first access, because the CLI does not need it."""
     if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""When a call is sent again, and after how long: the one policy of both clients. Pure, but for the two pauses at the end."""
+"""Retry policy of both clients: when a request is sent again, and after how long."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import httpx
 
 MAX_RETRIES = 2
 BACKOFF_S = 0.5
-"""Before the first retry; doubled before each that follows."""
+"""Delay before the first retry; doubles with each further retry."""
 MAX_BACKOFF_S = 8.0
 MAX_RETRY_AFTER_S = 60.0
-"""A server that asks for more patience than this gets none: the caller hears of it at once."""
+"""Longest delay that a server may ask for; if it asks for more, the error is raised at once."""
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-"""Failures after which the server can not have seen the request."""
+"""Failures that occur before the request reaches the server."""
 
 
 def retry_pause(
@@ -29,15 +29,15 @@ def retry_pause(
     jitter: Callable[[], float] = random.random,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> float | None:
-    """Seconds until the call is sent again; None where it is not. `retry` counts from 0, the first.
+    """Returns the delay in seconds before the request is sent again, or None if it is not. `retry` counts from 0.
 
-    1. A request that never left is sent again.
-    2. A connection that broke afterwards: only what is `repeatable`, for the server may have done it.
-    3. ``x-should-retry: false`` is obeyed; ``true`` makes any failure one that may pass.
-    4. 429 and 408 are sent again: nothing was done.
-    5. 5xx, or what ``x-should-retry`` asks for: only what is `repeatable`.
-    6. Where the server names a time (``retry-after-ms``, ``retry-after``) it is kept, unless it is longer than a minute: then
-       the answer stands. Otherwise the pause doubles from `backoff_s` to 8 s, less up to a quarter by chance.
+    1. A request that was never sent is retried.
+    2. If the connection fails afterwards, only a `repeatable` request is retried, because the server may have processed it.
+    3. ``x-should-retry: false`` prevents a retry; ``true`` makes any error retryable.
+    4. 429 and 408 are retried: the server did nothing.
+    5. 5xx, and errors with ``x-should-retry: true``, are retried if the request is `repeatable`.
+    6. The delay is the one in ``retry-after-ms`` or ``retry-after``; if that exceeds a minute, there is no retry. Without either header the
+       delay doubles from `backoff_s` to 8 s, minus up to a quarter of random jitter.
     """
     backoff: float = min(backoff_s * 2**retry, MAX_BACKOFF_S) * (1 - jitter() / 4)
     if isinstance(outcome, httpx.TransportError):
@@ -60,7 +60,7 @@ def _may_pass(answer: httpx.Response, *, repeatable: bool) -> bool:
 
 
 def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) -> float | None:
-    """What the server asks for, in milliseconds, in seconds or as a date; None where it does not, or not in words that we know."""
+    """Returns the delay that the server asks for (milliseconds, seconds or a date), or None if the header is absent or malformed."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers[name]) * unit_s)
@@ -68,7 +68,7 @@ def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) ->
             continue
     try:
         until = parsedate_to_datetime(headers.get("retry-after", ""))
-    except (ValueError, OverflowError, TypeError):  # an offset of a million years is no offset
+    except (ValueError, OverflowError, TypeError):  # a date with an absurd UTC offset overflows
         return None
     return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - now().timestamp())
 
@@ -78,6 +78,6 @@ def pause(seconds: float) -> None:
 
 
 async def async_pause(seconds: float) -> None:
-    import anyio  # comes with httpx; waits in whatever event loop runs
+    import anyio  # installed with httpx; works with asyncio and trio
 
     await anyio.sleep(seconds)

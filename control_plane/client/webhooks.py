@@ -1,4 +1,4 @@
-"""Whether a webhook comes from the platform, as Standard Webhooks has it (https://www.standardwebhooks.com).
+"""Verification of webhook signatures as specified by Standard Webhooks (https://www.standardwebhooks.com).
 
 event = webhooks.verify(request.body, request.headers, secret="whsec_...")
 if event["type"] == "fine_tuning.job.succeeded":
@@ -19,14 +19,14 @@ from ft_assets.errors import InvalidRequest
 
 SECRET_PREFIX = "whsec_"
 TOLERANCE_S = 300.0
-"""How old, or how far ahead of this clock, a webhook may be: the standard's five minutes keep old ones from being sent again."""
+"""Maximum difference between a webhook's timestamp and this clock, 5 minutes as in the standard; limits replay attacks."""
 
 
 class WebhookEvent(TypedDict):
-    """What a webhook tells of."""
+    """Event delivered by a webhook."""
 
     id: str
-    """The same at every attempt to deliver it: whoever has seen it can pass it over."""
+    """The same for every delivery attempt; use it to skip duplicates."""
     object: NotRequired[str]
     created_at: NotRequired[int]
     type: str
@@ -41,9 +41,9 @@ def verify(
     tolerance_s: float = TOLERANCE_S,
     now: Callable[[], float] = time.time,
 ) -> WebhookEvent:
-    """The event of a webhook whose signature and time hold; :class:`InvalidRequest` otherwise.
+    """Verifies the signature and timestamp of a webhook and returns its event; raises :class:`InvalidRequest` if either is invalid.
 
-    `body` has to be the bytes that were received: JSON that was read and written again is signed otherwise.
+    `body` must be the raw bytes received: parsing and re-encoding the JSON changes the signature.
     """
     raw = body.encode() if isinstance(body, str) else body
     sent = {name.lower(): value for name, value in headers.items()}
@@ -79,7 +79,7 @@ def _key(secret: str) -> bytes:
 
 
 def _signatures(header: str) -> list[bytes]:
-    """Those of version 1; several stand beside each other while a secret is rotated."""
+    """Returns the version 1 signatures; there are several while a secret is being rotated."""
     found = []
     for one in header.split(" "):
         version, _, value = one.partition(",")

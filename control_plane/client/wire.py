@@ -1,4 +1,4 @@
-"""What both clients say and hear: paths, form fields, errors, server-sent events, and where the platform is found."""
+"""Encoding shared by both clients: paths, form fields, errors, server-sent events, and the API's address and key."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ VERSION = "0.1.0"
 TIMEOUT = httpx.Timeout(60.0, connect=5.0, write=300.0)
 GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
-"""Between two bytes of a stream. One of events says something at least every 15 s; a log is silent while nothing is written to it."""
+"""Read timeout of streams. An event stream sends something at least every 15 s; a log stream is silent while nothing is written."""
 REQUEST_ID = "x-request-id"
 DONE = "[DONE]"
-"""Ends a stream of events."""
+"""Data of the event that ends a stream."""
 BY_STATUS: Mapping[int, type[FtError]] = {
     401: Unauthenticated, 403: Forbidden, 404: NotFound, 409: Conflict, 429: QuotaExceeded, 502: Unavailable, 503: Unavailable,
     504: Unavailable,
@@ -37,21 +37,21 @@ BY_STATUS: Mapping[int, type[FtError]] = {
 
 
 def at(template: str, **segments: str) -> str:
-    """The path of `template` with its ``{names}`` filled, each quoted; a colon stays, for names of adapters hold it."""
+    """Fills the ``{names}`` of `template` with quoted values; colons stay, because adapter names contain them."""
     for name, value in segments.items():
         if not value:
-            raise InvalidRequest(f"{name} is empty; give the id that the API named", param=name)
+            raise InvalidRequest(f"{name} is empty; pass the id that the API returned", param=name)
     return template.format_map({name: quote(value, safe=":") for name, value in segments.items()})
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Those that are not None, as a query takes them: true and false in JSON's words."""
+    """Returns the values that are not None as query parameters, with booleans as ``true`` and ``false``."""
     said = {name: value for name, value in values.items() if value is not None}
     return {name: str(value).lower() if isinstance(value, bool) else value for name, value in said.items()}
 
 
 def form(**values: Any) -> dict[str, str]:
-    """Form fields of the values that are given; objects as JSON."""
+    """Returns the values that are not None as form fields, with objects as JSON."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items() if value is not None}
 
 
@@ -60,7 +60,7 @@ def headers_of(api_key: str) -> dict[str, str]:
 
 
 def address(base_url: str | None) -> str:
-    """`base_url`, else ``FT_API_URL``; the ``/v1`` of OpenAI's clients at its end may be there or not."""
+    """Returns `base_url` or else ``FT_API_URL``, without the trailing ``/v1`` that OpenAI's clients expect."""
     found = base_url or os.environ.get("FT_API_URL", "")
     if not found:
         raise InvalidRequest("base_url is missing; pass the API's address, or set FT_API_URL", param="base_url")
@@ -68,7 +68,7 @@ def address(base_url: str | None) -> str:
 
 
 def key(api_key: str | None) -> str:
-    """`api_key`, else ``FT_API_KEY``."""
+    """Returns `api_key` or else ``FT_API_KEY``."""
     found = api_key or os.environ.get("FT_API_KEY", "")
     if not found:
         raise InvalidRequest("api_key is missing; pass it, or set FT_API_KEY", param="api_key")
@@ -76,18 +76,18 @@ def key(api_key: str | None) -> str:
 
 
 def decoded(answer: httpx.Response) -> Any:
-    """The body of a successful answer; None where there is none. What stands before the API may answer with a page of its own."""
+    """Returns the decoded body of a successful response, or None if it is empty. A proxy in front of the API may send HTML instead."""
     if not answer.content:
         return None
     try:
         return answer.json()
     except ValueError:
         kind = answer.headers.get("content-type", "nothing")
-        raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; is the API's address right?") from None
+        raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; check the API's address") from None
 
 
 def error_of(answer: httpx.Response) -> FtError:
-    """The error that an answer (read to its end) tells of; whatever stands before the API may answer in another form."""
+    """Converts an error response, whose body must have been read, to an exception; a proxy in front of the API may use another format."""
     try:
         body = answer.json()
     except ValueError:
@@ -101,25 +101,25 @@ def told_error(body: Any, *, status: int) -> FtError:
     kind = BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else FtError)
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return kind(f"the API answered with status {status} and no explanation; is something else listening there?")
+        return kind(f"the API answered with status {status} and no error message; check the API's address")
     return from_dict({"code": error.get("code") or kind.default_code, "message": error["message"], "param": error.get("param")}, kind)
 
 
 class EventDecoder:
-    """Lines of streams of server-sent events into events; one decoder serves a stream and those that take it up again."""
+    """Decodes server-sent events line by line; one decoder serves a stream and its reconnections."""
 
     def __init__(self) -> None:
         self.last_id = ""
-        """Of the last event that was heard to its end."""
+        """Id of the last complete event."""
         self._id = ""
         self._data: list[str] = []
 
     def begin(self) -> None:
-        """A stream begins: half an event that an earlier one ended with is forgotten."""
+        """Starts a new stream and discards an event that the previous one left incomplete."""
         self._id, self._data = self.last_id, []
 
     def feed(self, line: str) -> str | None:
-        """The data of the event that ends with this line, if one does."""
+        """Returns the data of the event that this line completes, or None."""
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "id":

@@ -45,7 +45,7 @@ class File(ApiModel):
     status: str
     """`uploaded` until validation ends, then `processed` (usable for training) or `error` (refused)."""
     status_details: str | None
-    """Why the file was refused, for people; null unless `status` is `error`."""
+    """Human-readable reason why the file was refused; null unless `status` is `error`."""
     sha256: str
     """SHA-256 of the content; empty for an import that is not fetched yet."""
     dataset_id: str | None
@@ -105,7 +105,7 @@ class Dataset(ApiModel):
     contamination_suites: list[str]
     """Names of the evaluation suites the rows were compared with; empty if not checked."""
     uri: str
-    """Where the rows are stored, for the platform's own use."""
+    """Location of the stored rows, for internal use."""
     review: str
     """`none` (no review needed), `pending` (jobs are refused until it is approved) or `approved`."""
     approved_at: int | None
@@ -131,7 +131,7 @@ class ImportDataset(ApiModel):
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
-    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""
     model: str | None = None
     """Base model whose tokenizer counts the tokens. If absent, tokens are not counted."""
     hub_token: str | None = None

@@ -100,7 +100,7 @@ class ErrorDetail(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     message: str
-    """Explanation for people, with the offending value, the limit and the next step."""
+    """Human-readable explanation with the offending value, the limit and the next step."""
     type: str
     """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error` or
     `server_error`."""

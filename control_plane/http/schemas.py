@@ -40,6 +40,6 @@ class ListOf(ApiModel, Generic[T]):
     object: Literal["list"] = "list"
     """Object type, always `list`."""
     data: Sequence[T]
-    """Items of this page, in the order that the operation states."""
+    """Items of this page, in the order documented for the operation."""
     has_more: bool = False
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""

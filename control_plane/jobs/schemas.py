@@ -87,7 +87,7 @@ class JobError(ApiModel):
     code: str
     """Stable, machine-readable error code, documented in docs/errors.md."""
     message: str
-    """Explanation for people, with the next step where there is one."""
+    """Human-readable explanation, with the next step if there is one."""
     param: str | None
     """Name of the request field that caused the error; null if no single field did."""
 
@@ -120,7 +120,7 @@ class EvaluationProgress(ApiModel):
     total: int | None
     """Requests to answer in total; null until known."""
     eta_s: float | None
-    """Estimated seconds until the evaluation finishes, at the pace so far; null until it can be estimated."""
+    """Estimated seconds until the evaluation finishes, at the current rate; null until it can be estimated."""
 
 
 class Job(ApiModel):
@@ -179,7 +179,7 @@ class Job(ApiModel):
     reason: str | None
     """Code for why the job is waiting or paused, such as `WaitingForQuota`; null if it is doing neither or the reason is not known yet."""
     reason_detail: str | None
-    """Explanation of `reason` for people; null where `reason` is null."""
+    """Human-readable explanation of `reason`; null if `reason` is null."""
     ahead: Ahead | None
     """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
     reservation: Reservation | None
@@ -271,7 +271,7 @@ class Event(ApiModel):
     code: str | None
     """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
-    """Description of the event for people."""
+    """Human-readable description of the event."""
     data: dict[str, Any] | None
     """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
@@ -292,7 +292,7 @@ class EstimatedTokens(ApiModel):
 
 
 class Estimate(ApiModel):
-    """What a job would take and cost, without submitting it."""
+    """Estimated resources, duration and cost of a job, without submitting it."""
 
     object: Literal["fine_tuning.estimate"] = "fine_tuning.estimate"
     """Object type, always `fine_tuning.estimate`."""

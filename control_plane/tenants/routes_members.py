@@ -42,7 +42,7 @@ def retrieve(platform: PlatformDep, tenant: Admin, member_id: parameters.MemberI
 
 @router.post("/{member_id}", summary="Update a member")
 def update(platform: PlatformDep, principal: AdminPrincipal, member_id: parameters.MemberId, body: schemas.UpdateMember) -> schemas.Member:
-    """Change the role, name or notifications of a member. A lower role narrows the member's keys at once."""
+    """Change the role, name or notifications of a member. A lower role restricts the member's keys immediately."""
     asked, by_owner = body.model_dump(), principal.may_name_owners
     return responses.member(members.update(platform, principal.tenant.id, member_id, **asked, by_owner=by_owner))
 

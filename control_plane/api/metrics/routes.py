@@ -37,7 +37,8 @@ def scraper(
 
 @router.get("/metrics", summary="Retrieve metrics for Prometheus", response_class=Response, dependencies=[Depends(scraper)])
 def metrics(request: Request) -> Response:
-    """Return metrics of requests, jobs, queue, pools, training, notifications and billing in Prometheus' text format, for operators."""
+    """Return metrics about requests, jobs, the queue, pools, training, notifications and billing in the Prometheus text format, for
+    operators."""
     return Response(generate_latest(request.app.state.exposed), media_type=CONTENT_TYPE_LATEST)
 
 

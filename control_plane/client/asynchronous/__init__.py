@@ -1,1 +1,1 @@
-"""The client for asyncio and trio: the source of both halves."""
+"""The asynchronous client, for asyncio and trio; the synchronous client is generated from it."""

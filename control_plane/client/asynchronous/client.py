@@ -1,4 +1,4 @@
-"""The client itself: its nouns over one connection pool."""
+"""The client: all resources over one connection pool."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from control_plane.client.wire import TIMEOUT
 
 
 class AsyncFtClient:
-    """One key's view of a platform; closed by :meth:`close`, or as a context.
+    """Client for one API key. Close it with :meth:`close` or use it as a context manager.
 
-    ``base_url`` and ``api_key`` are taken from ``FT_API_URL`` and ``FT_API_KEY`` where they are not given. Failures are raised
-    as the family of ``ft_assets.errors``; ``httpx.TransportError`` where the API cannot be reached.
+    ``base_url`` and ``api_key`` default to ``FT_API_URL`` and ``FT_API_KEY``. API errors are raised as subclasses of
+    ``ft_assets.errors.FtError``, and ``httpx.TransportError`` if the API cannot be reached.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class AsyncFtClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; clients made by :meth:`with_options` share them."""
+        """Closes the connections, which clients made by :meth:`with_options` share."""
         await self._connection.close()
 
     def with_options(self, *, timeout: httpx.Timeout | float | None = None, max_retries: int | None = None) -> AsyncFtClient:
-        """The same client under other rules, for one call: ``client.with_options(timeout=5, max_retries=0).jobs.list()``."""
+        """Returns a client with other settings on the same connections: ``client.with_options(timeout=5, max_retries=0).jobs.list()``."""
         other = object.__new__(type(self))
         other._use(self._connection.with_options(timeout=timeout, max_retries=max_retries))
         return other
@@ -120,6 +120,6 @@ class AsyncFtClient:
         headers: Mapping[str, str] | None = None,
         repeatable: bool | None = None,
     ) -> Json:
-        """Any other call of the API: the decoded body of the answer to `method` `path`."""
+        """Calls an endpoint that has no method here, and returns the decoded body."""
         options = {name: value for name, value in (("json", json), ("params", params), ("headers", headers)) if value is not None}
         return await self._connection.call(Json, method, path, repeatable=repeatable, **options)

@@ -1,4 +1,4 @@
-"""Lists, page after page."""
+"""Paginated lists."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 class AsyncPages(Generic[T]):
-    """The objects of a list, over all of its pages; nothing is asked for before it is read.
+    """The objects of a list, over all of its pages, which are loaded on demand.
 
-    Iterate over it for all objects, over :meth:`pages` for whole pages, or ask for a few with :meth:`take`.
+    Iterate over it for all objects, over :meth:`pages` for whole pages, or call :meth:`take` for the first few.
     """
 
     def __init__(self, connection: AsyncConnection, path: str, params: Mapping[str, Any]) -> None:
         self._connection, self._path, self._params = connection, path, dict(params)
 
     async def pages(self) -> AsyncIterator[ListOf[T]]:
-        """Whole pages, each a list with ``data`` and ``has_more``."""
+        """Yields whole pages, each with ``data`` and ``has_more``."""
         params = dict(self._params)
         while True:
             page: ListOf[T] = await self._connection.call(ListOf, "GET", self._path, params=params)
@@ -39,11 +39,11 @@ class AsyncPages(Generic[T]):
                 yield item
 
     async def page(self) -> ListOf[T]:
-        """The first page."""
+        """Returns the first page."""
         return await self._connection.call(ListOf, "GET", self._path, params=self._params)
 
     async def take(self, num_items: int) -> list[T]:
-        """The first so many, or fewer where there are no more."""
+        """Returns the first `num_items` objects, or fewer if the list is shorter."""
         found: list[T] = []
         if num_items <= 0:
             return found
@@ -54,7 +54,7 @@ class AsyncPages(Generic[T]):
         return found
 
     async def all(self) -> list[T]:
-        """Every object, in memory."""
+        """Returns all objects as a list."""
         found: list[T] = []
         async for item in self:
             found.append(item)

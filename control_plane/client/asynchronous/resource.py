@@ -1,4 +1,4 @@
-"""What the nouns share: the connection that their calls go over."""
+"""Base class of the resources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from control_plane.client.asynchronous.connection import AsyncConnection
 
 
 class AsyncResource:
-    """The calls of one noun."""
+    """Base class of a group of endpoints."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._api = connection

@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/connection.py: change that, and run it again.
-"""One connection pool to the API: calls repeated where that is harmless, errors raised as the family they came from."""
+"""A connection pool to the API that retries requests where that is safe and raises errors as ``ft_assets.errors``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ft_assets.errors import IntegrityError, RateLimited, Unavailable
 
 T = TypeVar("T")
 SAFE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-"""Methods whose repetition changes nothing more."""
+"""Idempotent methods."""
 PASSING = (httpx.TransportError, Unavailable, RateLimited)
-"""What a wait or a stream outlives."""
+"""Errors that waits and streams tolerate."""
 OUTAGE_S = 60.0
-"""A wait or a stream that has once had an answer goes on through an outage of this length, a restart of the API for instance."""
+"""How long a wait or a stream that has once succeeded tolerates an outage, such as a restart of the API."""
 
 
 class Connection:
-    """Every call names its path and gives the decoded body."""
+    """Sends requests and returns decoded bodies."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Connection:
         transport: httpx.BaseTransport | None,
         backoff_s: float,
     ) -> None:
-        self._timeout: httpx.Timeout | float | None = None  # of with_options; else each call has its own
+        self._timeout: httpx.Timeout | float | None = None  # set by with_options; None keeps each call's default
         self._max_retries, self._backoff_s = max_retries, backoff_s
         headers = wire.headers_of(wire.key(api_key))
         self._http = httpx.Client(base_url=wire.address(base_url), headers=headers, timeout=timeout, transport=transport)
@@ -53,31 +53,31 @@ class Connection:
         self._http.close()
 
     def with_options(self, *, timeout: httpx.Timeout | float | None, max_retries: int | None) -> Self:
-        """The same pool under other rules."""
+        """Returns a connection with other settings on the same pool."""
         other = copy.copy(self)
         other._timeout = self._timeout if timeout is None else timeout
         other._max_retries = self._max_retries if max_retries is None else max_retries
         return other
 
     def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        """The body of an answer, which is a `kind`; options as for :meth:`send`."""
-        del kind  # for the reader, the type checker, and the test that holds it against the API
+        """Returns the decoded body, typed as `kind`; options as for :meth:`send`."""
+        del kind  # used by the type checker, and by the test that compares it with the API
         answer = self.send(method, path, **options)
         return cast(T, wire.decoded(answer))
 
     def create(self, kind: type[T], path: str, *, key: str | None = None, **options: Any) -> T:
-        """As a POST under an Idempotency-Key (drawn if not given) of a route that makes one object per key."""
+        """Sends a POST with an Idempotency-Key (random if `key` is None), so that a retry does not create a second object."""
         headers = {"idempotency-key": key or uuid.uuid4().hex}
         return self.call(kind, "POST", path, headers=headers, repeatable=True, **options)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A successful answer, read to its end; options as for :meth:`_tried`."""
+        """Returns a successful response with its body read; options as for :meth:`_tried`."""
         return self._tried(method, path, whole=True, **options)
 
     def _tried(
         self, method: str, path: str, *, whole: bool, repeatable: bool | None = None, max_retries: int | None = None, **options: Any
     ) -> httpx.Response:
-        """A successful answer, `whole` or yet to be read. A call that may be repeated is; see ``retry_pause`` for when."""
+        """Returns a successful response, with its body read if `whole`. Retries as ``retry_pause`` decides."""
         may_repeat = method in SAFE if repeatable is None else repeatable
         num_retries = self._max_retries if max_retries is None else max_retries
         if self._timeout is not None:
@@ -99,23 +99,23 @@ class Connection:
         raise AssertionError("the last try returns or raises")
 
     def content(self, path: str, *, accept: str = "*/*", params: Mapping[str, Any] | None = None) -> bytes:
-        """A body that is no JSON."""
+        """Returns a body that is not JSON."""
         answer = self.send("GET", path, headers={"accept": accept}, params=params)
         return answer.content
 
     def send_file(self, kind: type[T], path: str, file: Path, data: Mapping[str, str]) -> T:
-        """A form with a file, read as it is sent."""
+        """Uploads a form with a file, read while it is sent."""
         with file.open("rb") as stream:
             return self.call(kind, "POST", path, data=dict(data), files={"file": (file.name, stream, "application/octet-stream")})
 
     def pages(self, kind: type[T], path: str, params: Mapping[str, Any] | None = None) -> Pages[T]:
-        """The objects of a list, asked for as they are read."""
+        """Returns the objects of a list, with pages loaded on demand."""
         del kind
         return Pages(self, path, params or {})
 
     @contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        """A successful answer that is read as it comes."""
+        """Opens a successful response whose body is read in chunks."""
         answer = self._tried(method, path, whole=False, **options)
         try:
             yield answer
@@ -123,7 +123,7 @@ class Connection:
             answer.close()
 
     def growing(self, path: str, params: Mapping[str, Any], *, offset: int) -> Iterator[str]:
-        """A log as it is written, until the server ends it; a stream that breaks off is taken up at the byte where it broke."""
+        """Yields a log as it is written until the server ends it; reconnects at the byte where a connection broke."""
         asked, retry = dict(params), 0
         heard_at: float | None = None
         text = codecs.getincrementaldecoder("utf-8")("replace")
@@ -142,14 +142,14 @@ class Connection:
                 return
             except PASSING as failure:
                 if has_begun and isinstance(failure, httpx.ReadTimeout):
-                    continue  # nothing was written: it is asked for again from here on, lest the server is gone
+                    continue  # nothing was written: reconnect, in case the server is gone
                 if not self._worth_another(retry, heard_at):
                     raise
             pause(min(self._backoff_s * 2**retry, 8.0))
             retry += 1
 
     def data_of(self, method: str, path: str, *, decoder: wire.EventDecoder, **options: Any) -> Generator[str]:
-        """The data of each event of one stream, up to its end."""
+        """Yields the data of each event of one stream."""
         decoder.begin()
         with self.stream(method, path, **options) as answer:
             for line in answer.iter_lines():
@@ -158,7 +158,7 @@ class Connection:
                     yield data
 
     def events(self, kind: type[T], path: str, *, params: Mapping[str, Any] | None = None) -> Iterator[T]:
-        """Events as they happen until the server says that none can follow; a stream that breaks off is taken up where it broke."""
+        """Yields events as they happen until the final one; reconnects after the last complete event if a connection breaks."""
         del kind
         decoder, retry = wire.EventDecoder(), 0
         heard_at: float | None = None
@@ -173,7 +173,7 @@ class Connection:
                             return
                         retry, heard_at = 0, time.monotonic()
                         yield cast(T, json.loads(data))
-                failure = Unavailable(f"{path} ended before the final event; does a proxy answer in place of the API?")
+                failure = Unavailable(f"{path} ended before the final event; check whether a proxy answers instead of the API")
             except PASSING as error:
                 failure = error
             if not self._worth_another(retry, heard_at):
@@ -185,7 +185,7 @@ class Connection:
         return retry < self._max_retries or (heard_at is not None and time.monotonic() - heard_at < OUTAGE_S)
 
     def wait(self, look: Callable[[], T], over: Callable[[T], bool], *, what: str, timeout_s: float | None, poll_s: float) -> T:
-        """What `look` gives once it is `over`; ``TimeoutError`` if that takes longer than `timeout_s`."""
+        """Polls `look` and returns its result once it is `over`; raises ``TimeoutError`` after `timeout_s`."""
         began = time.monotonic()
         seen_at: float | None = None
         while True:
@@ -199,11 +199,12 @@ class Connection:
                     return found
                 seen_at = time.monotonic()
             if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                raise TimeoutError(f"{what} has not ended after {timeout_s:g} s; it is still running")
+                raise TimeoutError(f"{what} has not finished after {timeout_s:g} s; it is still running")
             pause(poll_s)
 
     def download(self, path: str, target: Path, *, sha256: str | None = None) -> str:
-        """Write a body to `target`, whole or not at all; its sha256, which has to be the one given or the server's ``x-sha256``."""
+        """Writes a body to `target` atomically and returns its SHA-256; raises ``IntegrityError`` if it differs from `sha256` or
+        ``x-sha256``."""
         digest = hashlib.sha256()
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         try:

@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resource.py: change that, and run it again.
-"""What the nouns share: the connection that their calls go over."""
+"""Base class of the resources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from control_plane.client.synchronous.connection import Connection
 
 
 class Resource:
-    """The calls of one noun."""
+    """Base class of a group of endpoints."""
 
     def __init__(self, connection: Connection) -> None:
         self._api = connection

@@ -61,7 +61,7 @@ class Adapter(TypedDict):
     deprecated_at: NotRequired[int | None]
     """When it was deprecated, as Unix time in seconds; null if it is not. Its files are deleted 30 days later."""
     archived_at: NotRequired[int | None]
-    """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted from then on; its record stays."""
+    """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted; its record is kept."""
     approval: NotRequired[str]
     """`none` (not needed), `pending`, `approved` or `rejected`."""
     approved_by: NotRequired[str | None]
@@ -84,11 +84,11 @@ class Approve(TypedDict):
     note: NotRequired[str | None]
     """Note to keep with the decision."""
     promote: NotRequired[bool]
-    """Whether to promote it to production at once."""
+    """Whether to promote it to production immediately."""
 
 
 class CreateExport(TypedDict):
-    """Which export to make."""
+    """An export to create."""
 
     format: str
     """`adapter` (LoRA weights), `merged` (base and adapter in one), `gguf` (for llama.cpp) or `tokenizer`."""
@@ -127,7 +127,7 @@ class Export(TypedDict):
     sha256: str | None
     """SHA-256 of the archive; null until it is ready."""
     manifest: dict[str, Any] | None
-    """Lineage, files with their hashes, and the proof that the exported weights answer as they should; null until it is ready."""
+    """Lineage, files with their hashes, and proof that the exported weights produce the expected answers; null until it is ready."""
     content_url: str | None
     """Path to download the archive from; null until it is ready."""
     created_at: int
@@ -137,15 +137,15 @@ class Export(TypedDict):
 
 
 class Lineage(TypedDict):
-    """Where a model comes from, from its name back to the uploaded files."""
+    """Origin of a model, traced from its name back to the uploaded files."""
 
     object: NotRequired[Literal["lineage"]]
     """Object type, always `lineage`."""
     model: str
     """Name as requested."""
     kind: Literal["base_model", "route", "logical_name", "adapter"]
-    """What the name stands for: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that
-    name) or `adapter`."""
+    """What the name refers to: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that name)
+    or `adapter`."""
     base_model: NotRequired[dict[str, Any] | None]
     """For a base model, its digest, repository and revision; null otherwise."""
     adapters: list[dict[str, Any]]

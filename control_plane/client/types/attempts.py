@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class CheckpointPermission(TypedDict):
-    """Record that a project may use a checkpoint. It changes nothing, since a tenant can always use its own checkpoints."""
+    """Record that a project may use a checkpoint. It has no effect, because a tenant can always use its own checkpoints."""
 
     id: str
     """Id of the permission, starting with `cp_`."""
@@ -32,7 +32,7 @@ class PermissionList(TypedDict):
     object: NotRequired[Literal["list"]]
     """Object type, always `list`."""
     data: list[CheckpointPermission]
-    """Items of this page, in the order that the operation states."""
+    """Items of this page, in the order documented for the operation."""
     has_more: NotRequired[bool]
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""
     first_id: str | None

@@ -16,7 +16,7 @@ class Adjust(TypedDict):
     reason: str
     """Reason, 1 to 2,000 characters, which is shown on the invoice."""
     key: NotRequired[str | None]
-    """Your name for the adjustment, 1 to 100 characters: sending the same key again makes no second adjustment."""
+    """Idempotency key, 1 to 100 characters: sending the same key again does not create a second adjustment."""
 
 
 class Balance(TypedDict):
@@ -29,7 +29,7 @@ class Balance(TypedDict):
 
 
 class Budget(TypedDict):
-    """A monthly amount, with thresholds at which you are notified. It stops nothing."""
+    """A monthly amount, with thresholds at which you are notified. It does not limit spending."""
 
     id: str
     """Id of the budget."""
@@ -108,7 +108,7 @@ class Invoice(TypedDict):
     total_usd: str
     """Total in US dollars, as text."""
     spot_savings_micros: int
-    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
+    """How much more the GPU time billed and not refunded would have cost on demand, in micro-dollars."""
     gpu_seconds: float
     """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
@@ -127,7 +127,7 @@ class InvoiceLine(TypedDict):
     kind: str
     """`usage`, `refund`, `storage` or `adjustment`."""
     description: str
-    """What is billed, for people."""
+    """Human-readable description of the charge."""
     job_id: str | None
     """Id of the job; null if it belongs to no job."""
     attempt: int | None
@@ -216,14 +216,14 @@ class LedgerCheck(TypedDict):
 
 
 class LedgerDifference(TypedDict):
-    """Something in the ledger that is not as it should be."""
+    """A discrepancy in the ledger."""
 
     code: str
     """Kind of difference: `unbalanced`, `not_billed`, `refund`, `recomputed`, `storage` or `invoice`."""
     id: str
     """Id of the ledger entry or invoice."""
     detail: str
-    """Explanation for people."""
+    """Human-readable explanation."""
 
 
 class LedgerEntry(TypedDict):
@@ -250,7 +250,7 @@ class LedgerEntry(TypedDict):
     list_micros: int
     """The same amount at on-demand prices, in micro-dollars."""
     occurred_at: int
-    """When it occurred, as Unix time in seconds; it decides about the month it is billed in."""
+    """When it occurred, as Unix time in seconds; it determines the month it is billed in."""
     detail: dict[str, Any]
     """What the amount was computed from, such as times, prices and outcome."""
 
@@ -269,7 +269,7 @@ class OperatorRefundCase(TypedDict):
     amount_micros: int
     """Amount that a grant refunds, in micro-dollars."""
     outcome: str
-    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
+    """How the attempt ended, such as `oom`, where the cause is ambiguous."""
     state: Literal["pending", "granted", "refused"]
     """`pending`, `granted` or `refused`."""
     note: str | None
@@ -311,7 +311,7 @@ class RefundCase(TypedDict):
     amount_micros: int
     """Amount that a grant refunds, in micro-dollars."""
     outcome: str
-    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
+    """How the attempt ended, such as `oom`, where the cause is ambiguous."""
     state: Literal["pending", "granted", "refused"]
     """`pending`, `granted` or `refused`."""
     note: str | None
@@ -428,7 +428,7 @@ class UsageResult(TypedDict):
     adjustment_micros: int
     """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     spot_savings_micros: int
-    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
+    """How much more the GPU time billed and not refunded would have cost on demand, in micro-dollars."""
     gpu_seconds: float
     """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
@@ -463,7 +463,7 @@ class UsageTotal(TypedDict):
     adjustment_micros: int
     """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     spot_savings_micros: int
-    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
+    """How much more the GPU time billed and not refunded would have cost on demand, in micro-dollars."""
     gpu_seconds: float
     """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float

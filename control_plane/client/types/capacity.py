@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class DrainNode(TypedDict):
-    """Why a node is drained."""
+    """Reason for draining a node."""
 
     reason: str
     """Reason, 1 to 1,000 characters, for other operators."""

@@ -7,10 +7,10 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 
 class CompleteUpload(TypedDict):
-    """Which parts make up the file."""
+    """The parts that make up the file."""
 
     part_ids: list[str]
-    """Ids of the parts in the order they make up the file, at most 10,000. Where content repeats, name the same part again."""
+    """Ids of the parts in the order they make up the file, at most 10,000. If content repeats, list the same part again."""
     md5: NotRequired[str | None]
     """MD5 of the whole file in hexadecimal. If given, the joined file is verified against it."""
 
@@ -37,9 +37,9 @@ class CreateUpload(TypedDict):
     """Encoding of the file's text if it is not UTF-8: `windows-1252`, `iso-8859-15`, `windows-1250`, `windows-1251`, `mac-roman`,
     `utf-16`."""
     rows_at: NotRequired[str | None]
-    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""
     model: NotRequired[str | None]
-    """Base model whose tokenizer counts the tokens and whose control tokens are looked for. If absent, neither is done."""
+    """Base model whose tokenizer counts the tokens and whose control tokens are searched for. If absent, neither is done."""
 
 
 class Dataset(TypedDict):
@@ -66,7 +66,7 @@ class Dataset(TypedDict):
     contamination_suites: list[str]
     """Names of the evaluation suites the rows were compared with; empty if not checked."""
     uri: str
-    """Where the rows are stored, for the platform's own use."""
+    """Location of the stored rows, for internal use."""
     review: str
     """`none` (no review needed), `pending` (jobs are refused until it is approved) or `approved`."""
     approved_at: int | None
@@ -108,7 +108,7 @@ class File(TypedDict):
     status: str
     """`uploaded` until validation ends, then `processed` (usable for training) or `error` (refused)."""
     status_details: str | None
-    """Why the file was refused, for people; null unless `status` is `error`."""
+    """Human-readable reason why the file was refused; null unless `status` is `error`."""
     sha256: str
     """SHA-256 of the content; empty for an import that is not fetched yet."""
     dataset_id: str | None
@@ -157,7 +157,7 @@ class ImportDataset(TypedDict):
     """Encoding of the file's text if it is not UTF-8: `windows-1252`, `iso-8859-15`, `windows-1250`, `windows-1251`, `mac-roman`,
     `utf-16`."""
     rows_at: NotRequired[str | None]
-    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""
     model: NotRequired[str | None]
     """Base model whose tokenizer counts the tokens. If absent, tokens are not counted."""
     hub_token: NotRequired[str | None]
@@ -206,7 +206,7 @@ class Upload(TypedDict):
     object: NotRequired[Literal["upload"]]
     """Object type, always `upload`."""
     bytes: int
-    """Size of the whole file in bytes, as announced."""
+    """Size of the whole file in bytes, as declared."""
     created_at: int
     """When the upload was created, as Unix time in seconds."""
     expires_at: int
@@ -217,7 +217,7 @@ class Upload(TypedDict):
     purpose: str
     """What the file is for: `fine-tune`."""
     mime_type: str
-    """MIME type as announced."""
+    """MIME type as declared."""
     status: str
     """`pending` (accepts parts), `completed`, `cancelled` or `expired`."""
     received_bytes: int
@@ -251,7 +251,7 @@ class UploadWithParts(TypedDict):
     object: NotRequired[Literal["upload"]]
     """Object type, always `upload`."""
     bytes: int
-    """Size of the whole file in bytes, as announced."""
+    """Size of the whole file in bytes, as declared."""
     created_at: int
     """When the upload was created, as Unix time in seconds."""
     expires_at: int
@@ -262,7 +262,7 @@ class UploadWithParts(TypedDict):
     purpose: str
     """What the file is for: `fine-tune`."""
     mime_type: str
-    """MIME type as announced."""
+    """MIME type as declared."""
     status: str
     """`pending` (accepts parts), `completed`, `cancelled` or `expired`."""
     received_bytes: int

@@ -99,8 +99,8 @@ class CreateEvaluation(TypedDict):
     """An evaluation to run on a registered adapter."""
 
     eval_config: NotRequired[dict[str, Any] | None]
-    """Evaluation settings that override those of the adapter's job, such as other capability suites. With settings of its own an
-    evaluation informs you but never decides whether the adapter is served."""
+    """Evaluation settings that override those of the adapter's job, such as other capability suites. An evaluation with its own
+    settings is informational and never decides whether the adapter is served."""
 
 
 class EvaluationAdvice(TypedDict):
@@ -109,7 +109,7 @@ class EvaluationAdvice(TypedDict):
     code: str
     """Stable code, documented in docs/evaluations.md; empty in reports of earlier versions."""
     message: str
-    """The suggestion for people."""
+    """Human-readable suggestion."""
     evidence: dict[str, Any]
     """Numbers it is based on."""
     changes: dict[str, Any]
@@ -162,7 +162,7 @@ class EvaluationVerdict(TypedDict):
     reasons: list[str]
     """Codes of the blocking rules that failed; empty if the adapter passed."""
     warnings: list[str]
-    """Codes of findings that do not block but deserve a look."""
+    """Codes of findings that do not block but deserve attention."""
     findings: list[Finding]
     """Results of all rules."""
 
@@ -179,9 +179,9 @@ class Finding(TypedDict):
     blocking: bool
     """Whether failing this rule quarantines the adapter."""
     detail: str
-    """Explanation for people, with the numbers."""
+    """Human-readable explanation with the numbers."""
     values: dict[str, Any]
-    """Numbers that decided: scores, confidence interval, number of items, limit."""
+    """Numbers behind the result: scores, confidence interval, number of items, limit."""
     next_step: str
     """What to do about it; empty if nothing."""
 

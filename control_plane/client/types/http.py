@@ -30,7 +30,7 @@ class ErrorDetail(TypedDict):
     """What went wrong and what to do about it."""
 
     message: str
-    """Explanation for people, with the offending value, the limit and the next step."""
+    """Human-readable explanation with the offending value, the limit and the next step."""
     type: str
     """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error`
     or `server_error`."""

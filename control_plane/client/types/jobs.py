@@ -10,7 +10,7 @@ from control_plane.client.types.quotas import JobQuota
 
 
 class AdapterLimits(TypedDict):
-    """What one kind of adapter allows on a base model."""
+    """Limits of one kind of adapter on a base model."""
 
     name: str
     """Kind of adapter: `lora`, `qlora` or `full`."""
@@ -55,9 +55,9 @@ class ComparedJob(TypedDict):
     hyperparameters: dict[str, Any]
     """All hyperparameters in use; before the training spec is frozen, those requested."""
     final_loss: float | None
-    """Training loss at the end, or last reported; null if none was."""
+    """Final or last reported training loss; null if none was reported."""
     eval_loss: float | None
-    """Validation loss at the end, or last reported; null if none was."""
+    """Final or last reported validation loss; null if none was reported."""
     eval_metrics: dict[str, float]
     """Scores of the evaluation report as `<suite>/<metric>`; the base model's are under `base/`."""
     trained_tokens: int | None
@@ -187,14 +187,14 @@ class CreateSweep(TypedDict):
 
 
 class DefaultFit(TypedDict):
-    """What a supervised job with its recipe's defaults would use, by the memory estimate that submission makes."""
+    """Resources that a supervised job with its recipe's defaults would use, according to the memory estimate made at submission."""
 
     num_gpus: int | None
     """GPUs needed; null if the job would be refused."""
     strategy: str | None
     """How the GPUs share the model: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; null if the job would be refused."""
     per_device_batch_size: int | None
-    """Rows each GPU takes at a time; null if the job would be refused."""
+    """Rows that each GPU processes at a time; null if the job would be refused."""
     max_seq_len: int | None
     """Sequence length in tokens; null if the job would be refused."""
     refused: JobError | None
@@ -202,7 +202,7 @@ class DefaultFit(TypedDict):
 
 
 class Estimate(TypedDict):
-    """What a job would take and cost, without submitting it."""
+    """Estimated resources, duration and cost of a job, without submitting it."""
 
     object: NotRequired[Literal["fine_tuning.estimate"]]
     """Object type, always `fine_tuning.estimate`."""
@@ -282,7 +282,7 @@ class EvaluationProgress(TypedDict):
     total: int | None
     """Requests to answer in total; null until known."""
     eta_s: float | None
-    """Estimated seconds until the evaluation finishes, at the pace so far; null until it can be estimated."""
+    """Estimated seconds until the evaluation finishes, at the current rate; null until it can be estimated."""
 
 
 class Event(TypedDict):
@@ -301,7 +301,7 @@ class Event(TypedDict):
     code: str | None
     """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
-    """Description of the event for people."""
+    """Human-readable description of the event."""
     data: dict[str, Any] | None
     """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
@@ -360,7 +360,7 @@ class Job(TypedDict):
     """Code for why the job is waiting or paused, such as `WaitingForQuota`; null if it is doing neither or the reason is not known
     yet."""
     reason_detail: str | None
-    """Explanation of `reason` for people; null where `reason` is null."""
+    """Human-readable explanation of `reason`; null if `reason` is null."""
     ahead: Ahead | None
     """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
     reservation: Reservation | None
@@ -453,24 +453,24 @@ class JobError(TypedDict):
     code: str
     """Stable, machine-readable error code, documented in docs/errors.md."""
     message: str
-    """Explanation for people, with the next step where there is one."""
+    """Human-readable explanation, with the next step if there is one."""
     param: str | None
     """Name of the request field that caused the error; null if no single field did."""
 
 
 class MethodLimits(TypedDict):
-    """A training method and its own hyperparameters."""
+    """A training method and the hyperparameters specific to it."""
 
     name: str
-    """Name of the method, as `method` of a job takes it."""
+    """Name of the method, to pass as `method` of a job."""
     rows: list[str]
     """Kinds of dataset rows it trains on: `chat`, `preference`, `kto` or `text`."""
     hyperparameters: dict[str, ValueLimit]
-    """Hyperparameters that only this method has, by name."""
+    """Hyperparameters specific to this method, by name."""
 
 
 class ModelLimits(TypedDict):
-    """What jobs on a base model may ask for."""
+    """Limits for jobs on a base model."""
 
     object: NotRequired[Literal["fine_tuning.model_limits"]]
     """Object type, always `fine_tuning.model_limits`."""
@@ -481,25 +481,25 @@ class ModelLimits(TypedDict):
     unavailable: str | None
     """Why the model accepts no jobs; null if it does."""
     context_length: int | None
-    """Longest sequence the model takes, in tokens; null if its files are unavailable."""
+    """Longest sequence the model accepts, in tokens; null if its files are unavailable."""
     num_parameters: int | None
     """Number of parameters; null if the model's files are unavailable."""
     methods: list[MethodLimits]
-    """Training methods, each with its own hyperparameters."""
+    """Training methods, each with the hyperparameters specific to it."""
     adapters: list[AdapterLimits]
     """Kinds of adapters; empty if the model's files are unavailable."""
     hyperparameters: dict[str, ValueLimit]
-    """Hyperparameters that every method has, by name."""
+    """Hyperparameters common to all methods, by name."""
     num_gpus: list[int]
-    """Numbers of GPUs that a job may ask for on this platform."""
+    """GPU counts that a job may request on this platform."""
     strategies: list[str]
     """Values that `hardware.strategy` may take."""
     max_suffix_length: int
-    """Longest `suffix` of a job, in characters."""
+    """Maximum length of a job's `suffix`, in characters."""
     max_seed: int
     """Largest `seed` of a job; the smallest is 0."""
     max_metadata_pairs: int
-    """Most `metadata` pairs a job may have."""
+    """Maximum number of `metadata` pairs of a job."""
 
 
 class PreviewRequest(TypedDict):
@@ -527,17 +527,17 @@ class Recipe(TypedDict):
     version: int
     """Version of the recipe."""
     adapter: str
-    """Kind of adapter it is for: `lora`, `qlora` or `full`."""
+    """Kind of adapter it applies to: `lora`, `qlora` or `full`."""
     method: str
     """Training method whose defaults are shown."""
     summary: str
     """What the recipe is for, in a sentence."""
     base_models: list[str]
-    """Patterns of the base model ids it is for; empty if it is for any."""
+    """Patterns of the base model ids it applies to; empty if it applies to all."""
     min_parameters: int
-    """Smallest base model it is for, in parameters."""
+    """Minimum number of parameters of base models it applies to."""
     max_parameters: int | None
-    """Size below which base models must be, in parameters; null if there is no limit."""
+    """Number of parameters that base models must stay below; null if there is no limit."""
     defaults: dict[str, RecipeDefault]
     """Defaults by hyperparameter, each with its source."""
 
@@ -573,7 +573,7 @@ class Sweep(TypedDict):
     parameters: dict[str, Any]
     """Hyperparameters that vary, as requested."""
     max_jobs: int
-    """Most jobs the sweep submits."""
+    """Maximum number of jobs the sweep submits."""
     seed: int
     """Seed for drawing combinations: the one requested, or the one that was drawn."""
     metric: str
@@ -618,7 +618,7 @@ class SweepSettings(TypedDict):
     """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale":
     "log"}`."""
     max_jobs: NotRequired[int | None]
-    """Most jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
+    """Maximum number of jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
     seed: NotRequired[int | None]
     """Seed for drawing combinations, and for training every trial unless the request has its own `seed`. Drawn at random if absent."""
     metric: NotRequired[str | None]
@@ -651,7 +651,7 @@ class SweepTrial(TypedDict):
 
 
 class ValueLimit(TypedDict):
-    """What values a hyperparameter may take."""
+    """Values that a hyperparameter accepts."""
 
     type: str
     """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false) or `modules` (names of layers)."""
@@ -666,7 +666,7 @@ class ValueLimit(TypedDict):
     text: str
     """The limit in words, as error messages state it."""
     because: str | None
-    """Reason for the limit; null where it needs none."""
+    """Reason for the limit; null if it needs none."""
 
 
 class WarmStart(TypedDict):

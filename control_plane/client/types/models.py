@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class Deploy(TypedDict):
-    """Where to put an adapter."""
+    """The stage to move an adapter to."""
 
     stage: NotRequired[str]
     """`production` promotes and serves it; `staging` holds it, unserved, for a later promotion."""
@@ -37,7 +37,7 @@ class Model(TypedDict):
     license: NotRequired[str | None]
     """License of the base model; null if unknown, and for anything but a base model, as are the fields below."""
     context_length: NotRequired[int | None]
-    """Longest sequence the base model takes, in tokens."""
+    """Longest sequence the base model accepts, in tokens."""
     num_parameters: NotRequired[int | None]
     """Number of parameters of the base model."""
     repo: NotRequired[str | None]

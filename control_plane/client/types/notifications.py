@@ -36,7 +36,7 @@ class ReplayDeliveries(TypedDict):
 
 
 class Replayed(TypedDict):
-    """How many deliveries are sent again."""
+    """Number of deliveries sent again."""
 
     object: NotRequired[Literal["webhook_endpoint.replay"]]
     """Object type, always `webhook_endpoint.replay`."""
@@ -50,8 +50,8 @@ class RotateSecret(TypedDict):
     """How to replace the signing secret."""
 
     keep_old_secret_active_for_24_hours: NotRequired[bool]
-    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it ends
-    at once."""
+    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it
+    expires immediately."""
 
 
 class SendTestEvent(TypedDict):
@@ -71,7 +71,7 @@ class UpdateWebhookEndpoint(TypedDict):
     event_types: NotRequired[list[str] | None]
     """New types of events to send, from `GET /v1/webhook_event_types`, or `*` for all of them."""
     state: NotRequired[Literal["enabled", "disabled"] | None]
-    """`disabled` stops deliveries and gives up pending ones; `enabled` starts again."""
+    """`disabled` stops deliveries and drops pending ones; `enabled` starts again."""
 
 
 class WebhookDelivery(TypedDict):
@@ -90,11 +90,11 @@ class WebhookDelivery(TypedDict):
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
-    """`pending` (to be sent, or sent again), `delivered` (answered with a 2xx status) or `dead` (given up)."""
+    """`pending` (to be sent, or sent again), `delivered` (2xx response received) or `dead` (given up)."""
     attempts: int
     """Attempts made so far."""
     last_status_code: int | None
-    """HTTP status code of the last answer; null if there was none."""
+    """HTTP status code of the last response; null if there was none."""
     last_error: str | None
     """What went wrong at the last attempt; null if nothing did."""
     created_at: int
@@ -127,7 +127,7 @@ class WebhookEndpoint(TypedDict):
     disabled_reason: str | None
     """Why it is disabled; null if it is enabled."""
     failing_since: int | None
-    """Since when no delivery has been answered with a 2xx status, as Unix time in seconds; null if deliveries succeed. After five
+    """Time since which no delivery has received a 2xx response, as Unix time in seconds; null if deliveries succeed. After five
     days the endpoint is disabled."""
     created_at: int
     """When it was created, as Unix time in seconds."""
@@ -136,7 +136,7 @@ class WebhookEndpoint(TypedDict):
 
 
 class WebhookEndpointWithSecret(TypedDict):
-    """A webhook endpoint with its signing secret, as returned once when the secret is made."""
+    """A webhook endpoint with its signing secret, which is returned only when the secret is created."""
 
     id: str
     """Id of the endpoint, starting with `we_`."""
@@ -155,7 +155,7 @@ class WebhookEndpointWithSecret(TypedDict):
     disabled_reason: str | None
     """Why it is disabled; null if it is enabled."""
     failing_since: int | None
-    """Since when no delivery has been answered with a 2xx status, as Unix time in seconds; null if deliveries succeed. After five
+    """Time since which no delivery has received a 2xx response, as Unix time in seconds; null if deliveries succeed. After five
     days the endpoint is disabled."""
     created_at: int
     """When it was created, as Unix time in seconds."""
@@ -166,7 +166,7 @@ class WebhookEndpointWithSecret(TypedDict):
 
 
 class WebhookTestResult(TypedDict):
-    """What the receiver answered to a test event."""
+    """The receiver's response to a test event."""
 
     object: NotRequired[Literal["webhook_endpoint.test"]]
     """Object type, always `webhook_endpoint.test`."""
@@ -175,8 +175,8 @@ class WebhookTestResult(TypedDict):
     event_type: str
     """Type of the event that was sent."""
     success: NotRequired[Literal[True]]
-    """Always `true`: the receiver answered. Whether it accepted the event is in `status_code`."""
+    """Always `true`: the receiver responded. `status_code` shows whether it accepted the event."""
     status_code: int
-    """HTTP status code of the answer."""
+    """HTTP status code of the response."""
     response: str
-    """Beginning of the answer's body."""
+    """Beginning of the response body."""

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class ModelRoute(TypedDict):
-    """A name of your own that requests can pass as `model`, answered by weighted targets."""
+    """A name you choose that requests can pass as `model`, resolved to weighted targets."""
 
     name: str
     """Name of the route, to pass as `model` in requests."""

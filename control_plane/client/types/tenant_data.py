@@ -10,7 +10,7 @@ class DeleteData(TypedDict):
     """Request to delete everything a tenant has stored."""
 
     confirm: str
-    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
+    """The id of your tenant, to confirm that all of its data is to be deleted permanently."""
     reason: str
     """Why the data is deleted, at most 1,000 characters; kept in the proof."""
 

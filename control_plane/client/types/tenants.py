@@ -16,7 +16,7 @@ class ApiKey(TypedDict):
     name: str
     """Name of the key."""
     hint: str
-    """Shortened secret that ends in its last four characters, to tell keys apart."""
+    """Abbreviated secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
     """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     member_id: str | None
@@ -90,7 +90,7 @@ class CreateKey(TypedDict):
     scopes: NotRequired[list[str]]
     """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     expires_in: NotRequired[int | None]
-    """Seconds until the key expires, at most ten years. If absent, it never expires, or when the key that creates it does."""
+    """Seconds until the key expires, at most ten years. If absent, it expires when the key that creates it does, if at all."""
     member_id: NotRequired[str | None]
     """Id of the member the key is for, whose role bounds its scopes. If absent, the key belongs to the tenant itself."""
     requests_per_minute: NotRequired[int | None]
@@ -145,7 +145,7 @@ class Me(TypedDict):
 
 
 class Member(TypedDict):
-    """A person of a tenant."""
+    """A person who belongs to a tenant."""
 
     id: str
     """Id of the member."""
@@ -166,7 +166,7 @@ class Member(TypedDict):
 
 
 class NewApiKey(TypedDict):
-    """An API key with its secret, as returned once when the key is made."""
+    """An API key with its secret, which is returned only when the key is created."""
 
     id: str
     """Id of the key, starting with `key_`."""
@@ -175,7 +175,7 @@ class NewApiKey(TypedDict):
     name: str
     """Name of the key."""
     hint: str
-    """Shortened secret that ends in its last four characters, to tell keys apart."""
+    """Abbreviated secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
     """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     member_id: str | None
@@ -234,14 +234,14 @@ class RotateKey(TypedDict):
     overlap: NotRequired[int]
     """Seconds for which the old key keeps working, 0 to 2592000 (30 days). Default: one day."""
     expires_in: NotRequired[int | None]
-    """Seconds until the new key expires. If absent, it lasts as long as the old one was made to last."""
+    """Seconds until the new key expires. Default: the lifetime that the old key was created with."""
 
 
 class Suspend(TypedDict):
-    """Why a tenant is suspended."""
+    """Reason for suspending a tenant."""
 
     reason: str
-    """Reason, 1 to 1,000 characters, which the tenant is given with every refused request."""
+    """Reason, 1 to 1,000 characters, returned to the tenant with every refused request."""
 
 
 class Tenant(TypedDict):
@@ -267,20 +267,20 @@ class TenantLimits(TypedDict):
     """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
-    """Most jobs that may be in flight (not ended) at once."""
+    """Maximum number of unfinished jobs at a time."""
     soft_gpu_hours: float | None
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
     """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     requests_per_minute: int
-    """Requests per minute for each API key without a lower limit of its own."""
+    """Requests per minute for each API key that has no lower limit."""
 
 
 class UpdateMember(TypedDict):
     """Changes to a member. Fields that are absent or null stay as they are."""
 
     role: NotRequired[str | None]
-    """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
+    """New role: `owner`, `admin`, `member` or `viewer`. A lower role restricts the person's keys immediately."""
     name: NotRequired[str | None]
     """New name of the person."""
     notify: NotRequired[bool | None]
@@ -296,9 +296,9 @@ class UpdateTenant(TypedDict):
     tier: NotRequired[str | None]
     """New tier: `free`, `standard` or `premium`."""
     max_jobs_in_flight: NotRequired[int | None]
-    """Most jobs that may be in flight (not ended) at once, 0 to 10,000."""
+    """Maximum number of unfinished jobs at a time, 0 to 10,000."""
     soft_gpu_hours: NotRequired[float | None]
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage: 0 to 10,000,000."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage: 0 to 10,000,000."""
     hard_gpu_hours: NotRequired[float | None]
     """Hard cap in GPU-hours per month, at which jobs are paused: 0 to 10,000,000."""
     requests_per_minute: NotRequired[int | None]

@@ -36,7 +36,7 @@ PART = {
 
 @router.post("", summary="Create an upload")
 def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) -> schemas.Upload:
-    """Announce a file to upload in parts. Anything the file would be refused for (size, purpose, policies, model) is refused now."""
+    """Start uploading a file in parts. Its size, purpose, policies and model are checked now."""
     asked = body.model_dump()
     check_storable(asked)
     asked["policies"] = forms.with_reading(asked["policies"], encoding=asked.pop("encoding"), rows_at=asked.pop("rows_at"))

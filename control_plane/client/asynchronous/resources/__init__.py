@@ -1,1 +1,1 @@
-"""What the API offers: one class a resource."""
+"""The resources of the API, a class each."""

@@ -1,4 +1,4 @@
-"""``client.adapters``: what training makes, from its registration to its end. An adapter is named by its id or its model name."""
+"""``client.adapters``: fine-tuned models from registration to deletion. An adapter is named by its id or its model name."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ class AsyncAdapters(AsyncResource):
     def list(
         self, *, stage: str | None = None, approval: str | None = None, limit: int = 100, after: str | None = None
     ) -> AsyncPages[Adapter]:
-        """Adapters, newest first; ``approval="pending"`` are those that wait for a person."""
+        """Lists adapters, newest first; ``approval="pending"`` returns those that await approval."""
         return self._api.pages(Adapter, at("/v1/adapters"), given(stage=stage, approval=approval, limit=limit, after=after))
 
     async def retrieve(self, adapter_id: str) -> Adapter:
-        """One adapter."""
+        """Returns an adapter."""
         return await self._api.call(Adapter, "GET", at("/v1/adapters/{adapter_id}", adapter_id=adapter_id))
 
     async def promote(self, adapter_id: str) -> Adapter:
-        """Put an adapter that passed its gates into production and serve it."""
+        """Promotes an adapter that passed its evaluation to production and serves it."""
         return await self._api.call(Adapter, "POST", at("/v1/adapters/{adapter_id}/promote", adapter_id=adapter_id), repeatable=True)
 
     async def rollback(self, adapter_id: str) -> RolledBack:
-        """Serve the one that was in production before it, and withdraw it."""
+        """Withdraws an adapter from production and serves the one that was in production before it."""
         return await self._api.call(RolledBack, "POST", at("/v1/adapters/{adapter_id}/rollback", adapter_id=adapter_id), repeatable=True)
 
     async def deprecate(self, adapter_id: str) -> Adapter:
-        """Stop serving an adapter; its files stay for the days of grace."""
+        """Stops serving an adapter; its files are kept for the grace period."""
         return await self._api.call(Adapter, "POST", at("/v1/adapters/{adapter_id}/deprecate", adapter_id=adapter_id), repeatable=True)
 
     async def approve(self, adapter_id: str, **body: Unpack[Approve]) -> Adapter:
-        """Let an adapter be promoted whose job asked for a person's approval; ``promote=True`` does that at once."""
+        """Approves an adapter whose job requires approval; ``promote=True`` also promotes it."""
         path = at("/v1/adapters/{adapter_id}/approve", adapter_id=adapter_id)
         return await self._api.call(Adapter, "POST", path, json=body, repeatable=True)
 
     async def reject(self, adapter_id: str, **body: Unpack[Decide]) -> Adapter:
-        """Keep an adapter from being promoted."""
+        """Rejects an adapter, so that it cannot be promoted."""
         path = at("/v1/adapters/{adapter_id}/reject", adapter_id=adapter_id)
         return await self._api.call(Adapter, "POST", path, json=body, repeatable=True)
 
     async def lineage(self, adapter_id: str, *, verify: bool = False) -> Lineage:
-        """Where an adapter comes from, back to the uploaded files; `verify` reads the stored bytes again."""
+        """Traces an adapter back to the uploaded files; `verify` checks the hashes of all stored bytes."""
         path, params = at("/v1/adapters/{adapter_id}/lineage", adapter_id=adapter_id), given(verify=verify or None)
         return await self._api.call(Lineage, "GET", path, params=params, timeout=GENERATION_TIMEOUT)
 
     async def manifest(self, adapter_id: str) -> str:
-        """YAML of a whole model's own server on a cluster."""
+        """Returns Kubernetes manifests for serving a whole model, as YAML."""
         return (await self._api.content(at("/v1/adapters/{adapter_id}/server", adapter_id=adapter_id))).decode()

@@ -1,4 +1,4 @@
-"""``client.usage``, ``client.ledger``, ``client.invoices`` and ``client.budgets``: what was used, and what it cost."""
+"""``client.usage``, ``client.ledger``, ``client.invoices`` and ``client.budgets``: usage and costs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from control_plane.client.types import Balance, Budget, CreateBudget, Deleted, I
 from control_plane.client.wire import at, given
 
 Width = Literal["hour", "day", "month"]
-"""Of the calendar, in UTC."""
+"""Calendar units in UTC."""
 
 
 class AsyncUsageReports(AsyncResource):
-    """GPU time, storage and money. Amounts are millionths of a US dollar, times are Unix seconds."""
+    """GPU time, storage and costs. Amounts are millionths of a US dollar; times are Unix seconds."""
 
     async def retrieve(
         self,
@@ -25,9 +25,9 @@ class AsyncUsageReports(AsyncResource):
         bucket_width: Width | None = None,
         group_by: Sequence[str] | None = None,
     ) -> Usage:
-        """Usage of this month, or from `start_time` to `end_time`: what ended by when it ran, what runs now as ``unbilled``.
+        """Returns usage of this month, or from `start_time` to `end_time`; running attempts are reported as ``unbilled``.
 
-        `group_by`: of ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
+        `group_by`: ``job_id``, ``model``, ``gpu_type``, ``pricing``, ``kind``.
         """
         asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
         return await self._api.call(Usage, "GET", at("/v1/usage"), params=asked)
@@ -40,60 +40,60 @@ class AsyncUsageReports(AsyncResource):
         bucket_width: Width | None = None,
         group_by: Sequence[str] | None = None,
     ) -> bytes:
-        """The same as a table: a line for each bucket and group."""
+        """Returns the same report as CSV, one line per bucket and group."""
         asked = given(start_time=start_time, end_time=end_time, bucket_width=bucket_width, group_by=group_by and list(group_by))
         return await self._api.content(at("/v1/usage.csv"), params=asked)
 
 
 class AsyncLedger(AsyncResource):
-    """The tenant's side of the books."""
+    """The tenant's ledger."""
 
     async def balance(self) -> Balance:
-        """The sum of all entries."""
+        """Returns the sum of all entries."""
         return await self._api.call(Balance, "GET", at("/v1/ledger"))
 
     def entries(
         self, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
     ) -> AsyncPages[LedgerEntry]:
-        """Entries, newest first, each with what it was computed from."""
+        """Lists entries, newest first, each with what it was computed from."""
         return self._api.pages(LedgerEntry, at("/v1/ledger/entries"), given(kind=kind, job_id=job_id, limit=limit, after=after))
 
 
 class AsyncInvoices(AsyncResource):
-    """What is billed for a month (``yyyy-mm``)."""
+    """Monthly invoices, named by month (``yyyy-mm``)."""
 
     def list(self, *, limit: int = 24, after: str | None = None) -> AsyncPages[InvoiceSummary]:
-        """Invoices that were issued, newest month first."""
+        """Lists issued invoices, newest month first."""
         return self._api.pages(InvoiceSummary, at("/v1/invoices"), given(limit=limit, after=after))
 
     async def retrieve(self, month: str) -> Invoice:
-        """The invoice of a month; a draft until the month is over and its attempts are settled."""
+        """Returns the invoice for a month, a draft until the month is over and its attempts are settled."""
         return await self._api.call(Invoice, "GET", at("/v1/invoices/{month}", month=month))
 
     async def csv(self, month: str) -> bytes:
-        """The lines of a month's invoice as a table, its total last."""
+        """Returns the lines of a month's invoice as CSV, with the total last."""
         return await self._api.content(at("/v1/invoices/{month}.csv", month=month))
 
 
 class AsyncBudgets(AsyncResource):
-    """What the tenant means to spend in a month, and when it is told."""
+    """Monthly budgets with alert thresholds."""
 
     async def create(self, **body: Unpack[CreateBudget]) -> Budget:
-        """Make a budget. It stops nothing: each threshold sends ``budget.threshold_reached`` once a month."""
+        """Creates a budget. It does not limit spending: each threshold sends ``budget.threshold_reached`` once a month."""
         return await self._api.call(Budget, "POST", at("/v1/budgets"), json=body)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> AsyncPages[Budget]:
-        """Budgets, newest first, each with what was spent this month."""
+        """Lists budgets, newest first, each with this month's spending."""
         return self._api.pages(Budget, at("/v1/budgets"), given(limit=limit, after=after))
 
     async def retrieve(self, budget_id: str) -> Budget:
-        """One budget."""
+        """Returns a budget."""
         return await self._api.call(Budget, "GET", at("/v1/budgets/{budget_id}", budget_id=budget_id))
 
     async def update(self, budget_id: str, **body: Unpack[UpdateBudget]) -> Budget:
-        """Change name, limit or thresholds; what was told of this month is not told again."""
+        """Changes a budget's name, limit or thresholds; alerts already sent this month are not repeated."""
         return await self._api.call(Budget, "POST", at("/v1/budgets/{budget_id}", budget_id=budget_id), json=body, repeatable=True)
 
     async def delete(self, budget_id: str) -> Deleted:
-        """Remove a budget and what it was told of."""
+        """Deletes a budget and its record of alerts."""
         return await self._api.call(Deleted, "DELETE", at("/v1/budgets/{budget_id}", budget_id=budget_id))

@@ -1,4 +1,4 @@
-"""``client.chat`` and ``client.completions``: answers from base models and from the tenant's adapters in production."""
+"""``client.chat`` and ``client.completions``: inference with base models and the tenant's adapters in production."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class AsyncChat(AsyncResource):
     """Chat completions in OpenAI's format."""
 
     async def create(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Json:
-        """A whole answer; `options` are OpenAI's, as ``temperature`` and ``max_tokens``."""
+        """Returns a chat completion; `options` are OpenAI's, such as ``temperature`` and ``max_tokens``."""
         body = {"model": model, "messages": list(messages), **options}
         return await self._api.call(Json, "POST", at("/v1/chat/completions"), json=body, timeout=GENERATION_TIMEOUT)
 
     async def stream(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> AsyncIterator[str]:
-        """The answer's text, piece by piece."""
+        """Yields the text of the answer as it is generated."""
         body = {"model": model, "messages": list(messages), "stream": True, **options}
         decoder = wire.EventDecoder()
         pieces = self._api.data_of("POST", at("/v1/chat/completions"), decoder=decoder, json=body, timeout=GENERATION_TIMEOUT)
@@ -35,10 +35,10 @@ class AsyncChat(AsyncResource):
 
 
 class AsyncCompletions(AsyncResource):
-    """Plain completions in OpenAI's format."""
+    """Text completions in OpenAI's format."""
 
     async def create(self, *, model: str, prompt: str, **options: Any) -> Json:
-        """A whole completion; `options` are OpenAI's."""
+        """Returns a completion; `options` are OpenAI's."""
         body = {"model": model, "prompt": prompt, **options}
         return await self._api.call(Json, "POST", at("/v1/completions"), json=body, timeout=GENERATION_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""``client.files``: datasets as they are uploaded."""
+"""``client.files``: uploaded datasets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from control_plane.client.wire import at, form, given
 
 
 class AsyncFiles(AsyncResource):
-    """Files that jobs train on, and those that they result in."""
+    """Uploaded files, and result files of jobs."""
 
     async def create(
         self,
@@ -27,11 +27,11 @@ class AsyncFiles(AsyncResource):
         model: str | None = None,
         expires_after_s: int | None = None,
     ) -> File:
-        """Upload a dataset, read as it is sent; a small one comes back validated, with status ``processed`` or ``error``.
+        """Uploads a dataset, read while it is sent; a small one is returned validated, with status ``processed`` or ``error``.
 
-        Any other is ``uploaded``: :meth:`wait` for it. `column_map` names the columns of CSV and Parquet, theirs to ours;
-        `encoding` is that of the text where it is not UTF-8, `rows_at` the key of the rows in a file that is one JSON object,
-        `model` is the base model whose tokens are counted. `expires_after_s` has the file deleted so long after its upload.
+        A larger one is ``uploaded``: call :meth:`wait`. `column_map` maps columns of CSV and Parquet files to the expected names;
+        `encoding` is needed for text that is not UTF-8, `rows_at` is the key of the rows in a file that is one JSON object, and
+        `model` is the base model whose tokens are counted. The file is deleted `expires_after_s` seconds after its upload.
         """
         asked: dict[str, Any] = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
         data = form(purpose=purpose, **{name: value or None for name, value in asked.items()})
@@ -42,23 +42,23 @@ class AsyncFiles(AsyncResource):
     def list(
         self, *, purpose: str | None = None, order: Literal["asc", "desc"] | None = None, limit: int = 100, after: str | None = None
     ) -> AsyncPages[File]:
-        """Files, newest first; `limit` to a page."""
+        """Lists files, newest first unless `order` is ``asc``; `limit` is the page size."""
         return self._api.pages(File, at("/v1/files"), given(purpose=purpose, order=order, limit=limit, after=after))
 
     async def retrieve(self, file_id: str) -> File:
-        """One file."""
+        """Returns a file."""
         return await self._api.call(File, "GET", at("/v1/files/{file_id}", file_id=file_id))
 
     async def delete(self, file_id: str) -> Deleted:
-        """Delete the bytes; refused while a job that has not ended names the file."""
+        """Deletes a file's bytes; refused while an unfinished job uses the file."""
         return await self._api.call(Deleted, "DELETE", at("/v1/files/{file_id}", file_id=file_id))
 
     def events(self, file_id: str) -> AsyncIterator[FileEvent]:
-        """Changes of a file as they happen, until it is validated; the last one tells how it ended."""
+        """Yields changes of a file as they happen until its validation ends."""
         return self._api.events(FileEvent, at("/v1/files/{file_id}/events", file_id=file_id))
 
     async def wait(self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> File:
-        """The file, once it is ``processed`` or ``error``; ``TimeoutError`` if it is neither within `timeout_s`."""
+        """Waits until the file is ``processed`` or ``error`` and returns it; raises ``TimeoutError`` after `timeout_s`."""
 
         async def look() -> File:
             return await self.retrieve(file_id)
@@ -68,14 +68,14 @@ class AsyncFiles(AsyncResource):
         )
 
     async def validate(self, file_id: str) -> File:
-        """Have a file that the platform failed on validated once more."""
+        """Validates a file again after the platform failed to."""
         return await self._api.call(File, "POST", at("/v1/files/{file_id}/validate", file_id=file_id))
 
     async def content(self, file_id: str) -> bytes:
-        """The bytes as uploaded, in memory; :meth:`download` is for large ones."""
+        """Returns the bytes as uploaded, in memory; use :meth:`download` for large files."""
         return await self._api.content(at("/v1/files/{file_id}/content", file_id=file_id))
 
     async def download(self, file_id: str, target: Path) -> str:
-        """Write the bytes to `target`, whole or not at all, and hold them against the file's sha256, which is returned."""
+        """Writes the bytes to `target` atomically, verifies the file's SHA-256 and returns it."""
         sha256 = (await self.retrieve(file_id))["sha256"]
         return await self._api.download(at("/v1/files/{file_id}/content", file_id=file_id), target, sha256=sha256)

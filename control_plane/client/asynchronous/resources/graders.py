@@ -1,4 +1,4 @@
-"""``client.graders`` and ``client.checkpoint_permissions``: the corners of OpenAI's fine-tuning."""
+"""``client.graders`` and ``client.checkpoint_permissions``, as in OpenAI's fine-tuning API."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from control_plane.client.wire import at, given
 
 
 class AsyncGraders(AsyncResource):
-    """What gives an answer its reward."""
+    """Graders, which reward answers."""
 
     async def run(self, **body: Unpack[RunGrader]) -> GraderRun:
-        """Grade ``model_sample``; what goes wrong with this item and sample is a flag of the answer."""
+        """Grades ``model_sample``; errors caused by the item or sample are reported as flags of the result."""
         return await self._api.call(GraderRun, "POST", at("/v1/fine_tuning/alpha/graders/run"), json=body, repeatable=True)
 
     async def validate(self, **body: Unpack[ValidateGrader]) -> ValidatedGrader:
-        """Refuse a grader that could not be run; else it comes back as it was sent."""
+        """Validates a grader and returns it unchanged; raises an error if it cannot run."""
         return await self._api.call(ValidatedGrader, "POST", at("/v1/fine_tuning/alpha/graders/validate"), json=body, repeatable=True)
 
 
 class AsyncCheckpointPermissions(AsyncResource):
-    """Which projects may use a checkpoint, which is named by its id or as ``JOB:step-N``."""
+    """Permissions on a checkpoint, which is named by its id or as ``JOB:step-N``."""
 
     async def create(self, fine_tuned_model_checkpoint: str, **body: Unpack[CreatePermissions]) -> PermissionList:
-        """Record that your own project may use a checkpoint; another project is refused."""
+        """Records that the tenant's own project may use a checkpoint; other projects are refused."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
@@ -51,7 +51,7 @@ class AsyncCheckpointPermissions(AsyncResource):
         limit: int = 100,
         after: str | None = None,
     ) -> AsyncPages[CheckpointPermission]:
-        """Permissions on a checkpoint."""
+        """Lists the permissions on a checkpoint."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
@@ -59,7 +59,7 @@ class AsyncCheckpointPermissions(AsyncResource):
         return self._api.pages(CheckpointPermission, path, given(project_id=project_id, order=order, limit=limit, after=after))
 
     async def delete(self, fine_tuned_model_checkpoint: str, permission_id: str) -> Deleted:
-        """Remove the record of a permission."""
+        """Deletes the record of a permission."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions/{permission_id}",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,

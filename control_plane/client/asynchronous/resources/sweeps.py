@@ -11,31 +11,31 @@ from control_plane.client.wire import at, given
 
 
 class AsyncSweeps(AsyncResource):
-    """Sweeps over hyperparameters."""
+    """Hyperparameter sweeps."""
 
     async def create(self, **body: Unpack[CreateSweep]) -> Sweep:
-        """Submit a job for each combination that ``sweep`` asks for; sent twice under one ``idempotency_key`` it is one sweep."""
+        """Submits a job for each combination in ``sweep``, with an ``idempotency_key`` so that a retry does not submit the sweep twice."""
         key = body.pop("idempotency_key", None)
         return await self._api.create(Sweep, at("/v1/fine_tuning/sweeps"), key=key, json=body)
 
     def list(self, *, limit: int = 20, after: str | None = None) -> AsyncPages[Sweep]:
-        """Sweeps, newest first; `limit` to a page."""
+        """Lists sweeps, newest first; `limit` is the page size."""
         return self._api.pages(Sweep, at("/v1/fine_tuning/sweeps"), given(limit=limit, after=after))
 
     async def retrieve(self, sweep_id: str) -> Sweep:
-        """One sweep with its trials and the best of them."""
+        """Returns a sweep with its trials and the best one."""
         return await self._api.call(Sweep, "GET", at("/v1/fine_tuning/sweeps/{sweep_id}", sweep_id=sweep_id))
 
     async def compare(self, sweep_id: str) -> JobComparison:
-        """The jobs of a sweep side by side."""
+        """Compares the jobs of a sweep."""
         return await self._api.call(JobComparison, "GET", at("/v1/fine_tuning/sweeps/{sweep_id}/compare", sweep_id=sweep_id))
 
     async def cancel(self, sweep_id: str) -> Sweep:
-        """Submit no further trial, and cancel the jobs that have not ended."""
+        """Cancels a sweep: submits no further trials and cancels unfinished jobs."""
         return await self._api.call(Sweep, "POST", at("/v1/fine_tuning/sweeps/{sweep_id}/cancel", sweep_id=sweep_id), repeatable=True)
 
     async def wait(self, sweep_id: str, *, timeout_s: float | None = None, poll_s: float = 2.0) -> Sweep:
-        """The sweep, once every trial has ended; ``TimeoutError`` if that takes longer than `timeout_s`."""
+        """Waits until every trial has finished and returns the sweep; raises ``TimeoutError`` after `timeout_s`."""
 
         async def look() -> Sweep:
             return await self.retrieve(sweep_id)

@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/account.py: change that, and run it again.
-"""The tenant's own account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
+"""The tenant's account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
 
 from __future__ import annotations
 
@@ -28,79 +28,79 @@ from control_plane.client.wire import at, given
 
 
 class Identity(Resource):
-    """Who the key that is used belongs to."""
+    """Identity of the API key in use."""
 
     def retrieve(self) -> Me:
-        """The tenant of the key, its limits, and what the key opens."""
+        """Returns the key's tenant, its limits, and the key's scopes."""
         return self._api.call(Me, "GET", at("/v1/me"))
 
 
 class Quotas(Resource):
-    """What the tenant may use."""
+    """Limits of the tenant."""
 
     def retrieve(self) -> Quota:
-        """What the tenant may use, has used, holds and has left in this month."""
+        """Returns the tenant's limits, its usage and reservations this month, and what is left."""
         return self._api.call(Quota, "GET", at("/v1/quota"))
 
 
 class Queues(Resource):
-    """Why the tenant's jobs wait, and when they start."""
+    """The tenant's part of the queue."""
 
     def retrieve(self) -> Queue:
-        """Waiting jobs with position, reason, expected start and who is ahead in kind; running ones; GPUs in sums."""
+        """Returns queued jobs with position, reason, expected start and what is ahead of them, running jobs, and GPU totals."""
         return self._api.call(Queue, "GET", at("/v1/queue"))
 
 
 class ApiKeys(Resource):
-    """Keys of the caller's own tenant."""
+    """API keys of the tenant."""
 
     def create(self, **body: Unpack[CreateKey]) -> NewApiKey:
-        """Make a key; its ``secret`` is in this answer and nowhere else."""
+        """Creates a key; only this response contains its ``secret``."""
         return self._api.call(NewApiKey, "POST", at("/v1/api_keys"), json=body)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages[ApiKey]:
-        """Keys, newest first, revoked ones too; never their secrets."""
+        """Lists keys, newest first, including revoked ones. Secrets are never returned."""
         return self._api.pages(ApiKey, at("/v1/api_keys"), given(limit=limit, after=after))
 
     def retrieve(self, key_id: str) -> ApiKey:
-        """One key, without its secret."""
+        """Returns a key without its secret."""
         return self._api.call(ApiKey, "GET", at("/v1/api_keys/{key_id}", key_id=key_id))
 
     def rotate(self, key_id: str, **body: Unpack[RotateKey]) -> NewApiKey:
-        """Make a key in the place of this one, which still opens for ``overlap`` seconds: a day, unless you say otherwise."""
+        """Creates a replacement for a key, which stays valid for another ``overlap`` seconds (default: one day)."""
         return self._api.call(NewApiKey, "POST", at("/v1/api_keys/{key_id}/rotate", key_id=key_id), json=body)
 
     def revoke(self, key_id: str) -> ApiKey:
-        """End a key at once."""
+        """Revokes a key immediately."""
         return self._api.call(ApiKey, "DELETE", at("/v1/api_keys/{key_id}", key_id=key_id))
 
 
 class Members(Resource):
-    """People of the tenant."""
+    """Members of the tenant."""
 
     def create(self, **body: Unpack[CreateMember]) -> Member:
-        """Add a person; keys for it are made with ``member_id`` in ``api_keys.create``."""
+        """Adds a member; create keys for the member with ``member_id`` in ``api_keys.create``."""
         return self._api.call(Member, "POST", at("/v1/members"), json=body)
 
     def list(self, *, removed: bool | None = None, limit: int = 100, after: str | None = None) -> Pages[Member]:
-        """Members, newest first; with `removed` those who were, too."""
+        """Lists members, newest first; with `removed`, including those who were removed."""
         return self._api.pages(Member, at("/v1/members"), given(removed=removed, limit=limit, after=after))
 
     def retrieve(self, member_id: str) -> Member:
-        """One member, also one who was removed."""
+        """Returns a member, including one who was removed."""
         return self._api.call(Member, "GET", at("/v1/members/{member_id}", member_id=member_id))
 
     def update(self, member_id: str, **body: Unpack[UpdateMember]) -> Member:
-        """Change role, name or notification; a lower role narrows the member's keys from the next call on."""
+        """Changes a member's role, name or notifications; a lower role restricts the member's keys from the next request on."""
         return self._api.call(Member, "POST", at("/v1/members/{member_id}", member_id=member_id), json=body, repeatable=True)
 
     def remove(self, member_id: str) -> RemovedMember:
-        """Remove a member and revoke all keys of theirs."""
+        """Removes a member and revokes all of the member's keys."""
         return self._api.call(RemovedMember, "DELETE", at("/v1/members/{member_id}", member_id=member_id))
 
 
 class AuditLog(Resource):
-    """Every change, for good."""
+    """Permanent record of every change."""
 
     def list(
         self,
@@ -114,7 +114,7 @@ class AuditLog(Resource):
         limit: int = 100,
         after: str | None = None,
     ) -> Pages[AuditLine]:
-        """Changes, newest first: who made each, of what, from where, and what it changed. Times are Unix seconds."""
+        """Lists changes, newest first: who changed what, from where, and how. Times are Unix seconds."""
         asked = given(object_type=object_type, object_id=object_id, action=action, actor=actor, limit=limit, after=after)
         return self._api.pages(
             AuditLine, at("/v1/audit_log"), asked | given(**{"created[gte]": created_from, "created[lt]": created_before})
@@ -122,24 +122,24 @@ class AuditLog(Resource):
 
 
 class DataExport(Resource):
-    """Everything that the tenant has, in one archive."""
+    """All data of the tenant in one archive."""
 
     def download(self, target: Path) -> str:
-        """Write the ZIP archive to `target`, whole or not at all; its sha256. ``manifest.json`` in it lists every other member."""
+        """Writes the ZIP archive to `target` atomically and returns its SHA-256; its ``manifest.json`` lists all other files."""
         return self._api.download(at("/v1/data_export"), target)
 
 
 class Deletions(Resource):
-    """What was deleted, with the proofs; and the deletion of everything."""
+    """Deletions with their proofs, and the deletion of all data."""
 
     def request_everything(self, **body: Unpack[DeleteData]) -> Deletion:
-        """Delete everything that the tenant stored, for good; ``confirm`` is its id. It is carried out behind the answer."""
+        """Deletes all data of the tenant permanently, in the background; ``confirm`` must be the tenant's id."""
         return self._api.call(Deletion, "POST", at("/v1/data_deletions"), json=body, repeatable=True)
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Deletion]:
-        """Deletions of adapters and of the tenant's data, newest first; without their proofs."""
+        """Lists deletions of adapters and of the tenant's data, newest first, without their proofs."""
         return self._api.pages(Deletion, at("/v1/deletions"), given(limit=limit, after=after))
 
     def retrieve(self, deletion_id: str) -> Deletion:
-        """One deletion, with its proof once it is done."""
+        """Returns a deletion, with its proof once it is complete."""
         return self._api.call(Deletion, "GET", at("/v1/deletions/{deletion_id}", deletion_id=deletion_id))

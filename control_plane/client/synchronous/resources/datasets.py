@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/datasets.py: change that, and run it again.
-"""``client.datasets``, ``client.suites`` and ``client.capability_suites``: validated data, and what it is held against."""
+"""``client.datasets``, ``client.suites`` and ``client.capability_suites``: validated data and evaluation suites."""
 
 from __future__ import annotations
 
@@ -14,59 +14,60 @@ from control_plane.client.wire import at, form, given
 
 
 class Datasets(Resource):
-    """Immutable dataset versions; each comes from a file."""
+    """Immutable dataset versions, each made from a file."""
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Dataset]:
-        """Dataset versions, newest first; `limit` to a page."""
+        """Lists dataset versions, newest first; `limit` is the page size."""
         return self._api.pages(Dataset, at("/v1/datasets"), given(limit=limit, after=after))
 
     def retrieve(self, dataset_id: str) -> Dataset:
-        """One dataset version."""
+        """Returns a dataset version."""
         return self._api.call(Dataset, "GET", at("/v1/datasets/{dataset_id}", dataset_id=dataset_id))
 
     def import_from_hub(self, **body: Unpack[ImportDataset]) -> File:
-        """A file that is fetched from the Hub (``hub_id="hf://owner/name"`` with a pinned revision), then validated."""
+        """Imports a dataset from the Hugging Face Hub (``hub_id="hf://owner/name"`` with a pinned revision) as a file, then validates
+        it."""
         return self._api.call(File, "POST", at("/v1/datasets/import"), json=body)
 
     def approve(self, dataset_id: str) -> Dataset:
-        """Let jobs train on a dataset that waits for review; approving again changes nothing."""
+        """Approves a dataset held for review, so that jobs can train on it; approving it again changes nothing."""
         path = at("/v1/datasets/{dataset_id}/approve", dataset_id=dataset_id)
         return self._api.call(Dataset, "POST", path, repeatable=True)
 
     def report(self, dataset_or_file_id: str) -> Json:
-        """The validation report; a refused file has one, too."""
+        """Returns the validation report, also of a file that failed validation."""
         return self._api.call(Json, "GET", at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id))
 
     def report_page(self, dataset_or_file_id: str) -> bytes:
-        """The same as an HTML page that needs nothing else."""
+        """Returns the report as a self-contained HTML page."""
         return self._api.content(at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id), accept="text/html")
 
     def preview(self, dataset_or_file_id: str, *, model: str, num_examples: int = 5, max_seq_len: int | None = None) -> ListOf[Json]:
-        """The first examples exactly as they are trained: text, token ids, which spans carry loss, what is cut."""
+        """Returns the first examples exactly as they are trained: text, token ids, spans with loss, truncation."""
         params = given(model=model, num_examples=num_examples, max_seq_len=max_seq_len)
         path = at("/v1/datasets/{dataset_id}/preview", dataset_id=dataset_or_file_id)
         return self._api.call(ListOf[Json], "GET", path, params=params)
 
 
 class Suites(Resource):
-    """Evaluation suites that uploads are searched for."""
+    """Evaluation suites that uploads are checked against for contamination."""
 
     def create(self, file: Path, *, name: str, field: str, column_map: Mapping[str, str] | None = None) -> Suite:
-        """Register a suite of your own; `field` of a row holds the question."""
+        """Registers a suite; `field` names the column with the question."""
         return self._api.send_file(Suite, at("/v1/suites"), file, form(name=name, field=field, column_map=column_map or None))
 
     def list(self) -> Pages[Suite]:
-        """The operator's suites, then yours."""
+        """Lists the operator's suites, then the tenant's."""
         return self._api.pages(Suite, at("/v1/suites"))
 
     def delete(self, name: str) -> Deleted:
-        """Take one of your suites out; the operator's are not yours to remove."""
+        """Deletes one of the tenant's suites; the operator's cannot be deleted."""
         return self._api.call(Deleted, "DELETE", at("/v1/suites/{name}", name=name))
 
 
 class CapabilitySuites(Resource):
-    """General tasks that a job's ``eval_config.capability`` may name."""
+    """Capability suites that a job can name in ``eval_config.capability``."""
 
     def list(self) -> Pages[CapabilitySuite]:
-        """All of them; one that is not ready says why."""
+        """Lists all capability suites, with the reason for each that is not ready."""
         return self._api.pages(CapabilitySuite, at("/v1/capability_suites"))

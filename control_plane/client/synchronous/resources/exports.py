@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/exports.py: change that, and run it again.
-"""``client.exports`` and ``client.adapter_evaluations``: an adapter as files to take along, and judged once more."""
+"""``client.exports`` and ``client.adapter_evaluations``: exported files and repeated evaluations of an adapter."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ UNDER_WAY = frozenset({"queued", "running"})
 
 
 class Exports(Resource):
-    """Adapters made into files: the adapter itself, merged weights, GGUF, the tokenizer."""
+    """Exports of an adapter: LoRA weights, merged weights, GGUF, or the tokenizer."""
 
     def create(self, adapter_id: str, **body: Unpack[CreateExport]) -> Export:
-        """Have an adapter made into files to take along; the same request again gives the same export, and makes nothing."""
+        """Exports an adapter; requesting the same export again returns the existing one."""
         return self._api.call(Export, "POST", at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id), json=body, repeatable=True)
 
     def list(self, adapter_id: str) -> Pages[Export]:
-        """Exports of an adapter, newest first."""
+        """Lists the exports of an adapter, newest first."""
         return self._api.pages(Export, at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id))
 
     def retrieve(self, adapter_id: str, export_id: str) -> Export:
-        """One export."""
+        """Returns an export."""
         path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
         return self._api.call(Export, "GET", path)
 
     def wait(self, adapter_id: str, export_id: str, *, timeout_s: float | None = None, poll_s: float = 0.5) -> Export:
-        """The export, once it is ready or has failed; ``TimeoutError`` if it is neither within `timeout_s`."""
+        """Waits until the export is ready or has failed and returns it; raises ``TimeoutError`` after `timeout_s`."""
 
         def look() -> Export:
             return self.retrieve(adapter_id, export_id)
@@ -47,36 +47,36 @@ class Exports(Resource):
         return self._api.wait(look, lambda e: e["status"] not in UNDER_WAY, what=f"export {export_id}", timeout_s=timeout_s, poll_s=poll_s)
 
     def download(self, adapter_id: str, export_id: str, target: Path) -> str:
-        """Write the archive to `target`, whole or not at all, and hold it against its sha256, which is returned."""
+        """Writes the archive to `target` atomically, verifies its SHA-256 and returns it."""
         path = at("/v1/adapters/{adapter_id}/exports/{export_id}/content", adapter_id=adapter_id, export_id=export_id)
         return self._api.download(path, target)
 
     def delete(self, adapter_id: str, export_id: str) -> Deleted:
-        """Delete an export with its archive; one that is being made is given up."""
+        """Deletes an export with its archive; cancels it if it is in progress."""
         path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
         return self._api.call(Deleted, "DELETE", path)
 
 
 class AdapterEvaluations(Resource):
-    """Verdicts on a registered adapter: with its job, after its promotion, where its base changes, or asked for."""
+    """Evaluations of a registered adapter: by its job, after promotion, after a change of its base model, or on request."""
 
     def create(self, adapter_id: str, **body: Unpack[CreateEvaluation]) -> AdapterEvaluation:
-        """Have an adapter judged once more, on the present bytes of its base; one that waits already is returned."""
+        """Evaluates an adapter again on the current version of its base model; returns the pending evaluation if there is one."""
         path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
         return self._api.call(AdapterEvaluation, "POST", path, json=body, repeatable=True)
 
     def list(self, adapter_id: str, *, limit: int = 20, after: str | None = None) -> Pages[AdapterEvaluation]:
-        """Verdicts on an adapter and those that it waits for, newest first; `limit` to a page."""
+        """Lists the evaluations of an adapter, finished or not, newest first; `limit` is the page size."""
         path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
         return self._api.pages(AdapterEvaluation, path, given(limit=limit, after=after))
 
     def retrieve(self, adapter_id: str, evaluation_id: str) -> AdapterEvaluation:
-        """One evaluation."""
+        """Returns an evaluation."""
         path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}", adapter_id=adapter_id, evaluation_id=evaluation_id)
         return self._api.call(AdapterEvaluation, "GET", path)
 
     def wait(self, adapter_id: str, evaluation_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> AdapterEvaluation:
-        """The evaluation, once there is a verdict or it has failed; ``TimeoutError`` if neither comes within `timeout_s`."""
+        """Waits until the evaluation has a verdict or failed and returns it; raises ``TimeoutError`` after `timeout_s`."""
 
         def look() -> AdapterEvaluation:
             return self.retrieve(adapter_id, evaluation_id)
@@ -86,12 +86,12 @@ class AdapterEvaluations(Resource):
         )
 
     def report(self, adapter_id: str, evaluation_id: str) -> AdapterEvaluationReport:
-        """What a finished evaluation measured, its verdict, and advice."""
+        """Returns the measurements, verdict and advice of a finished evaluation."""
         path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
         return self._api.call(AdapterEvaluationReport, "GET", path)
 
     def report_page(self, adapter_id: str, evaluation_id: str) -> bytes:
-        """The same as an HTML page that needs nothing else."""
+        """Returns the report as a self-contained HTML page."""
         path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
         return self._api.content(path, accept="text/html")
 
@@ -105,6 +105,6 @@ class AdapterEvaluations(Resource):
         limit: int = 100,
         after: str | None = None,
     ) -> Pages[EvaluationSample]:
-        """Every item of it as each model answered it; `only`: ``changed``, ``worse`` or ``better``."""
+        """Lists all items with the answers of each model; `only`: ``changed``, ``worse`` or ``better``."""
         path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/samples", adapter_id=adapter_id, evaluation_id=evaluation_id)
         return self._api.pages(EvaluationSample, path, given(suite=suite, only=only, limit=limit, after=after))

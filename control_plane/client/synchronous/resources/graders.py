@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/graders.py: change that, and run it again.
-"""``client.graders`` and ``client.checkpoint_permissions``: the corners of OpenAI's fine-tuning."""
+"""``client.graders`` and ``client.checkpoint_permissions``, as in OpenAI's fine-tuning API."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from control_plane.client.wire import at, given
 
 
 class Graders(Resource):
-    """What gives an answer its reward."""
+    """Graders, which reward answers."""
 
     def run(self, **body: Unpack[RunGrader]) -> GraderRun:
-        """Grade ``model_sample``; what goes wrong with this item and sample is a flag of the answer."""
+        """Grades ``model_sample``; errors caused by the item or sample are reported as flags of the result."""
         return self._api.call(GraderRun, "POST", at("/v1/fine_tuning/alpha/graders/run"), json=body, repeatable=True)
 
     def validate(self, **body: Unpack[ValidateGrader]) -> ValidatedGrader:
-        """Refuse a grader that could not be run; else it comes back as it was sent."""
+        """Validates a grader and returns it unchanged; raises an error if it cannot run."""
         return self._api.call(ValidatedGrader, "POST", at("/v1/fine_tuning/alpha/graders/validate"), json=body, repeatable=True)
 
 
 class CheckpointPermissions(Resource):
-    """Which projects may use a checkpoint, which is named by its id or as ``JOB:step-N``."""
+    """Permissions on a checkpoint, which is named by its id or as ``JOB:step-N``."""
 
     def create(self, fine_tuned_model_checkpoint: str, **body: Unpack[CreatePermissions]) -> PermissionList:
-        """Record that your own project may use a checkpoint; another project is refused."""
+        """Records that the tenant's own project may use a checkpoint; other projects are refused."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
@@ -52,7 +52,7 @@ class CheckpointPermissions(Resource):
         limit: int = 100,
         after: str | None = None,
     ) -> Pages[CheckpointPermission]:
-        """Permissions on a checkpoint."""
+        """Lists the permissions on a checkpoint."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
@@ -60,7 +60,7 @@ class CheckpointPermissions(Resource):
         return self._api.pages(CheckpointPermission, path, given(project_id=project_id, order=order, limit=limit, after=after))
 
     def delete(self, fine_tuned_model_checkpoint: str, permission_id: str) -> Deleted:
-        """Remove the record of a permission."""
+        """Deletes the record of a permission."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions/{permission_id}",
             fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,

@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/jobs.py: change that, and run it again.
-"""``client.jobs``: fine-tuning jobs, from the estimate to the verdict."""
+"""``client.jobs``: fine-tuning jobs from estimate to evaluation."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Jobs(Resource):
     """Fine-tuning jobs."""
 
     def create(self, **body: Unpack[CreateJob]) -> Job:
-        """Submit a job. It is sent under an ``idempotency_key`` (drawn if not given): sent twice, it is one job."""
+        """Submits a job with an ``idempotency_key`` (random if not given), so that a retry does not submit it twice."""
         key = body.pop("idempotency_key", None)
         return self._api.create(Job, at("/v1/fine_tuning/jobs"), key=key, json=body)
 
     def estimate(self, **body: Unpack[CreateJob]) -> Estimate:
-        """What a job with this body would take and cost, without submitting it; see its ``assumptions``."""
+        """Estimates the duration and cost of a job with this body without submitting it; see ``assumptions`` in the result."""
         return self._api.call(Estimate, "POST", at("/v1/fine_tuning/jobs/estimate"), json=body, repeatable=True)
 
     def preview(self, **body: Unpack[PreviewRequest]) -> ListOf[Json]:
-        """The first examples exactly as a job would train on them: text, token ids, which spans carry loss, what is cut."""
+        """Returns the first examples exactly as a job would train on them: text, token ids, spans with loss, truncation."""
         return self._api.call(ListOf[Json], "POST", at("/v1/fine_tuning/preview"), json=body, repeatable=True)
 
     def list(
@@ -57,10 +57,10 @@ class Jobs(Resource):
         limit: int = 20,
         after: str | None = None,
     ) -> Pages[Job]:
-        """Jobs, newest first, `limit` to a page.
+        """Lists jobs, newest first; `limit` is the page size.
 
-        `status` is OpenAI's word, `state` the platform's; `metadata` keeps jobs that carry all of its pairs, `without_metadata`
-        those that carry none. Times are Unix seconds.
+        `status` is OpenAI's, `state` the platform's; `metadata` selects jobs with all of its pairs, `without_metadata` jobs
+        without metadata. Times are Unix seconds.
         """
         asked = given(
             status=status,
@@ -77,23 +77,23 @@ class Jobs(Resource):
         return self._api.pages(Job, at("/v1/fine_tuning/jobs"), asked | pairs)
 
     def retrieve(self, job_id: str) -> Job:
-        """One job."""
+        """Returns a job."""
         return self._api.call(Job, "GET", at("/v1/fine_tuning/jobs/{job_id}", job_id=job_id))
 
     def cancel(self, job_id: str) -> Job:
-        """End a job that has not ended; its workload is stopped."""
+        """Cancels a job that has not finished and stops its workload."""
         return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/cancel", job_id=job_id), repeatable=True)
 
     def pause(self, job_id: str) -> Job:
-        """Give the GPUs back at the next checkpoint."""
+        """Pauses a job at its next checkpoint and releases its GPUs."""
         return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/pause", job_id=job_id), repeatable=True)
 
     def resume(self, job_id: str) -> Job:
-        """Queue a paused job again; it goes on from its checkpoint."""
+        """Queues a paused job again; it continues from its checkpoint."""
         return self._api.call(Job, "POST", at("/v1/fine_tuning/jobs/{job_id}/resume", job_id=job_id))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Job:
-        """The job, once it has ended; ``TimeoutError`` if it has not within `timeout_s`. A restart of the API does not end the wait."""
+        """Waits until the job has finished and returns it; raises ``TimeoutError`` after `timeout_s`. Tolerates a restart of the API."""
 
         def look() -> Job:
             return self.retrieve(job_id)
@@ -101,56 +101,57 @@ class Jobs(Resource):
         return self._api.wait(look, lambda j: j["status"] in FINAL, what=f"job {job_id}", timeout_s=timeout_s, poll_s=poll_s)
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages[Event]:
-        """Events so far, newest first; `limit` to a page."""
+        """Lists events so far, newest first; `limit` is the page size."""
         return self._api.pages(Event, at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id), given(limit=limit, after=after))
 
     def follow(self, job_id: str) -> Iterator[Event]:
-        """Events as they happen, oldest first, until the job has ended; a stream that breaks off is taken up where it broke."""
+        """Yields events as they happen, oldest first, until the job has finished; reconnects after a broken connection."""
         path = at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id)
         return self._api.events(Event, path, params=given(stream=True))
 
     def checkpoints(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages[Checkpoint]:
-        """Committed checkpoints, newest first; `limit` to a page."""
+        """Lists committed checkpoints, newest first; `limit` is the page size."""
         path = at("/v1/fine_tuning/jobs/{job_id}/checkpoints", job_id=job_id)
         return self._api.pages(Checkpoint, path, given(limit=limit, after=after))
 
     def logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> str:
-        """The training log of an attempt, the last one if not said otherwise, from byte `offset` on; also while it runs."""
+        """Returns the training log of an attempt (default: the latest) from byte `offset` on, also while it runs."""
         path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
         return (self._api.content(path, params=given(attempt=attempt, offset=offset or None))).decode(errors="replace")
 
     def follow_logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> Iterator[str]:
-        """The log piece by piece as it is written, until the attempt has ended; a stream that breaks off is taken up where it broke."""
+        """Yields the log as it is written until the attempt has ended; reconnects after a broken connection."""
         path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
         return self._api.growing(path, given(follow=True, attempt=attempt), offset=offset)
 
     def cost(self, job_id: str) -> JobCost:
-        """What a job cost, entry by entry; refunds that wait for a decision; and what its running attempt costs so far."""
+        """Returns the job's ledger entries, pending refunds, and the cost of its running attempt so far."""
         return self._api.call(JobCost, "GET", at("/v1/fine_tuning/jobs/{job_id}/cost", job_id=job_id))
 
     def metrics(self, job_id: str) -> ListOf[Json]:
-        """What was measured at each step, in order."""
+        """Returns the metrics of each step, in order."""
         return self._api.call(ListOf[Json], "GET", at("/v1/fine_tuning/jobs/{job_id}/metrics", job_id=job_id))
 
     def metrics_csv(self, job_id: str) -> bytes:
-        """The same as a table: one row per step."""
+        """Returns the metrics as CSV, one row per step."""
         return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/metrics.csv", job_id=job_id))
 
     def compare(self, job_ids: Sequence[str]) -> JobComparison:
-        """2 to 100 jobs side by side."""
+        """Compares 2 to 100 jobs."""
         return self._api.call(JobComparison, "GET", at("/v1/fine_tuning/jobs/compare"), params={"ids": ",".join(job_ids)})
 
     def evaluation(self, job_id: str) -> JobEvaluation:
-        """The evaluation of a job's adapter: ``report``, ``verdict``, ``advice``, and ``next_run``, the hyperparameters advised."""
+        """Returns the evaluation of a job's adapter: ``report``, ``verdict``, ``advice``, and ``next_run`` with suggested
+        hyperparameters."""
         return self._api.call(JobEvaluation, "GET", at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id))
 
     def evaluation_page(self, job_id: str) -> bytes:
-        """The same as an HTML page that needs nothing else."""
+        """Returns the evaluation as a self-contained HTML page."""
         return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id), accept="text/html")
 
     def evaluation_samples(
         self, job_id: str, *, suite: str | None = None, only: str | None = None, limit: int = 100, after: str | None = None
     ) -> Pages[EvaluationSample]:
-        """Every item as each model answered it; `only`: ``changed``, ``worse`` or ``better``."""
+        """Lists all items with the answers of each model; `only`: ``changed``, ``worse`` or ``better``."""
         path = at("/v1/fine_tuning/jobs/{job_id}/evaluation/samples", job_id=job_id)
         return self._api.pages(EvaluationSample, path, given(suite=suite, only=only, limit=limit, after=after))

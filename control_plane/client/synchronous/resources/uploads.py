@@ -1,5 +1,5 @@
 # Written by `python -m tools.client` from asynchronous/resources/uploads.py: change that, and run it again.
-"""``client.uploads``: large files in parts that are verified one by one, and taken up again where a connection was lost."""
+"""``client.uploads``: large files uploaded in verified parts; an interrupted upload can be resumed."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from control_plane.client.wire import at
 from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
 
 PART_BYTES = 16 << 20
-"""What is sent, and held in memory, at a time; the API takes up to 64 MiB."""
+"""Size of a part, which is held in memory; the API accepts up to 64 MiB."""
 JOIN_TIMEOUT_S = 600.0
-"""For one answer about a join: 10 GB take minutes even in a slow store."""
+"""Timeout of one request to complete an upload: joining 10 GB takes minutes on a slow store."""
 GIVE_UP_S = 1800.0
-"""On a join that takes longer than a connection lives, or that waits for others."""
+"""How long :meth:`Uploads.complete` keeps retrying while the server joins the parts."""
 LOOK_S = 1.0
 
 
 class Uploads(Resource):
-    """Uploads in parts; :meth:`send` does all of it."""
+    """Multipart uploads; :meth:`send` does everything."""
 
     def create(self, **body: Unpack[CreateUpload]) -> Upload:
-        """Announce a file; what would be refused of it is refused now."""
+        """Creates an upload; the API rejects an invalid file name, size or option at this point."""
         return self._api.call(Upload, "POST", at("/v1/uploads"), json=body)
 
     def retrieve(self, upload_id: str) -> UploadWithParts:
-        """The upload with the parts that are stored, and the sha256 of each."""
+        """Returns the upload with its stored parts and the SHA-256 of each."""
         return self._api.call(UploadWithParts, "GET", at("/v1/uploads/{upload_id}", upload_id=upload_id))
 
     def add_part(self, upload_id: str, data: bytes) -> UploadPart:
-        """Store a part; the same bytes sent again are the same part."""
+        """Uploads a part; uploading the same bytes again returns the same part."""
         path, files = at("/v1/uploads/{upload_id}/parts", upload_id=upload_id), {"data": ("part", data, "application/octet-stream")}
         return self._api.call(UploadPart, "POST", path, files=files, repeatable=True)
 
     def complete(self, upload_id: str, **body: Unpack[CompleteUpload]) -> Upload:
-        """Join the parts, in the order of ``part_ids``, into a file; a second call gives the same answer.
+        """Joins the parts, in the order of ``part_ids``, into a file; calling it again returns the same result.
 
-        A join that takes longer than a connection lives is asked for until it is done, for half an hour at most.
+        Retries for up to half an hour if the join outlasts the connection.
         """
         path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id), time.monotonic() + GIVE_UP_S
         while True:
@@ -57,7 +57,7 @@ class Uploads(Resource):
             pause(LOOK_S)
 
     def cancel(self, upload_id: str) -> Upload:
-        """End an upload that is not completed; its parts are removed."""
+        """Cancels an upload that is not completed and deletes its parts."""
         return self._api.call(Upload, "POST", at("/v1/uploads/{upload_id}/cancel", upload_id=upload_id), repeatable=True)
 
     def send(
@@ -72,9 +72,9 @@ class Uploads(Resource):
         model: str | None = None,
         part_bytes: int = PART_BYTES,
     ) -> Upload:
-        """Upload a file of any size, part by part; the file itself is ``["file"]`` of the answer.
+        """Uploads a file of any size in parts; ``["file"]`` of the result is the file.
 
-        Where this fails half-way, the error's notes name the upload, and :meth:`resume` goes on with it.
+        If it fails part-way, a note on the exception names the upload, which :meth:`resume` continues.
         """
         options: Any = {"column_map": column_map, "policies": policies, "encoding": encoding, "rows_at": rows_at, "model": model}
         options |= {"purpose": purpose}
@@ -87,12 +87,15 @@ class Uploads(Resource):
             raise
 
     def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Upload:
-        """Send what is missing of an upload, and complete it. What is stored is known by its sha256, and not sent again."""
+        """Uploads the missing parts and completes the upload; stored parts are recognized by their SHA-256 and skipped."""
         found = self.retrieve(upload_id)
         if found["status"] == "completed":
             return found
         if found["bytes"] != file.stat().st_size:
-            raise InvalidRequest(f"{file} has {file.stat().st_size} bytes, upload {upload_id} is of {found['bytes']}", param="file")
+            raise InvalidRequest(
+                f"{file} has {file.stat().st_size} bytes but upload {upload_id} was created for {found['bytes']}; pass the same file",
+                param="file",
+            )
         stored = {part["sha256"]: part["id"] for part in found["parts"]}
         part_ids, md5 = [], hashlib.md5(usedforsecurity=False)
         for data in _parts(file, part_bytes):
