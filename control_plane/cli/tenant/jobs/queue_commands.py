@@ -68,7 +68,7 @@ def whole_queue(
             from control_plane.console.queue_page import queue_page
 
             html.write_text(queue_page(found, now=time.time()))
-            say(f"the queue is in {html}")
+            say(f"wrote {html}")
             return
     if as_json:
         print_json(found)
@@ -95,7 +95,7 @@ def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:
             "jobs of yours is not in the queue yet: its data is", "jobs of yours are not in the queue yet: their data is"
         ))  # fmt: skip
     if not found["waiting"]:
-        lines.append("None of your jobs waits for GPUs.")
+        lines.append("None of your jobs are waiting for GPUs.")
     kinds = by_tier_words(found["by_tier"])
     lines.append(f"The queue: {_count(found['length'], 'job')}{f' ({kinds})' if kinds else ''} of all tenants")
     lines += [f"Pool {pool_line(p)}" for p in found["pools"]]
@@ -107,7 +107,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
     steps = f" · step {job['step'] or 0}/{job['total_steps']}" if job["total_steps"] else ""
     where = f"{str(job['state']).capitalize()} on {_gpus(job['num_gpus'])} of pool {job['pool']} for {span_words(now - job['since'])}"
     if job["stopping"]:
-        return f"{where}{steps} · saves a checkpoint and makes room for another job; it resumes automatically and loses no work"
+        return f"{where}{steps} · being preempted: saves a checkpoint and resumes automatically without losing work"
     end = job["estimated_end"]
     if end is None:
         return where + steps
@@ -117,7 +117,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
 
 def pool_line(pool: Mapping[str, Any]) -> str:
     """Format a pool's GPUs in one line."""
-    kept = f", {pool['reserved_gpus']} kept for premium" if pool["reserved_gpus"] else ""
+    kept = f", {pool['reserved_gpus']} reserved for premium" if pool["reserved_gpus"] else ""
     spot = ", spot" if pool["pricing"] == "spot" else ""
     block = f", at most {pool['largest_free']} of them on one node" if pool["free_gpus"] > pool["largest_free"] else ""
     return f"{pool['name']} ({pool['gpu_type']}{spot}): {pool['free_gpus']} of {pool['num_gpus']} GPUs free{block}{kept}"
@@ -139,9 +139,9 @@ def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[st
         shares = [
             (t["tenant"], str(t["waiting"]), str(t["running"]), str(t["num_gpus"]), f"{t['used_gpu_hours']:.4g}") for t in found["tenants"]
         ]
-        lines += _rows(("TENANT", "WAITING", "RUNNING", "GPUS", "LATELY USED GPU-HOURS"), shares)
+        lines += _rows(("TENANT", "WAITING", "RUNNING", "GPUS", "RECENT GPU-HOURS"), shares)
     for late in found["overdue"]:
-        what = "has no workload" if late["kind"] == "start" else "was asked to stop and holds its GPUs still"
+        what = "has no workload" if late["kind"] == "start" else "was asked to stop and still holds its GPUs"
         gpus = f"{_gpus(late['num_gpus'])} of pool {late['pool']}"
         lines.append(f"OVERDUE: attempt {late['attempt']} of {late['job_id']} ({gpus}) {what} after {span_words(late['age_s'])}")
     return lines
@@ -150,12 +150,10 @@ def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[st
 def _waited(job: Mapping[str, Any], now: float) -> str:
     said = [f"has waited {span_words(job['waited_s'])}"]
     if job["due_at"] is not None:
-        over = (
-            f"since {wall_clock(job['due_at'], now)} nobody" if job["due_at"] <= now else f"from {wall_clock(job['due_at'], now)} on nobody"
-        )
-        said.append(f"{over} later of its tier goes before it")
+        over = f"since {wall_clock(job['due_at'], now)}" if job["due_at"] <= now else f"from {wall_clock(job['due_at'], now)} on"
+        said.append(f"{over} no later job of its tier overtakes it")
     if job["preemptions"]:
-        said.append(f"made room for others {_count(job['preemptions'], 'time')}")
+        said.append(f"preempted {_count(job['preemptions'], 'time')}")
     return " · ".join(said)
 
 
@@ -164,14 +162,14 @@ def _rounds(found: Mapping[str, Any], now: float) -> str:
     kinds = by_tier_words(found["by_tier"])
     waits = f"{_count(found['length'], 'job')} {'waits' if found['length'] == 1 else 'wait'}{f' ({kinds})' if kinds else ''}"
     if s["last_round_at"] is None:
-        return f"{waits}; no round has looked at the queue yet"
+        return f"{waits}; no scheduling cycle has run yet"
     took = "" if s["last_round_s"] is None else f", took {s['last_round_s'] * 1000:.0f} ms"
     counts = f"{s['starts']} starts, {s['backfills']} of them backfill; {s['preemptions']} preemptions; {s['reservations']} reservations"
-    return f"{waits}; last round {max(0.0, now - s['last_round_at']):.0f} s ago{took}; {counts}, {s['slipped']} slipped"
+    return f"{waits}; last cycle {max(0.0, now - s['last_round_at']):.0f} s ago{took}; {counts}, {s['slipped']} slipped"
 
 
 def _apart(pool: Mapping[str, Any]) -> str:
-    return f"; {_gpus(pool['unusable_gpus'])} lie apart that the widest job that waits could have together" if pool["unusable_gpus"] else ""
+    return f"; {_gpus(pool['unusable_gpus'])} too scattered for the widest waiting job" if pool["unusable_gpus"] else ""
 
 
 def _node(node: Mapping[str, Any], pool: Mapping[str, Any]) -> Sequence[str]:

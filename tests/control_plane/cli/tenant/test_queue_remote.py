@@ -44,7 +44,7 @@ def test_the_queue_is_read_in_words_and_as_json(offline: Callable[..., Any], api
     running = offline("queue", FT_API_URL=api_url, FT_API_KEY=world.key(other)).out
     assert f"{runs}  tiny-base" in running
     assert "Provisioning on 1 GPU of pool local" in running
-    assert "None of your jobs waits for GPUs." in running
+    assert "None of your jobs are waiting for GPUs." in running
 
 
 def test_operators_words_and_page_name_everything(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
