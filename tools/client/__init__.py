@@ -1,1 +1,1 @@
-"""Writes the generated half of the Python client: ``python -m tools.client``."""
+"""Generator of the Python client's types and synchronous modules: ``python -m tools.client``."""

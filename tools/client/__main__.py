@@ -1,4 +1,4 @@
-"""``python -m tools.client`` writes the client's types and its synchronous half; with ``--check`` it only says what is out of date."""
+"""``python -m tools.client`` writes the client's types and its synchronous modules; ``--check`` only lists outdated files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ CLIENT = Path(__file__).resolve().parents[2] / "control_plane" / "client"
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file with the content that it should have."""
+    """Returns the expected content of every generated file."""
     from control_plane.api.app import create_app
 
-    document = types.with_streamed(create_app(None).openapi())  # type: ignore[arg-type]  # nobody calls it
+    document = types.with_streamed(create_app(None).openapi())  # type: ignore[arg-type]  # serves no requests
     made = types.modules(document, homes=types.homes_of()) | synchronous.modules(CLIENT / "asynchronous")
     return {CLIENT / name: text for name, text in formatting.formatted(made).items()}
 
 
 def stale() -> list[Path]:
-    """Generated files that are missing, out of date, or that nothing generates any more."""
+    """Returns generated files that are missing, outdated or no longer generated."""
     expected = generated()
     wrong = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
     kept = {path for folder in ("types", "synchronous") for path in (CLIENT / folder).rglob("*.py")}

@@ -1,4 +1,4 @@
-"""Generated text as the formatter of this repository leaves it."""
+"""Formatting of generated text with this repository's formatter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIG = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def formatted(texts: Mapping[str, str]) -> dict[str, str]:
-    """`texts` by name, with sorted imports and in house style."""
+    """Formats `texts`, which are keyed by file name, and sorts their imports."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for name, text in texts.items():
