@@ -28,7 +28,7 @@ def healthz(platform: WholePlatform) -> dict[str, str]:
         with platform.engine.connect() as conn:
             conn.execute(sa.text("SELECT 1"))
     except (OperationalError, PoolTimeout) as error:
-        raise Unavailable("the database does not answer", code="database_unavailable") from error
+        raise Unavailable("the database did not respond", code="database_unavailable") from error
     return {"status": "ok"}
 
 

@@ -1,4 +1,4 @@
-"""Usage, invoices, budgets and refunds. Money is integer micro-dollars: 1,000,000 are a dollar."""
+"""Usage, invoices, budgets and refunds. Amounts are integer micro-dollars (1,000,000 = 1 US dollar)."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ FORM = {
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
-    """Register an evaluation suite of your own. Files validated from now on are checked for its items."""
+    """Register an evaluation suite. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")

@@ -1,4 +1,4 @@
-"""Files, datasets and the suites that they are held against."""
+"""Files, datasets and the suites that datasets are checked against."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class File(ApiModel):
     status_code: str | None
     """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
     policies: dict[str, Any]
-    """Validation policies as requested; policies left out take their defaults. The report lists all that were applied."""
+    """Validation policies as requested; omitted policies use their defaults. The report lists all that were applied."""
     model: str | None
     """Base model whose tokenizer counts the tokens; null if none was named."""
     source: str | None
@@ -124,11 +124,11 @@ class ImportDataset(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     hub_id: str
-    """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
+    """Dataset to import, `hf://owner/name` with a pinned revision, in the form that `ft check` accepts."""
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
     """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""

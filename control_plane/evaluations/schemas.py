@@ -1,4 +1,4 @@
-"""A job's evaluation: what was measured, what the gate made of it, and what to change in the next run."""
+"""The evaluation of a job: measurements, verdict and advice."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EvaluationAdvice(ApiModel):
     evidence: dict[str, Any]
     """Numbers it is based on."""
     changes: dict[str, Any]
-    """Hyperparameters to set in the next run, as `POST /v1/fine_tuning/jobs` takes them."""
+    """Hyperparameters to set in the next run, in the form that `POST /v1/fine_tuning/jobs` accepts."""
 
 
 class JobEvaluation(ApiModel):

@@ -1,4 +1,4 @@
-"""Evaluations of a registered adapter: what was found, and what is ordered."""
+"""Evaluations of registered adapters."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_database(_: Request, __: Exception) -> JSONResponse:
-    return response(Unavailable("the database did not answer; the same call may succeed in a moment", code="database_unavailable"))
+    return response(Unavailable("the database did not respond; retry in a moment", code="database_unavailable"))
 
 
 class ErrorDetail(ApiModel):

@@ -1,4 +1,4 @@
-"""Jobs and what belongs to them."""
+"""Jobs, their events, checkpoints and estimates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CreateJob(ApiModel):
         return canonical_body(body) if isinstance(body, dict) else body
 
     model: str
-    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works: training
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your adapters, jobs or checkpoints also works: training
     then continues from its weights, as with `warm_start`."""
     training_file: str
     """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
@@ -43,8 +43,7 @@ class CreateJob(ApiModel):
     seed: int | None = None
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: dict[str, str] | None = None
-    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values at most
-    512."""
+    """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
     integrations: list[dict[str, Any]] | None = None
     """Must be null or empty: no third-party integrations are supported."""
     method: str | dict[str, Any] | None = None
@@ -55,7 +54,7 @@ class CreateJob(ApiModel):
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one place
     only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: dict[str, Any] | None = None
-    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults; unknown
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults; unknown
     keys are refused."""
     tier: str | None = None
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""

@@ -1,4 +1,4 @@
-"""Webhook endpoints and what became of what was sent to them; OpenAI's objects where it has them."""
+"""Webhook endpoints and their deliveries, in OpenAI's format where it exists."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class WebhookEndpoint(ApiModel):
     url: str
     """Where events are sent."""
     event_types: list[str]
-    """Types of events that are sent; `*` stands for all."""
+    """Types of events that are sent; `*` means all."""
     signing_secret_hint: str
     """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: State
@@ -150,7 +150,7 @@ class WebhookDelivery(ApiModel):
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
-    """`pending` (to be sent, or sent again), `delivered` (2xx response received) or `dead` (given up)."""
+    """`pending` (waiting for its first attempt or a retry), `delivered` (2xx response received) or `dead` (given up)."""
     attempts: int
     """Attempts made so far."""
     last_status_code: int | None

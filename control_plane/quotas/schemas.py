@@ -1,4 +1,4 @@
-"""GPU-hours of a month: what there is, what is used, and what a job takes of it."""
+"""Monthly GPU-hours: limits, usage, and the effect of one job."""
 
 from __future__ import annotations
 

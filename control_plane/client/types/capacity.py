@@ -33,7 +33,7 @@ class Node(TypedDict):
     num_jobs: int
     """Jobs that hold GPUs on the node."""
     state: str
-    """`ready`, `draining` (takes no new jobs, but jobs are still running on it) or `drained` (nothing is running on it)."""
+    """`ready`, `draining` (accepts no new jobs; jobs are still running on it) or `drained` (nothing is running on it)."""
     drained_at: int | None
     """When draining began, as Unix time in seconds; null if the node is ready."""
     drained_by: str | None

@@ -32,7 +32,7 @@ class CreateUpload(TypedDict):
     column_map: NotRequired[dict[str, str] | None]
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: NotRequired[dict[str, Any] | None]
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: NotRequired[str | None]
     """Encoding of the file's text if it is not UTF-8: `windows-1252`, `iso-8859-15`, `windows-1250`, `windows-1251`, `mac-roman`,
     `utf-16`."""
@@ -118,7 +118,7 @@ class File(TypedDict):
     status_code: str | None
     """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
     policies: dict[str, Any]
-    """Validation policies as requested; policies left out take their defaults. The report lists all that were applied."""
+    """Validation policies as requested; omitted policies use their defaults. The report lists all that were applied."""
     model: str | None
     """Base model whose tokenizer counts the tokens; null if none was named."""
     source: str | None
@@ -148,11 +148,11 @@ class ImportDataset(TypedDict):
     """A dataset to import from the Hugging Face Hub."""
 
     hub_id: str
-    """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
+    """Dataset to import, `hf://owner/name` with a pinned revision, in the form that `ft check` accepts."""
     column_map: NotRequired[dict[str, str] | None]
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: NotRequired[dict[str, Any] | None]
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: NotRequired[str | None]
     """Encoding of the file's text if it is not UTF-8: `windows-1252`, `iso-8859-15`, `windows-1250`, `windows-1251`, `mac-roman`,
     `utf-16`."""

@@ -113,7 +113,7 @@ class EvaluationAdvice(TypedDict):
     evidence: dict[str, Any]
     """Numbers it is based on."""
     changes: dict[str, Any]
-    """Hyperparameters to set in the next run, as `POST /v1/fine_tuning/jobs` takes them."""
+    """Hyperparameters to set in the next run, in the form that `POST /v1/fine_tuning/jobs` accepts."""
 
 
 class EvaluationSample(TypedDict):

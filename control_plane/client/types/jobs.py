@@ -75,7 +75,7 @@ class CreateJob(TypedDict):
     `target_modules`."""
 
     model: str
-    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works:
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your adapters, jobs or checkpoints also works:
     training then continues from its weights, as with `warm_start`."""
     training_file: str
     """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
@@ -88,8 +88,7 @@ class CreateJob(TypedDict):
     seed: NotRequired[int | None]
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: NotRequired[dict[str, str] | None]
-    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values
-    at most 512."""
+    """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
     integrations: NotRequired[list[dict[str, Any]] | None]
     """Must be null or empty: no third-party integrations are supported."""
     method: NotRequired[str | dict[str, Any] | None]
@@ -100,7 +99,7 @@ class CreateJob(TypedDict):
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one
     place only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: NotRequired[dict[str, Any] | None]
-    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults;
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults;
     unknown keys are refused."""
     tier: NotRequired[str | None]
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
@@ -132,7 +131,7 @@ class CreateSweep(TypedDict):
     `auto_promote` is true."""
 
     model: str
-    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works:
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your adapters, jobs or checkpoints also works:
     training then continues from its weights, as with `warm_start`."""
     training_file: str
     """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
@@ -145,8 +144,7 @@ class CreateSweep(TypedDict):
     seed: NotRequired[int | None]
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: NotRequired[dict[str, str] | None]
-    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values
-    at most 512."""
+    """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
     integrations: NotRequired[list[dict[str, Any]] | None]
     """Must be null or empty: no third-party integrations are supported."""
     method: NotRequired[str | dict[str, Any] | None]
@@ -157,7 +155,7 @@ class CreateSweep(TypedDict):
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one
     place only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: NotRequired[dict[str, Any] | None]
-    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults;
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults;
     unknown keys are refused."""
     tier: NotRequired[str | None]
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
@@ -493,7 +491,7 @@ class ModelLimits(TypedDict):
     num_gpus: list[int]
     """GPU counts that a job may request on this platform."""
     strategies: list[str]
-    """Values that `hardware.strategy` may take."""
+    """Accepted values of `hardware.strategy`."""
     max_suffix_length: int
     """Maximum length of a job's `suffix`, in characters."""
     max_seed: int
@@ -519,7 +517,7 @@ class Recipe(TypedDict):
     """Defaults for jobs with one kind of adapter on base models of a certain family or size."""
 
     id: str
-    """Id of the recipe, `name@version`, which a job takes as `recipe`."""
+    """Id of the recipe, `name@version`, to pass as `recipe` of a job."""
     object: NotRequired[Literal["recipe"]]
     """Object type, always `recipe`."""
     name: str

@@ -90,7 +90,7 @@ class WebhookDelivery(TypedDict):
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
-    """`pending` (to be sent, or sent again), `delivered` (2xx response received) or `dead` (given up)."""
+    """`pending` (waiting for its first attempt or a retry), `delivered` (2xx response received) or `dead` (given up)."""
     attempts: int
     """Attempts made so far."""
     last_status_code: int | None
@@ -119,7 +119,7 @@ class WebhookEndpoint(TypedDict):
     url: str
     """Where events are sent."""
     event_types: list[str]
-    """Types of events that are sent; `*` stands for all."""
+    """Types of events that are sent; `*` means all."""
     signing_secret_hint: str
     """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: Literal["enabled", "disabled"]
@@ -147,7 +147,7 @@ class WebhookEndpointWithSecret(TypedDict):
     url: str
     """Where events are sent."""
     event_types: list[str]
-    """Types of events that are sent; `*` stands for all."""
+    """Types of events that are sent; `*` means all."""
     signing_secret_hint: str
     """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: Literal["enabled", "disabled"]

@@ -1,4 +1,4 @@
-"""Files that are uploaded in parts."""
+"""Files uploaded in parts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CreateUpload(ApiModel):
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
     """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""

@@ -1,4 +1,4 @@
-"""What base models can be asked for, and previews."""
+"""Limits of base models, and previews."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ModelLimits(ApiModel):
     num_gpus: list[int]
     """GPU counts that a job may request on this platform."""
     strategies: list[str]
-    """Values that `hardware.strategy` may take."""
+    """Accepted values of `hardware.strategy`."""
     max_suffix_length: int
     """Maximum length of a job's `suffix`, in characters."""
     max_seed: int

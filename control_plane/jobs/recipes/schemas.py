@@ -20,7 +20,7 @@ class Recipe(ApiModel):
     """Defaults for jobs with one kind of adapter on base models of a certain family or size."""
 
     id: str
-    """Id of the recipe, `name@version`, which a job takes as `recipe`."""
+    """Id of the recipe, `name@version`, to pass as `recipe` of a job."""
     object: Literal["recipe"] = "recipe"
     """Object type, always `recipe`."""
     name: str

@@ -1,4 +1,4 @@
-"""Sweeps and comparisons over the wire: their shapes, and rows into them."""
+"""Sweeps and comparisons, and their conversion from database rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue: why a job waits, where it stands, when it starts; for operators everything, node by node."""
+"""The queue: position, reason and expected start of each job; for operators also nodes and scheduler counters."""
 
 from __future__ import annotations
 
