@@ -69,7 +69,7 @@ def approve(
 def reject(
     platform: PlatformDep, principal: Approver, adapter_id: parameters.AdapterId, body: schemas.Decide | None = None
 ) -> schemas.Adapter:  # fmt: skip
-    """Reject an adapter, so that it cannot be promoted. One that is in production has to be rolled back or deprecated instead."""
+    """Reject an adapter, so that it cannot be promoted. An adapter in production must be rolled back or deprecated instead."""
     note = None if body is None else body.note
     return responses.adapter(promotions.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note))
 

@@ -43,7 +43,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.Adapt
 
 @router.delete("/{adapter_id:path}/exports/{export_id}", summary="Delete an export")
 def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> http_schemas.Deleted:
-    """Delete an export with its archive, or give it up if it is still being made. Otherwise it is deleted after seven days."""
+    """Delete an export and its archive, or cancel it if it is still running. Exports are deleted automatically after seven days."""
     exports.delete(platform, tenant, adapter_id, export_id)
     return http_schemas.Deleted(id=export_id, object="adapter.export")
 

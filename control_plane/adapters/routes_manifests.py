@@ -18,7 +18,7 @@ class Yaml(PlainTextResponse):
     media_type = YAML
 
 
-@router.get("/adapters/{adapter_id:path}/server", summary="Generate manifests for a model's own server", response_class=Yaml)
+@router.get("/adapters/{adapter_id:path}/server", summary="Generate manifests to serve a whole model", response_class=Yaml)
 def server(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> Yaml:
     """Generate Kubernetes manifests for serving a whole model: Deployment, Service and NetworkPolicy."""
     return Yaml(manifests.server(platform, tenant, adapter_id))

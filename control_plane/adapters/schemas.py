@@ -63,7 +63,7 @@ class Adapter(ApiModel):
     deprecated_at: int | None = None
     """When it was deprecated, as Unix time in seconds; null if it is not. Its files are deleted 30 days later."""
     archived_at: int | None = None
-    """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted from then on; its record stays."""
+    """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted; its record is kept."""
     approval: str = "none"
     """`none` (not needed), `pending`, `approved` or `rejected`."""
     approved_by: str | None = None
@@ -92,14 +92,14 @@ class RolledBack(ApiModel):
 
 
 class Lineage(ApiModel):
-    """Where a model comes from, from its name back to the uploaded files."""
+    """Origin of a model, traced from its name back to the uploaded files."""
 
     object: Literal["lineage"] = "lineage"
     """Object type, always `lineage`."""
     model: str
     """Name as requested."""
     kind: Literal["base_model", "route", "logical_name", "adapter"]
-    """What the name stands for: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that name) or
+    """What the name refers to: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that name) or
     `adapter`."""
     base_model: dict[str, Any] | None = None
     """For a base model, its digest, repository and revision; null otherwise."""
@@ -124,11 +124,11 @@ class Approve(Decide):
     """Approval of an adapter."""
 
     promote: bool = False
-    """Whether to promote it to production at once."""
+    """Whether to promote it to production immediately."""
 
 
 class CreateExport(ApiModel):
-    """Which export to make."""
+    """An export to create."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -162,7 +162,7 @@ class Export(ApiModel):
     sha256: str | None
     """SHA-256 of the archive; null until it is ready."""
     manifest: dict[str, Any] | None
-    """Lineage, files with their hashes, and the proof that the exported weights answer as they should; null until it is ready."""
+    """Lineage, files with their hashes, and proof that the exported weights produce the expected answers; null until it is ready."""
     content_url: str | None
     """Path to download the archive from; null until it is ready."""
     created_at: int

@@ -16,7 +16,8 @@ router = APIRouter(tags=["health"])
 
 @router.get("/livez", summary="Check that the process is alive")
 async def livez() -> dict[str, str]:
-    """Return `ok` if this process responds. Uses neither the database nor a thread, so that only a process that hangs fails it."""
+    """Return `ok` if this process responds. Uses neither the database nor a thread pool, so that only a process that hangs fails the
+    check."""
     return {"status": "ok"}
 
 
@@ -27,7 +28,7 @@ def healthz(platform: WholePlatform) -> dict[str, str]:
         with platform.engine.connect() as conn:
             conn.execute(sa.text("SELECT 1"))
     except (OperationalError, PoolTimeout) as error:
-        raise Unavailable("the database does not answer", code="database_unavailable") from error
+        raise Unavailable("the database did not respond", code="database_unavailable") from error
     return {"status": "ok"}
 
 

@@ -19,7 +19,7 @@ class CreatePermissions(ApiModel):
 
 
 class CheckpointPermission(ApiModel):
-    """Record that a project may use a checkpoint. It changes nothing, since a tenant can always use its own checkpoints."""
+    """Record that a project may use a checkpoint. It has no effect, because a tenant can always use its own checkpoints."""
 
     id: str
     """Id of the permission, starting with `cp_`."""

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/budgets", tags=["billing"])
 
 @router.post("", summary="Create a budget")
 def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateBudget) -> schemas.Budget:
-    """Create a monthly budget. It stops nothing: each threshold sends `budget.threshold_reached` once a month."""
+    """Create a monthly budget. It does not limit spending: each threshold sends `budget.threshold_reached` once a month."""
     check_storable(body.name, "name")
     return responses.budget(budgets.create(platform, tenant, name=body.name, limit_micros=body.limit_micros, thresholds=body.thresholds))
 

@@ -85,7 +85,7 @@ def list_refunds(
     after: parameters.After = None,
     limit: parameters.Limit = 20,
 ) -> http_schemas.ListOf[schemas.OperatorRefundCase]:
-    """List attempts whose failure may be the platform's fault and that an operator decides on, oldest first."""
+    """List failed attempts that may be the platform's fault, for an operator to decide on, oldest first."""
     found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[responses.operator_refund_case(row) for row in found.items], has_more=found.has_more)
 
@@ -94,7 +94,7 @@ def list_refunds(
 def grant(
     platform: OperatorPlatform, operator: Operator, case_id: parameters.CaseId, body: schemas.DecideRefund
 ) -> schemas.OperatorRefundCase:
-    """Refund all of the attempt that is still billed. Granting again changes nothing; a refused case cannot be granted."""
+    """Refund everything that is still billed for an attempt. Granting again changes nothing; a refused case cannot be granted."""
     check_storable(body.note, "note")
     return responses.operator_refund_case(refunds.grant(platform, case_id, by=operator.id, note=body.note))
 
@@ -110,7 +110,7 @@ def refuse(
 
 @router.post("/adjustments", summary="Adjust a bill")
 def adjust(platform: OperatorPlatform, operator: Operator, body: schemas.Adjust) -> schemas.LedgerEntry:
-    """Correct a tenant's bill with an entry of its own, whose reason is shown on the invoice."""
+    """Correct a tenant's bill with a separate ledger entry, whose reason is shown on the invoice."""
     check_storable(body.model_dump())
     made = refunds.adjust(
         platform, body.tenant, amount_micros=body.amount_micros, reason=body.reason, by=operator.id, key=body.key

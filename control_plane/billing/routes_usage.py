@@ -60,7 +60,7 @@ def retrieve(
     bucket_width: BucketWidth = "day",
     group_by: GroupBy = None,
 ) -> billing_schemas.Usage:
-    """Return GPU time, storage and cost by hour, day or month, at the time it was used. Attempts running now are listed as `unbilled`."""
+    """Return GPU time, storage and cost by the hour, day or month in which they were used. Running attempts are listed as `unbilled`."""
     return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
 
 

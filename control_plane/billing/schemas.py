@@ -1,4 +1,4 @@
-"""Usage, invoices, budgets and refunds. Money is integer micro-dollars: 1,000,000 are a dollar."""
+"""Usage, invoices, budgets and refunds. Amounts are integer micro-dollars (1,000,000 = 1 US dollar)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UsageTotal(ApiModel):
     adjustment_micros: int
     """Adjustments by operators in micro-dollars; negative if in the tenant's favor."""
     spot_savings_micros: int
-    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
+    """How much more the GPU time billed and not refunded would have cost on demand, in micro-dollars."""
     gpu_seconds: float
     """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
@@ -145,7 +145,7 @@ class LedgerEntry(ApiModel):
     list_micros: int
     """The same amount at on-demand prices, in micro-dollars."""
     occurred_at: int
-    """When it occurred, as Unix time in seconds; it decides about the month it is billed in."""
+    """When it occurred, as Unix time in seconds; it determines the month it is billed in."""
     detail: dict[str, Any]
     """What the amount was computed from, such as times, prices and outcome."""
 
@@ -164,7 +164,7 @@ class RefundCase(ApiModel):
     amount_micros: int
     """Amount that a grant refunds, in micro-dollars."""
     outcome: str
-    """How the attempt ended, such as `oom`, which leaves open whose fault it was."""
+    """How the attempt ended, such as `oom`, where the cause is ambiguous."""
     state: Literal["pending", "granted", "refused"]
     """`pending`, `granted` or `refused`."""
     note: str | None
@@ -218,7 +218,7 @@ class InvoiceLine(ApiModel):
     kind: str
     """`usage`, `refund`, `storage` or `adjustment`."""
     description: str
-    """What is billed, for people."""
+    """Human-readable description of the charge."""
     job_id: str | None
     """Id of the job; null if it belongs to no job."""
     attempt: int | None
@@ -309,7 +309,7 @@ class Invoice(InvoiceSummary):
     total_usd: str
     """Total in US dollars, as text."""
     spot_savings_micros: int
-    """What the GPU time billed and not refunded would have cost more on demand, in micro-dollars."""
+    """How much more the GPU time billed and not refunded would have cost on demand, in micro-dollars."""
     gpu_seconds: float
     """GPU time in seconds, refunded time included."""
     refunded_gpu_seconds: float
@@ -347,7 +347,7 @@ class UpdateBudget(ApiModel):
 
 
 class Budget(ApiModel):
-    """A monthly amount, with thresholds at which you are notified. It stops nothing."""
+    """A monthly amount, with thresholds at which you are notified. It does not limit spending."""
 
     id: str
     """Id of the budget."""
@@ -390,7 +390,7 @@ class Adjust(ApiModel):
     reason: Note
     """Reason, 1 to 2,000 characters, which is shown on the invoice."""
     key: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
-    """Your name for the adjustment, 1 to 100 characters: sending the same key again makes no second adjustment."""
+    """Idempotency key, 1 to 100 characters: sending the same key again does not create a second adjustment."""
 
 
 class TrialBalance(ApiModel):
@@ -407,14 +407,14 @@ class TrialBalance(ApiModel):
 
 
 class LedgerDifference(ApiModel):
-    """Something in the ledger that is not as it should be."""
+    """A discrepancy in the ledger."""
 
     code: str
     """Kind of difference: `unbalanced`, `not_billed`, `refund`, `recomputed`, `storage` or `invoice`."""
     id: str
     """Id of the ledger entry or invoice."""
     detail: str
-    """Explanation for people."""
+    """Human-readable explanation."""
 
 
 class LedgerCheck(ApiModel):

@@ -15,13 +15,13 @@ router = APIRouter(prefix="/v1/admin/nodes", tags=["operators"])
 
 @router.get("", summary="List nodes")
 def list_nodes(platform: OperatorPlatform) -> http_schemas.ListOf[schemas.Node]:
-    """List the nodes of all pools with the GPUs held on each and whether it is drained."""
+    """List the nodes of all pools with the GPUs in use on each and whether it is drained."""
     return http_schemas.ListOf(data=[_rendered(node) for node in nodes.list_nodes(platform)], has_more=False)
 
 
 @router.get("/{node}", summary="Retrieve a node")
 def retrieve(platform: OperatorPlatform, node: parameters.NodeName) -> schemas.Node:
-    """Return a node with the GPUs held on it."""
+    """Return a node with the GPUs in use on it."""
     return _rendered(nodes.get(platform, node))
 
 
@@ -33,7 +33,7 @@ def drain(platform: OperatorPlatform, operator: Operator, node: parameters.NodeN
 
 @router.post("/{node}/undrain", summary="Undrain a node")
 def undrain(platform: OperatorPlatform, node: parameters.NodeName) -> schemas.Node:
-    """Place jobs on a node again."""
+    """Allow new jobs on a node again."""
     return _rendered(nodes.undrain(platform, node))
 
 

@@ -1,4 +1,4 @@
-"""Nodes of the pools, as operators see and drain them."""
+"""Nodes of the pools, and draining them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Node(ApiModel):
     num_jobs: int
     """Jobs that hold GPUs on the node."""
     state: str
-    """`ready`, `draining` (takes no new jobs, but jobs are still running on it) or `drained` (nothing is running on it)."""
+    """`ready`, `draining` (accepts no new jobs; jobs are still running on it) or `drained` (nothing is running on it)."""
     drained_at: int | None
     """When draining began, as Unix time in seconds; null if the node is ready."""
     drained_by: str | None
@@ -39,7 +39,7 @@ class Node(ApiModel):
 
 
 class DrainNode(ApiModel):
-    """Why a node is drained."""
+    """Reason for draining a node."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

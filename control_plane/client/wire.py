@@ -30,7 +30,7 @@ STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 to it."""
 REQUEST_ID = "x-request-id"
 DONE = "[DONE]"
-"""Ends a stream of events."""
+"""Data of the event that ends a stream."""
 BY_STATUS: Mapping[int, type[FtError]] = {
     401: Unauthenticated, 403: Forbidden, 404: NotFound, 409: Conflict, 429: QuotaExceeded, 502: Unavailable, 503: Unavailable,
     504: Unavailable,
@@ -41,7 +41,7 @@ def at(template: str, **segments: str) -> str:
     """Returns `template` with its ``{names}`` filled, each quoted; colons stay, because adapters' names contain them."""
     for name, value in segments.items():
         if not value:
-            raise InvalidRequest(f"{name} is empty; give the id that the API named", param=name)
+            raise InvalidRequest(f"{name} is empty; pass the id that the API returned", param=name)
     return template.format_map({name: quote(value, safe=":") for name, value in segments.items()})
 
 
@@ -84,7 +84,7 @@ def decoded(answer: httpx.Response) -> Any:
         return answer.json()
     except ValueError:
         kind = answer.headers.get("content-type", "nothing")
-        raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; is the API's address right?") from None
+        raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; check the API's address") from None
 
 
 def error_of(answer: httpx.Response) -> FtError:
@@ -102,7 +102,7 @@ def error_from_body(body: Any, *, status: int) -> FtError:
     kind = BY_STATUS.get(status, InvalidRequest if 400 <= status < 500 else FtError)
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return kind(f"the API answered with status {status} and no explanation; is something else listening there?")
+        return kind(f"the API answered with status {status} and no error message; check the API's address")
     return from_dict({"code": error.get("code") or kind.default_code, "message": error["message"], "param": error.get("param")}, kind)
 
 

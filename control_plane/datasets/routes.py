@@ -64,7 +64,7 @@ def preview(
         int | None, Query(description="Sequence length in tokens to truncate at. Default: the context length of the model.")
     ] = None,
 ) -> http_schemas.ListOf[dict[str, Any]]:
-    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans that carry loss, and truncation."""
+    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
     shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
     return http_schemas.ListOf(data=shown)
 
@@ -81,7 +81,8 @@ def report(
     dataset_id: Annotated[str, Path(description="Id of the dataset version (`ds_...`) or of the file (`file-...`).")],
     accept: parameters.Accept = "application/json",
 ) -> Response:
-    """Return the validation report of a dataset version or of a file, including a refused one; as an HTML page if `Accept` asks for it."""
+    """Return the validation report of a dataset version or a file, even if it failed validation; as an HTML page if `Accept` asks for
+    it."""
     found = datasets.report(platform, tenant, dataset_id)
     if "text/html" in accept:
         return HTMLResponse(
@@ -110,7 +111,7 @@ FORM = {
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
 )
 async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
-    """Register an evaluation suite of your own. Files validated from now on are checked for its items."""
+    """Register an evaluation suite. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
         file = form.get("file")

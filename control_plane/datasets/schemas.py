@@ -1,4 +1,4 @@
-"""Files, datasets and the suites that they are held against."""
+"""Files, datasets and the suites that datasets are checked against."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class File(ApiModel):
     status: str
     """`uploaded` until validation ends, then `processed` (usable for training) or `error` (refused)."""
     status_details: str | None
-    """Why the file was refused, for people; null unless `status` is `error`."""
+    """Human-readable reason why the file was refused; null unless `status` is `error`."""
     sha256: str
     """SHA-256 of the content; empty for an import that is not fetched yet."""
     dataset_id: str | None
@@ -55,7 +55,7 @@ class File(ApiModel):
     status_code: str | None
     """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
     policies: dict[str, Any]
-    """Validation policies as requested; policies left out take their defaults. The report lists all that were applied."""
+    """Validation policies as requested; omitted policies use their defaults. The report lists all that were applied."""
     model: str | None
     """Base model whose tokenizer counts the tokens; null if none was named."""
     source: str | None
@@ -105,7 +105,7 @@ class Dataset(ApiModel):
     contamination_suites: list[str]
     """Names of the evaluation suites the rows were compared with; empty if not checked."""
     uri: str
-    """Where the rows are stored, for the platform's own use."""
+    """Location of the stored rows, for internal use."""
     review: str
     """`none` (no review needed), `pending` (jobs are refused until it is approved) or `approved`."""
     approved_at: int | None
@@ -124,14 +124,14 @@ class ImportDataset(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     hub_id: str
-    """Dataset to import, `hf://owner/name` with a pinned revision, in the form `ft check` takes."""
+    """Dataset to import, `hf://owner/name` with a pinned revision, in the form that `ft check` accepts."""
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
-    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""
     model: str | None = None
     """Base model whose tokenizer counts the tokens. If absent, tokens are not counted."""
     hub_token: str | None = None

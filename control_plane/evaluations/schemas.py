@@ -1,4 +1,4 @@
-"""A job's evaluation: what was measured, what the gate made of it, and what to change in the next run."""
+"""The evaluation of a job: measurements, verdict and advice."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Finding(ApiModel):
     blocking: bool
     """Whether failing this rule quarantines the adapter."""
     detail: str
-    """Explanation for people, with the numbers."""
+    """Human-readable explanation with the numbers."""
     values: dict[str, Any]
-    """Numbers that decided: scores, confidence interval, number of items, limit."""
+    """Numbers behind the result: scores, confidence interval, number of items, limit."""
     next_step: str
     """What to do about it; empty if nothing."""
 
@@ -41,7 +41,7 @@ class EvaluationVerdict(ApiModel):
     reasons: list[str]
     """Codes of the blocking rules that failed; empty if the adapter passed."""
     warnings: list[str]
-    """Codes of findings that do not block but deserve a look."""
+    """Codes of findings that do not block but deserve attention."""
     findings: list[Finding]
     """Results of all rules."""
 
@@ -52,11 +52,11 @@ class EvaluationAdvice(ApiModel):
     code: str
     """Stable code, documented in docs/evaluations.md; empty in reports of earlier versions."""
     message: str
-    """The suggestion for people."""
+    """Human-readable suggestion."""
     evidence: dict[str, Any]
     """Numbers it is based on."""
     changes: dict[str, Any]
-    """Hyperparameters to set in the next run, as `POST /v1/fine_tuning/jobs` takes them."""
+    """Hyperparameters to set in the next run, in the form that `POST /v1/fine_tuning/jobs` accepts."""
 
 
 class JobEvaluation(ApiModel):

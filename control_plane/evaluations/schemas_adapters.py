@@ -1,4 +1,4 @@
-"""Evaluations of a registered adapter: what was found, and what is ordered."""
+"""Evaluations of registered adapters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CreateEvaluation(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     eval_config: dict[str, Any] | None = None
-    """Evaluation settings that override those of the adapter's job, such as other capability suites. With settings of its own an evaluation
-    informs you but never decides whether the adapter is served."""
+    """Evaluation settings that override those of the adapter's job, such as other capability suites. An evaluation with its own settings
+    is informational and never decides whether the adapter is served."""
 
 
 class AdapterEvaluation(ApiModel):

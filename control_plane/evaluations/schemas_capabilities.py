@@ -1,4 +1,4 @@
-"""Capability suites on the wire."""
+"""Capability suites."""
 
 from __future__ import annotations
 

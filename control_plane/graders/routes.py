@@ -1,4 +1,4 @@
-"""``/v1/fine_tuning/alpha/graders``: try a grader on one answer. No model is asked, and no code of a tenant is run."""
+"""``/v1/fine_tuning/alpha/graders``: try a grader on one answer. Graders call no model and run no tenant code."""
 
 from __future__ import annotations
 

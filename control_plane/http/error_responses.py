@@ -91,7 +91,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_database(_: Request, __: Exception) -> JSONResponse:
-    return response(Unavailable("the database did not answer; the same call may succeed in a moment", code="database_unavailable"))
+    return response(Unavailable("the database did not respond; retry in a moment", code="database_unavailable"))
 
 
 class ErrorDetail(ApiModel):
@@ -100,7 +100,7 @@ class ErrorDetail(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     message: str
-    """Explanation for people, with the offending value, the limit and the next step."""
+    """Human-readable explanation with the offending value, the limit and the next step."""
     type: str
     """Kind of error: `invalid_request_error`, `authentication_error`, `permission_error`, `insufficient_quota`, `rate_limit_error` or
     `server_error`."""

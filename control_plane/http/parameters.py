@@ -1,6 +1,6 @@
-"""Parameters that several routes take, each described once.
+"""Parameters shared by several routes.
 
-Bounds are only documented here: the service refuses values outside them, with its own error code.
+Bounds are only documented here; the service enforces them, with its own error codes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query
 
-After = Annotated[str | None, Query(description="Id of the last item of the previous page. Absent: the first page.")]
+After = Annotated[str | None, Query(description="Id of the last item of the previous page. Default: the first page.")]
 
 
 def limit(most: int) -> Any:
-    """Items per page: 1 to `most`."""
+    """Returns the query parameter for the page size, 1 to `most`."""
     return Query(description=f"Items per page, 1 to {most:,}.", json_schema_extra={"minimum": 1, "maximum": most})
 
 
@@ -22,7 +22,7 @@ Limit = Annotated[int, limit(100)]
 AdapterId = Annotated[str, Path(description="Id of the adapter (`adp-...`), or its model name (`ft:...`).")]
 CheckpointName = Annotated[str, Path(description="Checkpoint, by its id (`ftckpt_...`) or as `<job id>:step-<step>`.")]
 BudgetId = Annotated[str, Path(description="Id of the budget, as in `GET /v1/budgets`.")]
-CaseId = Annotated[str, Path(description="Id of the refund case, as the list of refund cases returns it.")]
+CaseId = Annotated[str, Path(description="Id of the refund case, as in `GET /v1/admin/refunds`.")]
 DatasetId = Annotated[str, Path(description="Id of the dataset version, starting with `ds_`.")]
 EvaluationId = Annotated[str, Path(description="Id of the evaluation, starting with `ev-`.")]
 ExportId = Annotated[str, Path(description="Id of the export, starting with `exp-`.")]
@@ -30,7 +30,9 @@ FileId = Annotated[str, Path(description="Id of the file, starting with `file-`.
 JobId = Annotated[str, Path(description="Id of the fine-tuning job, starting with `ftjob-`.")]
 KeyId = Annotated[str, Path(description="Id of the API key, starting with `key_`; not its secret.")]
 MemberId = Annotated[str, Path(description="Id of the member, starting with `mem_`.")]
-ModelName = Annotated[str, Path(description="Model as requests name it: a base model, a model route, or an adapter's model name or id.")]
+ModelName = Annotated[
+    str, Path(description="Model name as used in requests: a base model, a model route, or an adapter's model name or id.")
+]
 Month = Annotated[str, Path(description="Calendar month in UTC, as `yyyy-mm`.")]
 NodeName = Annotated[str, Path(description="Name of the node.")]
 RouteName = Annotated[str, Path(description="Name of the model route.")]
@@ -43,8 +45,8 @@ Accept = Annotated[str, Header(description="`text/html` returns an HTML page; an
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        description="Your name for this request, 1 to 255 characters, remembered for 30 days: a request sent again with the same key "
-        "and body returns what the first one created; the same key with another body is refused."
+        description="Unique key of this request, 1 to 255 characters, remembered for 30 days. A request with the same key and body "
+        "returns what the first one created; the same key with a different body is refused."
     ),
 ]
 
@@ -58,7 +60,7 @@ RecipeMethod = Annotated[str, Query(description="Training method whose defaults 
 Suite = Annotated[
     str | None, Query(description="Return only items of this suite, such as `holdout`, `safety`, `golden` or `capability/<name>`.")
 ]
-TenantFilter = Annotated[str | None, Query(description="Id of a tenant, to see only what concerns it. Absent: all tenants.")]
+TenantFilter = Annotated[str | None, Query(description="Return only what concerns the tenant with this id. Default: all tenants.")]
 Verify = Annotated[
     bool, Query(description="Read all stored bytes again and compare them with their recorded hashes, which can take minutes.")
 ]

@@ -1,4 +1,4 @@
-"""What every noun shares: the base of all objects of the API, lists and deletions."""
+"""Schemas shared by all nouns: the base class, lists and deletions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ApiModel(BaseModel):
 
 
 def _described(schema: dict[str, Any]) -> None:
-    """Give a list of one type, which has no docstring of its own, the description that all lists share."""
+    """Adds the shared description of lists, because a list of a specific type has no docstring."""
     schema.setdefault("description", "One page of a list.")
 
 
@@ -40,6 +40,6 @@ class ListOf(ApiModel, Generic[T]):
     object: Literal["list"] = "list"
     """Object type, always `list`."""
     data: Sequence[T]
-    """Items of this page, in the order that the operation states."""
+    """Items of this page, in the order documented for the operation."""
     has_more: bool = False
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""

@@ -89,7 +89,7 @@ def list_jobs(
     created_after: Annotated[int | None, Query(description="Return only jobs created at this Unix time in seconds or later.")] = None,
     created_before: Annotated[int | None, Query(description="Return only jobs created before this Unix time in seconds.")] = None,
 ) -> http_schemas.ListOf[schemas.Job]:
-    """List your fine-tuning jobs, newest first. Filters are combined: a job has to match all of them."""
+    """List your fine-tuning jobs, newest first. Filters are combined: a job must match all of them."""
     narrowed = JobFilter(
         metadata=_metadata_filter(request, metadata),
         without_metadata=metadata == "null",
@@ -208,8 +208,8 @@ def read_logs(
 ) -> Response:
     """Return the training log of an attempt, also while it runs. Credentials are removed.
 
-    The header `x-log-attempt` is the number of the attempt and `x-log-offset` the offset of the first byte returned: of a log over 4 MiB
-    the beginning is dropped. To continue a broken stream, send `attempt` and the offset after the last byte received.
+    The header `x-log-attempt` is the number of the attempt and `x-log-offset` the offset of the first byte returned: the beginning of a log
+    over 4 MiB is dropped. To continue a broken stream, send `attempt` and the offset after the last byte received.
     """
     if not follow:
         found = job_logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)

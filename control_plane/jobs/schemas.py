@@ -1,4 +1,4 @@
-"""Jobs and what belongs to them."""
+"""Jobs, their events, checkpoints and estimates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CreateJob(ApiModel):
         return canonical_body(body) if isinstance(body, dict) else body
 
     model: str
-    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your own adapters, jobs or checkpoints also works: training
+    """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your adapters, jobs or checkpoints also works: training
     then continues from its weights, as with `warm_start`."""
     training_file: str
     """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
@@ -43,8 +43,7 @@ class CreateJob(ApiModel):
     seed: int | None = None
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: dict[str, str] | None = None
-    """Up to 16 key-value pairs of your own, returned with the job and usable as a filter. Keys have at most 64 characters, values at most
-    512."""
+    """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
     integrations: list[dict[str, Any]] | None = None
     """Must be null or empty: no third-party integrations are supported."""
     method: str | dict[str, Any] | None = None
@@ -55,7 +54,7 @@ class CreateJob(ApiModel):
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one place
     only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
     eval_config: dict[str, Any] | None = None
-    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Keys left out take their defaults; unknown
+    """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults; unknown
     keys are refused."""
     tier: str | None = None
     """Tier to run the job in: `free`, `standard` or `premium`, no higher than your tenant's own tier, which is the default."""
@@ -87,7 +86,7 @@ class JobError(ApiModel):
     code: str
     """Stable, machine-readable error code, documented in docs/errors.md."""
     message: str
-    """Explanation for people, with the next step where there is one."""
+    """Human-readable explanation, with the next step if there is one."""
     param: str | None
     """Name of the request field that caused the error; null if no single field did."""
 
@@ -120,7 +119,7 @@ class EvaluationProgress(ApiModel):
     total: int | None
     """Requests to answer in total; null until known."""
     eta_s: float | None
-    """Estimated seconds until the evaluation finishes, at the pace so far; null until it can be estimated."""
+    """Estimated seconds until the evaluation finishes, at the current rate; null until it can be estimated."""
 
 
 class Job(ApiModel):
@@ -179,7 +178,7 @@ class Job(ApiModel):
     reason: str | None
     """Code for why the job is waiting or paused, such as `WaitingForQuota`; null if it is doing neither or the reason is not known yet."""
     reason_detail: str | None
-    """Explanation of `reason` for people; null where `reason` is null."""
+    """Human-readable explanation of `reason`; null if `reason` is null."""
     ahead: Ahead | None
     """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
     reservation: Reservation | None
@@ -271,7 +270,7 @@ class Event(ApiModel):
     code: str | None
     """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
-    """Description of the event for people."""
+    """Human-readable description of the event."""
     data: dict[str, Any] | None
     """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
@@ -292,7 +291,7 @@ class EstimatedTokens(ApiModel):
 
 
 class Estimate(ApiModel):
-    """What a job would take and cost, without submitting it."""
+    """Estimated resources, duration and cost of a job, without submitting it."""
 
     object: Literal["fine_tuning.estimate"] = "fine_tuning.estimate"
     """Object type, always `fine_tuning.estimate`."""

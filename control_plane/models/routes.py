@@ -67,9 +67,9 @@ def retrieve(platform: PlatformDep, tenant: Reader, model: parameters.ModelName)
 
 @router.delete("/{model:path}", summary="Delete a fine-tuned model")
 def delete(platform: PlatformDep, tenant: Writer, model: parameters.ModelName) -> http_schemas.Deleted:
-    """Stop serving a fine-tuned model. Its files are kept for 30 days, during which promoting it brings it back.
+    """Stop serving a fine-tuned model. Its files are kept for 30 days, during which it can be promoted again.
 
-    Deleting it again changes nothing. A base model is refused, and so is a model route, which `DELETE /v1/model_routes/{name}` deletes.
+    Deleting it again changes nothing. Base models cannot be deleted; to delete a model route, use `DELETE /v1/model_routes/{name}`.
     """
     promotions.delete(platform, tenant, model)
     return http_schemas.Deleted(id=model, object="model")

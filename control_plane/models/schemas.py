@@ -35,7 +35,7 @@ class Model(ApiModel):
     license: str | None = None
     """License of the base model; null if unknown, and for anything but a base model, as are the fields below."""
     context_length: int | None = None
-    """Longest sequence the base model takes, in tokens."""
+    """Longest sequence the base model accepts, in tokens."""
     num_parameters: int | None = None
     """Number of parameters of the base model."""
     repo: str | None = None
@@ -49,7 +49,7 @@ class Model(ApiModel):
 
 
 class Deploy(ApiModel):
-    """Where to put an adapter."""
+    """The stage to move an adapter to."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -60,7 +60,7 @@ def update(
 
 @router.delete("/webhook_endpoints/{webhook_endpoint_id}", summary="Delete a webhook endpoint")
 def delete(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId) -> schemas.DeletedWebhookEndpoint:
-    """Delete an endpoint. Nothing more is sent to it."""
+    """Delete an endpoint. No further events are sent to it."""
     webhook_endpoints.delete(platform, tenant, webhook_endpoint_id)
     return schemas.DeletedWebhookEndpoint(id=webhook_endpoint_id)
 
@@ -69,7 +69,7 @@ def delete(platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters
 def rotate_secret(
     platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.RotateSecret | None = None
 ) -> schemas.WebhookEndpointWithSecret:
-    """Replace the signing secret of an endpoint. The old one ends at once, or signs along with the new one for 24 hours."""
+    """Replace the signing secret of an endpoint. The old one expires immediately, or signs along with the new one for 24 hours."""
     keep_old = body is not None and body.keep_old_secret_active_for_24_hours
     return _with_secret(webhook_endpoints.rotate_secret(platform, tenant, webhook_endpoint_id, keep_old=keep_old))
 
@@ -78,7 +78,7 @@ def rotate_secret(
 def send_test(
     platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.SendTestEvent | None = None
 ) -> schemas.WebhookTestResult:
-    """Send a signed test event now and return the receiver's answer. If none arrives, the request is refused with status 400."""
+    """Send a signed test event and return the receiver's response. If there is none, the request fails with status 400."""
     tried = webhook_endpoints.send_test(platform, tenant, webhook_endpoint_id, event_type=body.event_type if body else None)
     return schemas.WebhookTestResult(
         webhook_endpoint_id=tried.endpoint_id, event_type=tried.event_type, status_code=tried.status, response=tried.text
@@ -114,7 +114,7 @@ def replay(
 def replay_dead(
     platform: PlatformDep, tenant: Admin, webhook_endpoint_id: parameters.WebhookEndpointId, body: schemas.ReplayDeliveries
 ) -> schemas.Replayed:
-    """Send all failed deliveries since a time again, oldest first, up to 10,000."""
+    """Send all failed deliveries since a given time again, oldest first, up to 10,000."""
     since = datetime.fromtimestamp(body.since, UTC)
     count = deliveries.replay_dead(platform, tenant, webhook_endpoint_id, since=since)
     return schemas.Replayed(webhook_endpoint_id=webhook_endpoint_id, replayed=count)

@@ -1,4 +1,4 @@
-"""Webhook endpoints and what became of what was sent to them; OpenAI's objects where it has them."""
+"""Webhook endpoints and their deliveries, in OpenAI's format where it exists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UpdateWebhookEndpoint(ApiModel):
     event_types: EventTypes | None = None
     """New types of events to send, from `GET /v1/webhook_event_types`, or `*` for all of them."""
     state: State | None = None
-    """`disabled` stops deliveries and gives up pending ones; `enabled` starts again."""
+    """`disabled` stops deliveries and drops pending ones; `enabled` starts again."""
 
 
 class RotateSecret(ApiModel):
@@ -49,8 +49,8 @@ class RotateSecret(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keep_old_secret_active_for_24_hours: bool = False
-    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it ends at
-    once."""
+    """Whether the old secret signs along with the new one for 24 hours, so that receivers can be switched over. If false, it expires
+    immediately."""
 
 
 class SendTestEvent(ApiModel):
@@ -83,7 +83,7 @@ class WebhookEndpoint(ApiModel):
     url: str
     """Where events are sent."""
     event_types: list[str]
-    """Types of events that are sent; `*` stands for all."""
+    """Types of events that are sent; `*` means all."""
     signing_secret_hint: str
     """Last characters of the signing secret, to tell secrets apart; empty if the platform has lost the key that decrypts it."""
     state: State
@@ -91,7 +91,7 @@ class WebhookEndpoint(ApiModel):
     disabled_reason: str | None
     """Why it is disabled; null if it is enabled."""
     failing_since: int | None
-    """Since when no delivery has been answered with a 2xx status, as Unix time in seconds; null if deliveries succeed. After five days the
+    """Time since which no delivery has received a 2xx response, as Unix time in seconds; null if deliveries succeed. After five days the
     endpoint is disabled."""
     created_at: int
     """When it was created, as Unix time in seconds."""
@@ -100,7 +100,7 @@ class WebhookEndpoint(ApiModel):
 
 
 class WebhookEndpointWithSecret(WebhookEndpoint):
-    """A webhook endpoint with its signing secret, as returned once when the secret is made."""
+    """A webhook endpoint with its signing secret, which is returned only when the secret is created."""
 
     signing_secret: str
     """Secret that signs the events, starting with `whsec_`. It cannot be retrieved again."""
@@ -118,7 +118,7 @@ class DeletedWebhookEndpoint(ApiModel):
 
 
 class WebhookTestResult(ApiModel):
-    """What the receiver answered to a test event."""
+    """The receiver's response to a test event."""
 
     object: Literal["webhook_endpoint.test"] = "webhook_endpoint.test"
     """Object type, always `webhook_endpoint.test`."""
@@ -127,11 +127,11 @@ class WebhookTestResult(ApiModel):
     event_type: str
     """Type of the event that was sent."""
     success: Literal[True] = True
-    """Always `true`: the receiver answered. Whether it accepted the event is in `status_code`."""
+    """Always `true`: the receiver responded. `status_code` shows whether it accepted the event."""
     status_code: int
-    """HTTP status code of the answer."""
+    """HTTP status code of the response."""
     response: str
-    """Beginning of the answer's body."""
+    """Beginning of the response body."""
 
 
 class WebhookDelivery(ApiModel):
@@ -150,11 +150,11 @@ class WebhookDelivery(ApiModel):
     subject: str
     """Id of the object the event is about."""
     state: Literal["pending", "delivered", "dead"]
-    """`pending` (to be sent, or sent again), `delivered` (answered with a 2xx status) or `dead` (given up)."""
+    """`pending` (waiting for its first attempt or a retry), `delivered` (2xx response received) or `dead` (given up)."""
     attempts: int
     """Attempts made so far."""
     last_status_code: int | None
-    """HTTP status code of the last answer; null if there was none."""
+    """HTTP status code of the last response; null if there was none."""
     last_error: str | None
     """What went wrong at the last attempt; null if nothing did."""
     created_at: int
@@ -168,7 +168,7 @@ class WebhookDelivery(ApiModel):
 
 
 class Replayed(ApiModel):
-    """How many deliveries are sent again."""
+    """Number of deliveries sent again."""
 
     object: Literal["webhook_endpoint.replay"] = "webhook_endpoint.replay"
     """Object type, always `webhook_endpoint.replay`."""

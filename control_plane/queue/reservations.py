@@ -261,7 +261,7 @@ def _event(late: OverdueRelease) -> Event:
     return Event(
         code=RELEASE_OVERDUE,
         level="warn",
-        message=f"Attempt {late.attempt} holds {late.num_gpus} GPU(s) of pool {late.pool} for {late.age_s:.0f} s and its workload has not "
-        f"started; at most {ADMITTED_WITHIN.total_seconds():.0f} s are expected. Look at its run, and at the nodes of the pool.",
+        message=f"Attempt {late.attempt} got {late.num_gpus} GPUs of pool {late.pool} {late.age_s:.0f} s ago but its workload has not "
+        f"started (limit {ADMITTED_WITHIN.total_seconds():.0f} s). Check its run and the nodes of the pool.",
         data={"audience": FOR_OPERATORS, "attempt": late.attempt, "age_s": round(late.age_s, 1)},
     )

@@ -1,4 +1,4 @@
-"""GPU-hours of a month: what there is, what is used, and what a job takes of it."""
+"""Monthly GPU-hours: limits, usage, and the effect of one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JobQuota(ApiModel):
     held_gpu_hours: float
     """GPU-hours that other admitted jobs are still expected to use."""
     soft_gpu_hours: float | None
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
     """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     left_gpu_hours: float | None
@@ -38,7 +38,7 @@ class JobQuota(ApiModel):
 
 
 class Quota(ApiModel):
-    """Limits of a tenant and its use of them this month."""
+    """Limits of a tenant and its usage this month."""
 
     object: Literal["quota"] = "quota"
     """Object type, always `quota`."""
@@ -49,9 +49,9 @@ class Quota(ApiModel):
     month: str
     """Calendar month in UTC, as `yyyy-mm`."""
     month_ends_at: int
-    """When the month ends and use starts again from zero, as Unix time in seconds."""
+    """When the month ends and usage resets, as Unix time in seconds."""
     soft_gpu_hours: float | None
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
     """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     used_gpu_hours: float
@@ -69,18 +69,18 @@ class Quota(ApiModel):
     on_hard_cap: str
     """What happens to running and waiting jobs when the hard cap is reached, in words."""
     jobs_in_flight: int
-    """Jobs that have not ended, paused ones included."""
+    """Unfinished jobs, including paused ones."""
     max_jobs_in_flight: int
-    """Most jobs that may be in flight (not ended) at once."""
+    """Maximum number of unfinished jobs at a time."""
     jobs_paused_for_cap: int
-    """Jobs paused because the hard cap was reached; they resume by themselves when there is room."""
+    """Jobs paused because the hard cap was reached; they resume automatically when GPU-hours become available."""
     starts_within_s: float | None
     """Seconds from submission within which the tier promises to start a job; null if it promises none."""
     may_train_full: bool
     """Whether the tier includes full-parameter training and models of 60 billion parameters or more."""
     max_file_bytes: int
-    """Largest file in bytes."""
+    """Maximum size of a file in bytes."""
     max_examples: int
-    """Most rows in one dataset, after duplicates are dropped."""
+    """Maximum number of rows in a dataset, after duplicates are dropped."""
     requests_per_minute: int
-    """Requests per minute for each API key without a limit of its own."""
+    """Requests per minute for each API key that has no lower limit."""

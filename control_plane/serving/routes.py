@@ -88,10 +88,10 @@ def list_routes(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[sc
 
 @model_routes_router.put("/{name}", summary="Create or update a model route")
 def put(platform: PlatformDep, tenant: Writer, name: parameters.RouteName, body: schemas.SetRoute) -> schemas.ModelRoute:
-    """Set the targets that a name stands for, from the next request on.
+    """Set the targets of a model route, effective from the next request.
 
-    A caller always gets the same target. Callers are told apart by `user` of the request, else by the header `x-session-id`, else by the
-    conversation. When weights change, as few callers as possible move.
+    A caller always gets the same target. Callers are identified by `user` in the request, otherwise by the header `x-session-id`, otherwise
+    by the conversation. When weights change, as few callers as possible move.
     """
     return responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
 

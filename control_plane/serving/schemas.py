@@ -47,7 +47,7 @@ class RoutedTarget(ApiModel):
 
 
 class ModelRoute(ApiModel):
-    """A name of your own that requests can pass as `model`, answered by weighted targets."""
+    """A name you choose that requests can pass as `model`, resolved to weighted targets."""
 
     name: str
     """Name of the route, to pass as `model` in requests."""

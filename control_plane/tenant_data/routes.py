@@ -19,8 +19,8 @@ router = APIRouter(prefix="/v1", tags=["deletions"])
 def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
     """Download everything the tenant has as one ZIP archive with a manifest.
 
-    It holds stored objects, records as JSON lines, and `manifest.json` with path, kind, bytes and SHA-256 of every member; no secrets.
-    The manifest comes last: an archive without it is incomplete.
+    It contains stored objects, records as JSON lines, and `manifest.json` with the path, kind, size and SHA-256 of every other file; no
+    secrets. The manifest is written last: an archive without it is incomplete.
     """
     headers = {"content-disposition": f'attachment; filename="{tenant}-export.zip"'}
     return StreamingResponse(export.archive(platform, tenant), media_type="application/zip", headers=headers)
@@ -28,7 +28,7 @@ def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
 
 @router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202)
 def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> schemas.Deletion:
-    """Delete all data of the tenant for good: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
+    """Delete all data of the tenant permanently: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
 
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
     """

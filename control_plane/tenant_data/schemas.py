@@ -15,7 +15,7 @@ class DeleteData(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     confirm: str
-    """The id of your tenant, to confirm that all of its data is to be deleted for good."""
+    """The id of your tenant, to confirm that all of its data is to be deleted permanently."""
     reason: str
     """Why the data is deleted, at most 1,000 characters; kept in the proof."""
 

@@ -39,7 +39,7 @@ def retrieve(platform: OperatorPlatform, tenant: parameters.TenantId) -> schemas
 
 @router.post("/tenants/{tenant}", summary="Update a tenant")
 def update(platform: OperatorPlatform, tenant: parameters.TenantId, body: schemas.UpdateTenant) -> schemas.Tenant:
-    """Change the name, tier or limits of a tenant. Running jobs are not affected; the next submission is."""
+    """Change the name, tier or limits of a tenant. The change applies from the next submission; running jobs are not affected."""
     return responses.tenant(suspension.update(platform, tenant, body.model_dump(exclude_unset=True)))
 
 
@@ -82,7 +82,7 @@ def create_key(platform: OperatorPlatform, tenant: parameters.TenantId, body: sc
 
 @router.delete("/tenants/{tenant}/api_keys/{key_id}", summary="Revoke an API key of a tenant")
 def revoke_key(platform: OperatorPlatform, tenant: parameters.TenantId, key_id: parameters.KeyId) -> schemas.ApiKey:
-    """Revoke an API key of a tenant at once."""
+    """Revoke an API key of a tenant immediately."""
     return responses.api_key(tenants.revoke_key(platform, tenant, key_id))
 
 

@@ -66,5 +66,5 @@ def rotate(
 
 @router.delete("/api_keys/{key_id}", summary="Revoke an API key")
 def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId) -> schemas.ApiKey:
-    """Revoke an API key at once."""
+    """Revoke an API key immediately."""
     return responses.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))

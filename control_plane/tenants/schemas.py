@@ -61,9 +61,9 @@ class UpdateTenant(ApiModel):
     tier: str | None = None
     """New tier: `free`, `standard` or `premium`."""
     max_jobs_in_flight: int | None = None
-    """Most jobs that may be in flight (not ended) at once, 0 to 10,000."""
+    """Maximum number of unfinished jobs at a time, 0 to 10,000."""
     soft_gpu_hours: float | None = None
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage: 0 to 10,000,000."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage: 0 to 10,000,000."""
     hard_gpu_hours: float | None = None
     """Hard cap in GPU-hours per month, at which jobs are paused: 0 to 10,000,000."""
     requests_per_minute: int | None = None
@@ -71,12 +71,12 @@ class UpdateTenant(ApiModel):
 
 
 class Suspend(ApiModel):
-    """Why a tenant is suspended."""
+    """Reason for suspending a tenant."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: str
-    """Reason, 1 to 1,000 characters, which the tenant is given with every refused request."""
+    """Reason, 1 to 1,000 characters, returned to the tenant with every refused request."""
 
 
 class CreateKey(ApiModel):
@@ -89,7 +89,7 @@ class CreateKey(ApiModel):
     scopes: list[str] = Field(default=["read", "write"])
     """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     expires_in: int | None = None
-    """Seconds until the key expires, at most ten years. If absent, it never expires, or when the key that creates it does."""
+    """Seconds until the key expires, at most ten years. If absent, it expires when the key that creates it does, if at all."""
     member_id: str | None = None
     """Id of the member the key is for, whose role bounds its scopes. If absent, the key belongs to the tenant itself."""
     requests_per_minute: int | None = None
@@ -104,7 +104,7 @@ class RotateKey(ApiModel):
     overlap: int = 24 * 3600
     """Seconds for which the old key keeps working, 0 to 2592000 (30 days). Default: one day."""
     expires_in: int | None = None
-    """Seconds until the new key expires. If absent, it lasts as long as the old one was made to last."""
+    """Seconds until the new key expires. Default: the lifetime that the old key was created with."""
 
 
 class ApiKey(ApiModel):
@@ -117,7 +117,7 @@ class ApiKey(ApiModel):
     name: str
     """Name of the key."""
     hint: str
-    """Shortened secret that ends in its last four characters, to tell keys apart."""
+    """Abbreviated secret that ends in its last four characters, to tell keys apart."""
     scopes: list[str]
     """What the key may do: `read`, `write` or `admin`; each includes the ones before it."""
     member_id: str | None
@@ -135,7 +135,7 @@ class ApiKey(ApiModel):
 
 
 class NewApiKey(ApiKey):
-    """An API key with its secret, as returned once when the key is made."""
+    """An API key with its secret, which is returned only when the key is created."""
 
     secret: str
     """The secret, to send as bearer token. It cannot be retrieved again."""
@@ -145,13 +145,13 @@ class TenantLimits(ApiModel):
     """Limits of a tenant: its own where an operator set them, otherwise those of its tier."""
 
     max_jobs_in_flight: int
-    """Most jobs that may be in flight (not ended) at once."""
+    """Maximum number of unfinished jobs at a time."""
     soft_gpu_hours: float | None
-    """Soft limit in GPU-hours per month, beyond which use is reported as overage; null if there is none."""
+    """Soft limit in GPU-hours per month, beyond which usage is reported as overage; null if there is none."""
     hard_gpu_hours: float | None
     """Hard cap in GPU-hours per month, at which jobs are paused; null if there is none."""
     requests_per_minute: int
-    """Requests per minute for each API key without a lower limit of its own."""
+    """Requests per minute for each API key that has no lower limit."""
 
 
 class Me(ApiModel):
@@ -178,7 +178,7 @@ class Me(ApiModel):
 
 
 class Member(ApiModel):
-    """A person of a tenant."""
+    """A person who belongs to a tenant."""
 
     id: str
     """Id of the member."""
@@ -217,7 +217,7 @@ class UpdateMember(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     role: str | None = None
-    """New role: `owner`, `admin`, `member` or `viewer`. A lower role narrows the person's keys at once."""
+    """New role: `owner`, `admin`, `member` or `viewer`. A lower role restricts the person's keys immediately."""
     name: str | None = None
     """New name of the person."""
     notify: bool | None = None

@@ -18,16 +18,16 @@ OF_A_STEP = {
     "train_loss": ("ft_job_loss", "Training loss of the newest step"),
     "learning_rate": ("ft_job_learning_rate", "Learning rate of the newest step"),
     "grad_norm": ("ft_job_grad_norm", "Gradient norm of the newest step, before clipping"),
-    "tokens_per_s": ("ft_job_tokens_per_second", "Tokens per second of the newest step, all ranks together"),
-    "mfu": ("ft_job_mfu_ratio", "Model FLOP utilization of the newest step, where the device's peak is known"),
-    "memory_bytes": ("ft_job_memory_bytes", "Peak of the device memory allocated, or resident memory without a GPU"),
+    "tokens_per_s": ("ft_job_tokens_per_second", "Tokens per second of the newest step over all ranks"),
+    "mfu": ("ft_job_mfu_ratio", "Model FLOP utilization of the newest step, if the device's peak is known"),
+    "memory_bytes": ("ft_job_memory_bytes", "Peak allocated device memory, or resident memory without a GPU"),
     "gpu_utilization": ("ft_job_gpu_utilization_ratio", "GPU utilization at the newest step"),
 }
 """Gauges of a live job, taken from its newest metrics event under this name."""
 
 
 def registry(recent: RecentGauges, meter: RequestMeter) -> CollectorRegistry:
-    """All metrics of one API process: counts of `meter`, and the platform's gauges from `recent`."""
+    """Returns all metrics of one API process: counts of `meter`, and the platform's gauges from `recent`."""
     both = CollectorRegistry(auto_describe=False)
     both.register(meter.registry)
     both.register(_Families(recent))
@@ -47,53 +47,55 @@ class _Families:
         yield from _of_rounds(g.queue)
         yield from _of_jobs(g.live)
         yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
-        yield _counter("ft_alerts", "Events of jobs above info", ("code", "level"), sorted(g.alerts.items()))
+        yield _counter("ft_alerts", "Job events with a level above info", ("code", "level"), sorted(g.alerts.items()))
         verdicts = sorted(g.verdicts.items())
         yield _counter("ft_health_verdicts_raised", "Health verdicts raised", ("code", "audience"), [(k, n) for k, (n, _) in verdicts])
-        yield _gauge("ft_health_verdicts", "Health verdicts that hold now", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
+        yield _gauge("ft_health_verdicts", "Current health verdicts", ("code", "audience"), [(k, n) for k, (_, n) in verdicts])
         yield from _of_notices(g.notices)
         yield from _of_books(g)
 
 
 def _of_queue(queue: QueueGauges) -> Iterator[Metric]:
-    yield _gauge("ft_queue_waiting", "Jobs that wait, by tier and by why", ("tier", "reason"), sorted(queue.waiting.items()))
-    yield _gauge("ft_queue_waiting_gpus", "GPUs that they wait for", ("tier",), _by_one(queue.waiting_gpus))
-    yield _gauge("ft_queue_oldest_wait_seconds", "Wait of the job that waits longest", ("tier",), _by_one(queue.oldest_wait_s))
-    yield _gauge("ft_queue_age_seconds", "How long those that wait have waited", ("tier", "quantile"), _by_quantile(queue.ages_s))
-    doc = "From queue to GPUs, of jobs placed within the last hour"
+    yield _gauge("ft_queue_waiting", "Waiting jobs by tier and reason", ("tier", "reason"), sorted(queue.waiting.items()))
+    yield _gauge("ft_queue_waiting_gpus", "GPUs requested by waiting jobs", ("tier",), _by_one(queue.waiting_gpus))
+    yield _gauge("ft_queue_oldest_wait_seconds", "Longest wait of a waiting job", ("tier",), _by_one(queue.oldest_wait_s))
+    yield _gauge("ft_queue_age_seconds", "Wait of all waiting jobs", ("tier", "quantile"), _by_quantile(queue.ages_s))
+    doc = "Time from queue to GPUs of jobs placed within the last hour"
     yield _gauge("ft_queue_wait_seconds", doc, ("tier", "quantile"), _by_quantile(queue.waits_s))
-    doc = "Jobs that wait for their first start for longer than their tier promises"
+    doc = "Jobs waiting for their first start longer than their tier promises"
     yield _gauge("ft_sla_waiting", doc, ("tier",), _by_one(queue.promised_waiting))
     yield _counter("ft_sla_missed", "Jobs that started later than their tier promises", ("tier",), _by_one(queue.promised_late))
 
 
 def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     named = sorted(pools.items())
-    yield _gauge("ft_pool_gpus", "GPU slots of the pool, on nodes that are ready", ("pool",), [((p,), g.gpus) for p, g in named])
-    yield _gauge("ft_pool_gpus_used", "GPU slots that are reserved", ("pool",), [((p,), g.used) for p, g in named])
-    yield _gauge("ft_pool_gpus_free", "GPU slots that are free, on nodes that are ready", ("pool",), [((p,), g.free) for p, g in named])
+    yield _gauge("ft_pool_gpus", "GPU slots on ready nodes", ("pool",), [((p,), g.gpus) for p, g in named])
+    yield _gauge("ft_pool_gpus_used", "Reserved GPU slots", ("pool",), [((p,), g.used) for p, g in named])
+    yield _gauge("ft_pool_gpus_free", "Free GPU slots on ready nodes", ("pool",), [((p,), g.free) for p, g in named])
     largest = [((p,), g.largest_free) for p, g in named]
-    yield _gauge("ft_pool_gpus_largest_free", "The most GPU slots that are free on one node", ("pool",), largest)
+    yield _gauge("ft_pool_gpus_largest_free", "Largest number of free GPU slots on one node", ("pool",), largest)
     apart = [((p,), g.unusable) for p, g in named]
-    yield _gauge("ft_pool_gpus_unusable", "Free GPU slots that would do for the widest waiting job, and lie apart", ("pool",), apart)
+    yield _gauge(
+        "ft_pool_gpus_unusable", "Free GPU slots that the widest waiting job cannot use because they are scattered", ("pool",), apart
+    )
 
 
 def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
     last, counts = queue.round, queue.round.counts
     age = [] if queue.round_age_s is None else [((), queue.round_age_s)]
-    yield _gauge("ft_scheduler_last_round_age_seconds", "Since the queue was last looked at", (), age)
+    yield _gauge("ft_scheduler_last_round_age_seconds", "Time since the last scheduling cycle", (), age)
     took = [] if last.took_s is None else [((), last.took_s)]
-    yield _gauge("ft_scheduler_round_seconds", "How long the last round took", (), took)
-    yield _counter("ft_scheduler_rounds", "Rounds", (), [((), counts["rounds"])])
-    yield _counter("ft_scheduler_starts", "Jobs that rounds have given GPUs to", (), [((), counts["starts"])])
-    yield _counter("ft_scheduler_backfills", "Those that overtook a reservation without delaying it", (), [((), counts["backfills"])])
-    yield _counter("ft_scheduler_preemptions", "Jobs that were asked to stop for another one", (), [((), counts["preemptions"])])
-    yield _counter("ft_scheduler_reservations", "Starts promised to jobs that wait", (), [((), counts["promises"])])
-    yield _counter("ft_scheduler_reservations_slipped", "Those that were not kept, whatever the cause", (), [((), counts["slipped"])])
+    yield _gauge("ft_scheduler_round_seconds", "Duration of the last scheduling cycle", (), took)
+    yield _counter("ft_scheduler_rounds", "Scheduling cycles", (), [((), counts["rounds"])])
+    yield _counter("ft_scheduler_starts", "Jobs started by the scheduler", (), [((), counts["starts"])])
+    yield _counter("ft_scheduler_backfills", "Starts that overtook a reservation without delaying it", (), [((), counts["backfills"])])
+    yield _counter("ft_scheduler_preemptions", "Jobs asked to stop for another job", (), [((), counts["preemptions"])])
+    yield _counter("ft_scheduler_reservations", "Reservations made for waiting jobs", (), [((), counts["promises"])])
+    yield _counter("ft_scheduler_reservations_slipped", "Reservations missed for any reason", (), [((), counts["slipped"])])
     yield _counter(
         "ft_lost_gpu_seconds", "GPU seconds of work after the last checkpoint that had to be repeated", (), [((), queue.lost_gpu_s)]
     )
-    doc = "Reservations whose workload has not begun, or has not stopped, in time"
+    doc = "Reservations whose workload has not started or stopped in time"
     yield _gauge("ft_releases_overdue", doc, ("kind",), _by_one(queue.overdue))
 
 
@@ -106,26 +108,26 @@ def _by_quantile(values: Mapping[tuple[str, float], float]) -> list[tuple[tuple[
 
 
 def _of_notices(notices: Notices) -> Iterator[Metric]:
-    yield _gauge("ft_outbox_events", "Events that no delivery was made of yet", (), [((), notices.outbox)])
-    yield _gauge("ft_outbox_oldest_seconds", "Age of the oldest of them", (), [((), notices.outbox_oldest_s)])
+    yield _gauge("ft_outbox_events", "Events without a delivery yet", (), [((), notices.outbox)])
+    yield _gauge("ft_outbox_oldest_seconds", "Age of the oldest event without a delivery", (), [((), notices.outbox_oldest_s)])
     pending, dead = sorted(notices.pending.items()), sorted(notices.dead.items())
-    yield _gauge("ft_deliveries_pending", "Deliveries on their way, retries included", ("channel",), [((c,), n) for c, n in pending])
+    yield _gauge("ft_deliveries_pending", "Pending deliveries, including retries", ("channel",), [((c,), n) for c, n in pending])
     overdue = [((), notices.overdue_s)]
-    yield _gauge("ft_deliveries_overdue_seconds", "Since the delivery that waits longest was due", (), overdue)
+    yield _gauge("ft_deliveries_overdue_seconds", "Time since the oldest pending delivery was due", (), overdue)
     yield _gauge("ft_deliveries_dead", "Deliveries that were given up", ("channel",), [((c,), n) for c, n in dead])
 
 
 def _of_books(g: Gauges) -> Iterator[Metric]:
-    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings: nothing, or the ledger is broken", (), [((), g.ledger_imbalance)])
-    yield _gauge("ft_refund_cases_pending", "Refunds that an operator has to decide on", (), [((), g.refunds[0])])
-    yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest of them", (), [((), g.refunds[1])])
-    yield _gauge("ft_attempts_unbilled", "Attempts that have ended and are not billed", (), [((), g.unbilled[0])])
-    yield _gauge("ft_attempts_unbilled_oldest_seconds", "Since the end of the oldest of them was reported", (), [((), g.unbilled[1])])
-    yield _gauge("ft_uploads_pending", "Uploads in parts that are open", (), [((), g.uploads[0])])
-    yield _gauge("ft_uploads_expired", "Open uploads past their expiry that have not been cleaned up", (), [((), g.uploads[1])])
-    yield _gauge("ft_quota_held_gpu_seconds", "GPU time that admitted jobs are expected to take", (), [((), g.quota_held_s)])
-    yield _gauge("ft_deletions_pending", "Deletions requested and not finished", (), [((), g.deletions[0])])
-    yield _gauge("ft_deletions_oldest_seconds", "Age of the oldest of them", (), [((), g.deletions[1])])
+    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings; zero if the ledger balances", (), [((), g.ledger_imbalance)])
+    yield _gauge("ft_refund_cases_pending", "Refund cases that await an operator", (), [((), g.refunds[0])])
+    yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest pending refund case", (), [((), g.refunds[1])])
+    yield _gauge("ft_attempts_unbilled", "Ended attempts that are not billed", (), [((), g.unbilled[0])])
+    yield _gauge("ft_attempts_unbilled_oldest_seconds", "Time since the oldest unbilled end was reported", (), [((), g.unbilled[1])])
+    yield _gauge("ft_uploads_pending", "Open multipart uploads", (), [((), g.uploads[0])])
+    yield _gauge("ft_uploads_expired", "Multipart uploads past their expiry that are not cleaned up", (), [((), g.uploads[1])])
+    yield _gauge("ft_quota_held_gpu_seconds", "Expected GPU time of admitted jobs", (), [((), g.quota_held_s)])
+    yield _gauge("ft_deletions_pending", "Pending deletions", (), [((), g.deletions[0])])
+    yield _gauge("ft_deletions_oldest_seconds", "Age of the oldest pending deletion", (), [((), g.deletions[1])])
 
 
 def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
@@ -134,11 +136,13 @@ def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
     def family(name: str, doc: str, values: Iterable[tuple[tuple[str, ...], object]]) -> Metric:
         return _gauge(name, doc, JOB_LABELS, [(labels, v) for labels, v in values if isinstance(v, int | float)])
 
-    yield family("ft_job_attempt", "Attempt of the job", [(k, j.attempt) for k, j in labelled])
+    yield family("ft_job_attempt", "Number of the job's current attempt", [(k, j.attempt) for k, j in labelled])
     yield family("ft_job_step", "Optimizer steps done", [(k, j.step) for k, j in labelled])
-    yield family("ft_job_total_steps", "Optimizer steps in all", [(k, j.total_steps) for k, j in labelled])
-    yield family("ft_job_follower_age_seconds", "Since the job's follower last wrote a beat", [(k, j.beat_age_s) for k, j in labelled])
-    yield family("ft_job_metrics_age_seconds", "Since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
+    yield family("ft_job_total_steps", "Optimizer steps in total", [(k, j.total_steps) for k, j in labelled])
+    yield family(
+        "ft_job_follower_age_seconds", "Time since the job's follower last wrote a heartbeat", [(k, j.beat_age_s) for k, j in labelled]
+    )
+    yield family("ft_job_metrics_age_seconds", "Time since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
     for field, (name, doc) in OF_A_STEP.items():
         yield family(name, doc, [(k, j.newest.get(field)) for k, j in labelled])
 

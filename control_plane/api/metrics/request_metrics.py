@@ -22,14 +22,14 @@ class RequestMeter:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         of: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("ft_api_requests", "Requests answered, by class of status", ("method", "route", "status"), **of)
+        self._requests = Counter("ft_api_requests", "Requests by route and class of status", ("method", "route", "status"), **of)
         self._seconds = Histogram(
-            "ft_api_request_duration_seconds", "From a request to the first byte of its answer", ("method", "route"), buckets=SECONDS, **of
+            "ft_api_request_duration_seconds", "Time to the first byte of the response", ("method", "route"), buckets=SECONDS, **of
         )
-        self._in_flight = Gauge("ft_api_requests_in_flight", "Requests being answered, streams included", **of)
-        self._errors = Counter("ft_api_errors", "Answers that were an error, by its code", ("code",), **of)
-        self._unauthenticated = Counter("ft_api_authentication_failures", "Requests without a key that opens anything", ("code",), **of)
-        self._limited = Counter("ft_api_rate_limited", "Requests refused because a key or an address sent too many", **of)
+        self._in_flight = Gauge("ft_api_requests_in_flight", "Requests in flight, including streams", **of)
+        self._errors = Counter("ft_api_errors", "Error responses by code", ("code",), **of)
+        self._unauthenticated = Counter("ft_api_authentication_failures", "Requests without a valid key", ("code",), **of)
+        self._limited = Counter("ft_api_rate_limited", "Requests refused by a rate limit", **of)
         ProcessCollector(registry=self.registry)
 
     def began(self) -> None:

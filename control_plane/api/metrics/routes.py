@@ -26,18 +26,19 @@ def scraper(
     token = platform.settings.metrics_token
     if token:
         sent = credentials.credentials if credentials is not None else ""
-        allowed, need = hmac.compare_digest(sent.encode(), token.encode()), "send FT_METRICS_TOKEN of the API as bearer token"
+        allowed, need = hmac.compare_digest(sent.encode(), token.encode()), "send the API's FT_METRICS_TOKEN as bearer token"
     else:
         near = request.client is not None and _is_loopback(request.client.host)
         allowed = near and not any(name in request.headers for name in FORWARDED)
         need = "scrape it on the API's own machine, or set FT_METRICS_TOKEN and send it as bearer token"
     if not allowed:
-        raise Forbidden(f"the metrics of the whole platform are for its operators; {need}", code="metrics_forbidden")
+        raise Forbidden(f"metrics are available to operators only; {need}", code="metrics_forbidden")
 
 
 @router.get("/metrics", summary="Retrieve metrics for Prometheus", response_class=Response, dependencies=[Depends(scraper)])
 def metrics(request: Request) -> Response:
-    """Return metrics of requests, jobs, queue, pools, training, notifications and billing in Prometheus' text format, for operators."""
+    """Return metrics about requests, jobs, the queue, pools, training, notifications and billing in the Prometheus text format, for
+    operators."""
     return Response(generate_latest(request.app.state.exposed), media_type=CONTENT_TYPE_LATEST)
 
 

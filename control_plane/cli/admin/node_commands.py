@@ -63,7 +63,7 @@ def drain(
 
 
 def undrain(node: Name, as_json: Json = False) -> None:
-    """Place jobs on a node again."""
+    """Allow new jobs on a node again."""
     from control_plane.capacity import nodes
     from control_plane.cli.admin.local_platform import open_local
 

@@ -172,7 +172,7 @@ class AsyncConnection:
                             return
                         retry, last_output_at = 0, time.monotonic()
                         yield cast(T, json.loads(data))
-                failure = Unavailable(f"{path} ended before the final event; does a proxy answer in place of the API?")
+                failure = Unavailable(f"{path} ended before the final event; check whether a proxy answers instead of the API")
             except PASSING as error:
                 failure = error
             if not self._worth_another(retry, last_output_at):
@@ -200,7 +200,7 @@ class AsyncConnection:
                     return found
                 seen_at = time.monotonic()
             if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                raise TimeoutError(f"{what} has not ended after {timeout_s:g} s; it is still running")
+                raise TimeoutError(f"{what} has not finished after {timeout_s:g} s; it is still running")
             await async_pause(poll_s)
 
     async def download(self, path: str, target: Path, *, sha256: str | None = None) -> str:

@@ -35,8 +35,8 @@ FORM = {
         "column_map": {"type": "string", "description": 'Which field each column becomes, such as {"question": "prompt"}.'},
         "policies": {"type": "string", "description": 'Validation policies as JSON such as {"pii": "redact"}; see docs/datasets.md.'},
         "encoding": {"type": "string", "description": ENCODING_HELP},
-        "rows_at": {"type": "string", "description": "For a file that is one JSON object, the key under which the rows are."},
-        "model": {"type": "string", "description": "Base model whose tokenizer counts the tokens and whose control tokens are looked for."},
+        "rows_at": {"type": "string", "description": "For a file that is one JSON object, the key that holds the rows."},
+        "model": {"type": "string", "description": "Base model that provides the tokenizer and the control tokens to search for."},
         "expires_after[anchor]": {
             "type": "string", "enum": [forms.ANCHOR], "description": "What the time counts from: the creation of the file.",
         },
@@ -54,10 +54,10 @@ FORM = {
 async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> datasets_schemas.File:
     """Upload a dataset as a file and validate it. Files below 32 MiB (compressed: 2 MiB) are usually validated before this returns.
 
-    The response waits up to 45 seconds for the validation. If `status` is still `uploaded` by then, follow
-    `GET /v1/files/{file_id}/events` until it is `processed` or `error`. Send the other fields before the file, so that they are checked
-    before it is read. Nested fields may be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. For files over
-    64 MiB use `/v1/uploads`, which can continue after a broken connection.
+    The response waits up to 45 seconds for the validation. If `status` is still `uploaded` by then, follow `GET /v1/files/{file_id}/events`
+    until it is `processed` or `error`. Send the other fields before the file, so that they are checked before it is read. Nested fields may
+    be sent as `policies[pii]=redact`, as the OpenAI client does with `extra_body`. For files over 64 MiB use `/v1/uploads`, which can be
+    resumed after a broken connection.
     """
     form = forms.Form(request, file_field="file")
     await form.to_file()
@@ -123,7 +123,8 @@ def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id
 
 @router.post("/{file_id}/validate", summary="Validate a file again")
 def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
-    """Validate a file again after the platform failed to. A file that was validated is refused, since the result would be the same."""
+    """Validate a file again after a failure of the platform. A file that was already validated is refused, because the result would be
+    the same."""
     row = uploaded_files.validate_again(platform, tenant, file_id)
     request.app.state.validation.enqueue(file_id)
     return responses.file(row)

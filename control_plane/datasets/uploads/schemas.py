@@ -1,4 +1,4 @@
-"""Files that are uploaded in parts."""
+"""Files uploaded in parts."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class CreateUpload(ApiModel):
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
     policies: dict[str, Any] | None = None
-    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Policies left out take their defaults."""
+    """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
-    """For a file that is one JSON object, the key under which the rows are. At most 200 characters."""
+    """For a file that is one JSON object, the key that holds the rows. At most 200 characters."""
     model: str | None = None
-    """Base model whose tokenizer counts the tokens and whose control tokens are looked for. If absent, neither is done."""
+    """Base model whose tokenizer counts the tokens and whose control tokens are searched for. If absent, neither is done."""
 
 
 class CompleteUpload(ApiModel):
-    """Which parts make up the file."""
+    """The parts that make up the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     part_ids: list[str] = Field(max_length=10_000)
-    """Ids of the parts in the order they make up the file, at most 10,000. Where content repeats, name the same part again."""
+    """Ids of the parts in the order they make up the file, at most 10,000. If content repeats, list the same part again."""
     md5: str | None = None
     """MD5 of the whole file in hexadecimal. If given, the joined file is verified against it."""
 
@@ -86,7 +86,7 @@ class Upload(ApiModel):
     object: Literal["upload"] = "upload"
     """Object type, always `upload`."""
     bytes: int
-    """Size of the whole file in bytes, as announced."""
+    """Size of the whole file in bytes, as declared."""
     created_at: int
     """When the upload was created, as Unix time in seconds."""
     expires_at: int
@@ -97,7 +97,7 @@ class Upload(ApiModel):
     purpose: str
     """What the file is for: `fine-tune`."""
     mime_type: str
-    """MIME type as announced."""
+    """MIME type as declared."""
     status: str
     """`pending` (accepts parts), `completed`, `cancelled` or `expired`."""
     received_bytes: int

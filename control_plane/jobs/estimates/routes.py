@@ -21,14 +21,15 @@ router = APIRouter(prefix="/v1/fine_tuning", tags=["fine_tuning"])
 
 @router.post("/estimate", summary="Estimate a fine-tuning job")
 def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> schemas.Estimate:
-    """Estimate what a job with this body would take and cost, without submitting it. Where none is possible, the error code says why."""
+    """Estimate the resources, duration and cost of a job with this body without submitting it. If no estimate is possible, the error
+    code says why."""
     request = JobRequest.from_body(body.model_dump(exclude_unset=True))
     return schemas.Estimate(**estimates.estimate(platform, tenant, request))
 
 
 @router.post("/preview", summary="Preview training examples")
 def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ListOf[dict[str, Any]]:
-    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans that carry loss, and truncation."""
+    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
     check_storable(body.model_dump())
     shown = previews.preview_dataset(
         platform, tenant, body.training_file, model=body.model, num_examples=body.num_examples, max_seq_len=body.max_seq_len
@@ -40,7 +41,9 @@ def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http
 def limits(
     platform: PlatformDep,
     _: Reader,
-    model: Annotated[str | None, Query(description="Id of a base model, to return only its limits. Absent: all base models.")] = None,
+    model: Annotated[
+        str | None, Query(description="Return only the limits of the base model with this id. Default: all base models.")
+    ] = None,
 ) -> http_schemas.ListOf[ModelLimits]:
-    """List what jobs may ask for by base model: methods, adapters with ranks and tiers, hyperparameter bounds, GPUs and strategies."""
+    """List what jobs may request, by base model: methods, adapters with ranks and tiers, hyperparameter bounds, GPUs and strategies."""
     return http_schemas.ListOf(data=[ModelLimits.model_validate(found) for found in model_limits.model_limits(platform, model=model)])

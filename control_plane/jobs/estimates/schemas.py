@@ -1,4 +1,4 @@
-"""What base models can be asked for, and previews."""
+"""Limits of base models, and previews."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from control_plane.jobs.schemas import JobError
 
 
 class ValueLimit(ApiModel):
-    """What values a hyperparameter may take."""
+    """Values that a hyperparameter accepts."""
 
     type: str
     """Kind of value: `int`, `float`, `word` (one of `allowed`), `flag` (true or false) or `modules` (names of layers)."""
@@ -26,29 +26,29 @@ class ValueLimit(ApiModel):
     text: str
     """The limit in words, as error messages state it."""
     because: str | None
-    """Reason for the limit; null where it needs none."""
+    """Reason for the limit; null if it needs none."""
 
 
 class MethodLimits(ApiModel):
-    """A training method and its own hyperparameters."""
+    """A training method and the hyperparameters specific to it."""
 
     name: str
-    """Name of the method, as `method` of a job takes it."""
+    """Name of the method, to pass as `method` of a job."""
     rows: list[str]
     """Kinds of dataset rows it trains on: `chat`, `preference`, `kto` or `text`."""
     hyperparameters: dict[str, ValueLimit]
-    """Hyperparameters that only this method has, by name."""
+    """Hyperparameters specific to this method, by name."""
 
 
 class DefaultFit(ApiModel):
-    """What a supervised job with its recipe's defaults would use, by the memory estimate that submission makes."""
+    """Resources that a supervised job with its recipe's defaults would use, according to the memory estimate made at submission."""
 
     num_gpus: int | None
     """GPUs needed; null if the job would be refused."""
     strategy: str | None
     """How the GPUs share the model: `single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`; null if the job would be refused."""
     per_device_batch_size: int | None
-    """Rows each GPU takes at a time; null if the job would be refused."""
+    """Rows that each GPU processes at a time; null if the job would be refused."""
     max_seq_len: int | None
     """Sequence length in tokens; null if the job would be refused."""
     refused: JobError | None
@@ -56,7 +56,7 @@ class DefaultFit(ApiModel):
 
 
 class AdapterLimits(ApiModel):
-    """What one kind of adapter allows on a base model."""
+    """Limits of one kind of adapter on a base model."""
 
     name: str
     """Kind of adapter: `lora`, `qlora` or `full`."""
@@ -69,7 +69,7 @@ class AdapterLimits(ApiModel):
 
 
 class ModelLimits(ApiModel):
-    """What jobs on a base model may ask for."""
+    """Limits for jobs on a base model."""
 
     object: Literal["fine_tuning.model_limits"] = "fine_tuning.model_limits"
     """Object type, always `fine_tuning.model_limits`."""
@@ -80,25 +80,25 @@ class ModelLimits(ApiModel):
     unavailable: str | None
     """Why the model accepts no jobs; null if it does."""
     context_length: int | None
-    """Longest sequence the model takes, in tokens; null if its files are unavailable."""
+    """Longest sequence the model accepts, in tokens; null if its files are unavailable."""
     num_parameters: int | None
     """Number of parameters; null if the model's files are unavailable."""
     methods: list[MethodLimits]
-    """Training methods, each with its own hyperparameters."""
+    """Training methods, each with the hyperparameters specific to it."""
     adapters: list[AdapterLimits]
     """Kinds of adapters; empty if the model's files are unavailable."""
     hyperparameters: dict[str, ValueLimit]
-    """Hyperparameters that every method has, by name."""
+    """Hyperparameters common to all methods, by name."""
     num_gpus: list[int]
-    """Numbers of GPUs that a job may ask for on this platform."""
+    """GPU counts that a job may request on this platform."""
     strategies: list[str]
-    """Values that `hardware.strategy` may take."""
+    """Accepted values of `hardware.strategy`."""
     max_suffix_length: int
-    """Longest `suffix` of a job, in characters."""
+    """Maximum length of a job's `suffix`, in characters."""
     max_seed: int
     """Largest `seed` of a job; the smallest is 0."""
     max_metadata_pairs: int
-    """Most `metadata` pairs a job may have."""
+    """Maximum number of `metadata` pairs of a job."""
 
 
 class PreviewRequest(ApiModel):

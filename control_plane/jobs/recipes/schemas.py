@@ -20,7 +20,7 @@ class Recipe(ApiModel):
     """Defaults for jobs with one kind of adapter on base models of a certain family or size."""
 
     id: str
-    """Id of the recipe, `name@version`, which a job takes as `recipe`."""
+    """Id of the recipe, `name@version`, to pass as `recipe` of a job."""
     object: Literal["recipe"] = "recipe"
     """Object type, always `recipe`."""
     name: str
@@ -28,16 +28,16 @@ class Recipe(ApiModel):
     version: int
     """Version of the recipe."""
     adapter: str
-    """Kind of adapter it is for: `lora`, `qlora` or `full`."""
+    """Kind of adapter it applies to: `lora`, `qlora` or `full`."""
     method: str
     """Training method whose defaults are shown."""
     summary: str
     """What the recipe is for, in a sentence."""
     base_models: list[str]
-    """Patterns of the base model ids it is for; empty if it is for any."""
+    """Patterns of the base model ids it applies to; empty if it applies to all."""
     min_parameters: int
-    """Smallest base model it is for, in parameters."""
+    """Minimum number of parameters of base models it applies to."""
     max_parameters: int | None
-    """Size below which base models must be, in parameters; null if there is no limit."""
+    """Number of parameters that base models must stay below; null if there is no limit."""
     defaults: dict[str, RecipeDefault]
     """Defaults by hyperparameter, each with its source."""

@@ -17,9 +17,9 @@ router = APIRouter(prefix="/v1/fine_tuning/sweeps", tags=["fine_tuning"])
 def create(
     platform: PlatformDep, tenant: Writer, body: experiments.CreateSweep, idempotency_key: parameters.IdempotencyKey = None
 ) -> experiments.Sweep:
-    """Submit a job for each combination of hyperparameters. All are checked first; one invalid combination refuses the sweep.
+    """Submit a job for each combination of hyperparameters. All are checked first; if one is invalid, the sweep is refused.
 
-    Trials beyond your limit of jobs in flight wait and are submitted when there is room.
+    Trials beyond your limit of unfinished jobs wait and are submitted as other jobs finish.
     """
     requested = body.model_dump(exclude_unset=True)
     key = requested.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
@@ -30,7 +30,7 @@ def create(
 def list_sweeps(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[experiments.Sweep]:
-    """List your sweeps, newest first. Values of the metric, and so the best trial, are shown only when a single sweep is retrieved."""
+    """List your sweeps, newest first. Metric values and the best trial are returned only when you retrieve a single sweep."""
     found = sweeps.list_sweeps(platform, tenant, after=after, limit=limit)
     return http_schemas.ListOf(data=[experiments.sweep(v) for v in found.items], has_more=found.has_more)
 

@@ -1,4 +1,4 @@
-"""Sweeps and comparisons over the wire: their shapes, and rows into them."""
+"""Sweeps and comparisons, and their conversion from database rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SweepSettings(ApiModel):
     """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale":
     "log"}`."""
     max_jobs: int | None = None
-    """Most jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
+    """Maximum number of jobs to submit, 1 to 100 (default 100). Required for `random`; a grid with more combinations is refused."""
     seed: int | None = None
     """Seed for drawing combinations, and for training every trial unless the request has its own `seed`. Drawn at random if absent."""
     metric: str | None = None
@@ -105,7 +105,7 @@ class Sweep(ApiModel):
     parameters: dict[str, Any]
     """Hyperparameters that vary, as requested."""
     max_jobs: int
-    """Most jobs the sweep submits."""
+    """Maximum number of jobs the sweep submits."""
     seed: int
     """Seed for drawing combinations: the one requested, or the one that was drawn."""
     metric: str
@@ -136,9 +136,9 @@ class ComparedJob(ApiModel):
     hyperparameters: dict[str, Any]
     """All hyperparameters in use; before the training spec is frozen, those requested."""
     final_loss: float | None
-    """Training loss at the end, or last reported; null if none was."""
+    """Final or last reported training loss; null if none was reported."""
     eval_loss: float | None
-    """Validation loss at the end, or last reported; null if none was."""
+    """Final or last reported validation loss; null if none was reported."""
     eval_metrics: dict[str, float]
     """Scores of the evaluation report as `<suite>/<metric>`; the base model's are under `base/`."""
     trained_tokens: int | None

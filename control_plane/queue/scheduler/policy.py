@@ -286,8 +286,8 @@ class _Round:
         self.reservations.make(job, Reservation(start=moment, pool=stops.pool, placement=stops.placement, made_at=self.now))
         self.stopped |= ids
         self.failed.clear()
-        what = f"a {job.tier} job of {job.num_gpus} GPU(s)"
-        why = "has the right of way" if job.tier == RESERVED_FOR else "is due" if self._is_due(job) else "is much shorter"
+        what = f"a {job.tier} job for {_gpus(job.num_gpus)}"
+        why = "takes precedence" if job.tier == RESERVED_FOR else "is due" if self._is_due(job) else "is much shorter"
         self.stops[job.job_id] = [
             Preempt(
                 job_id=v.job_id,
@@ -345,8 +345,8 @@ class _Round:
 
 
 def never(job: Waiting) -> tuple[Reason, str]:
-    many = f"{job.num_gpus} GPU(s) at once; no pool gives that many together to one job of tier {job.tier} and class {job.job_class}"
-    return Reason.EXCEEDS_MAX_QUOTA, f"needs {many}. Ask for fewer GPUs or another recipe"
+    most = f"no pool gives that many GPUs to one job of tier {job.tier} and class {job.job_class}"
+    return Reason.EXCEEDS_MAX_QUOTA, f"num_gpus is {job.num_gpus}; {most}. Request fewer GPUs or another recipe"
 
 
 def why(job: Waiting, pools: Sequence[PoolTimeline], promise: Reservation | None, *, stopping: int) -> tuple[Reason, str]:
@@ -359,13 +359,14 @@ def why(job: Waiting, pools: Sequence[PoolTimeline], promise: Reservation | None
     5. Enough are free and together, but reserved for another job: ``WaitingBehindHead``.
     """
     pool = next((p for p in pools if promise and p.pool.name == promise.pool), pools[0])
-    kept = ". It has a reservation" if promise else ""
+    gpus = _gpus(job.num_gpus)
+    kept = "; it has a reservation" if promise else ""
     if stopping and promise:
         return Reason.WAITING_FOR_PREEMPTED_WORKLOADS, (
-            f"{stopping} running job(s) of pool {promise.pool} save a checkpoint and release {job.num_gpus} GPU(s) for it"
+            f"{stopping} running {'job is' if stopping == 1 else 'jobs are'} saving checkpoints to release {gpus} of pool {promise.pool}"
         )
     free = pool.idle
-    needs = f"needs {job.num_gpus} GPU(s) of pool {pool.pool.name}, {free} of {pool.pool.num_gpus} are free"
+    needs = f"needs {gpus} of pool {pool.pool.name}, {free} of {pool.pool.num_gpus} are free"
     if free < job.num_gpus:
         return Reason.WAITING_FOR_QUOTA, needs + kept
     if job.tier != RESERVED_FOR and pool.shared.free < job.num_gpus:
@@ -374,4 +375,8 @@ def why(job: Waiting, pools: Sequence[PoolTimeline], promise: Reservation | None
     if not pool.together(job.num_gpus):
         where = "on one node" if job.num_gpus <= pool.largest else "as whole nodes of one fabric"
         return Reason.TOPOLOGY_PLACEMENT_FAILED, f"{needs}, but not {where}{kept}"
-    return Reason.WAITING_BEHIND_HEAD, f"{needs}, but jobs before it hold a reservation of them and it would end too late{kept}"
+    return Reason.WAITING_BEHIND_HEAD, f"{needs}, but jobs ahead have reserved them and this one would end too late{kept}"
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"

@@ -34,12 +34,12 @@ def waits_for(job: Mapping[str, Any]) -> str:
     gpus = _gpus(job["num_gpus"]) if job.get("num_gpus") else "its GPUs"
     of_pool = f" of pool {reserved['pool']}" if reserved.get("pool") else ""
     words = {
-        None: "is placed by the next round",
+        None: "to be placed by the next scheduling cycle",
         Reason.WAITING_FOR_QUOTA: f"waits for {gpus}{of_pool}",
-        Reason.WAITING_BEHIND_HEAD: f"waits for {gpus}{of_pool}: a job before it has reserved the next ones",
-        Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} {'is' if job.get('num_gpus') == 1 else 'are'} being cleared for it",
-        Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} on nodes that are close together",
-        Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are kept for premium jobs",
+        Reason.WAITING_BEHIND_HEAD: f"waits for {gpus}{of_pool}: a job ahead has reserved the next free ones",
+        Reason.WAITING_FOR_PREEMPTED_WORKLOADS: f"{gpus}{of_pool} {'is' if job.get('num_gpus') == 1 else 'are'} being freed for it",
+        Reason.TOPOLOGY_PLACEMENT_FAILED: f"waits for {gpus}{of_pool} on one node or fabric",
+        Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are reserved for premium jobs",
         Reason.EXCEEDS_MAX_QUOTA: f"can never start: no pool gives {gpus} to one job",
         Reason.TENANT_SUSPENDED: "waits until the tenant's suspension is lifted",
     }

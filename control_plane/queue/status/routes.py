@@ -34,11 +34,15 @@ def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
 def of_all(
     platform: OperatorPlatform,
     limit: Annotated[
-        int, Query(ge=1, le=MAX_SHOWN, description=f"Waiting jobs to return, 1 to {MAX_SHOWN:,}; the other lists are complete.")
+        int,
+        Query(
+            ge=1, le=MAX_SHOWN, description=f"Maximum number of waiting jobs to return, 1 to {MAX_SHOWN:,}; the other lists are complete."
+        ),
     ] = 200,
     accept: parameters.Accept = "application/json",
 ) -> Response | schemas.OperatorQueue:
-    """Return the queue of all tenants, nodes, reservations, recent use and scheduler counters; as an HTML page if `Accept` asks for it."""
+    """Return the queue of all tenants, nodes, reservations, recent usage and scheduler counters; as an HTML page if `Accept` asks for
+    it."""
     found = responses.whole_queue(view.of_all(platform, limit=limit))
     if "text/html" in accept:
         return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)

@@ -1,4 +1,4 @@
-"""The queue: why a job waits, where it stands, when it starts; for operators everything, node by node."""
+"""The queue: position, reason and expected start of each job; for operators also nodes and scheduler counters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class QueuedJob(ApiModel):
     """Code for why the job is waiting, such as `WaitingForQuota`, documented in docs/queue.md; null if no scheduling cycle has seen the job
     yet."""
     reason_detail: str | None
-    """Explanation of `reason` for people; null where `reason` is null."""
+    """Human-readable explanation of `reason`; null if `reason` is null."""
     summary: str
     """Position, reason and expected start in one line."""
     queued_at: int | None
@@ -100,11 +100,11 @@ class PlacedJob(ApiModel):
     preemptions: int
     """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
     stopping: bool
-    """Whether the job is being preempted: it is saving a checkpoint before giving up its GPUs, and resumes later by itself."""
+    """Whether the job is being preempted: it is saving a checkpoint before giving up its GPUs, and resumes automatically later."""
 
 
 class PoolSums(ApiModel):
-    """GPUs of a pool in numbers."""
+    """GPU counts of a pool."""
 
     name: str
     """Name of the pool."""
@@ -119,13 +119,13 @@ class PoolSums(ApiModel):
     free_gpus: int
     """GPUs that are free."""
     largest_free: int
-    """Most GPUs free on a single node."""
+    """Largest number of free GPUs on a single node."""
     reserved_gpus: int
     """GPUs of the pool kept for premium jobs."""
     max_gpus_per_job: int
-    """Most GPUs that one job may hold in this pool."""
+    """Maximum number of GPUs per job in this pool."""
     takes: list[str]
-    """Classes of jobs it takes: `lora`, `large` or `full`. Empty if it takes all."""
+    """Job classes it accepts: `lora`, `large` or `full`. Empty if it accepts all."""
 
 
 class Queue(ApiModel):
@@ -144,7 +144,7 @@ class Queue(ApiModel):
     running: list[PlacedJob]
     """Your jobs that hold GPUs."""
     pools: list[PoolSums]
-    """The pools and how much of them is free."""
+    """The pools with their free GPUs."""
     last_round_at: int | None
     """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
 
@@ -164,7 +164,7 @@ class OperatorQueuedJob(QueuedJob):
     tenant: str
     """Id of the tenant."""
     job_class: str
-    """Class of the job, which decides about the pools that take it: `lora`, `large` or `full`."""
+    """Class of the job, which determines the pools that accept it: `lora`, `large` or `full`."""
     expected_s: float | None
     """Seconds it is expected to hold its GPUs; null if not estimated."""
     reservation: OperatorReservation | None
@@ -198,7 +198,7 @@ class NodeState(ApiModel):
     fabric: str
     """Name of the network fabric it is part of; jobs on several nodes stay within one fabric."""
     ready: bool
-    """Whether the node takes jobs."""
+    """Whether the node accepts jobs."""
     free_gpus: int
     """GPUs that are free."""
     jobs: dict[str, int]
@@ -219,7 +219,7 @@ class OperatorPool(PoolSums):
 
 
 class TenantShare(ApiModel):
-    """How much of the cluster a tenant uses."""
+    """A tenant's share of the cluster."""
 
     tenant: str
     """Id of the tenant."""
@@ -230,11 +230,11 @@ class TenantShare(ApiModel):
     num_gpus: int
     """GPUs held by those jobs."""
     used_gpu_hours: float
-    """Recent use in GPU-hours, with older use counting less. Tenants with more recent use wait longer."""
+    """Recent usage in GPU-hours; older usage counts less. Tenants with more recent usage wait longer."""
 
 
 class SchedulerState(ApiModel):
-    """What the scheduler has done since the platform was installed."""
+    """Scheduler counters since the platform was installed."""
 
     last_round_at: int | None
     """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
@@ -287,8 +287,8 @@ class OperatorQueue(ApiModel):
     pools: list[OperatorPool]
     """Pools with their nodes."""
     tenants: list[TenantShare]
-    """Use of the cluster by tenant."""
+    """Cluster usage by tenant."""
     scheduler: SchedulerState
-    """What the scheduler has done."""
+    """Counters of cycles, starts, reservations and preemptions."""
     overdue: list[OverdueRelease]
     """Jobs that have not started or stopped in time."""

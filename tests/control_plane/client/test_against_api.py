@@ -136,7 +136,7 @@ def test_an_upload_that_broke_off_goes_on_with_what_is_missing(
     assert [p["sha256"] for p in stored["parts"]] == [
         hashlib.sha256(file.read_bytes()[n * part_bytes : (n + 1) * part_bytes]).hexdigest() for n in range(3)
     ], "the third part arrived three times, and is there once"
-    with pytest.raises(InvalidRequest, match="bytes, upload"):
+    with pytest.raises(InvalidRequest, match="bytes but upload"):
         ft.uploads.resume(upload_id, write_chat_rows(5, name="other.jsonl"), part_bytes=part_bytes)
     done = ft.uploads.resume(upload_id, file, part_bytes=part_bytes)
     made = done.get("file")

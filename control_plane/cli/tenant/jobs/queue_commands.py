@@ -79,7 +79,7 @@ def running_line(job: Mapping[str, Any], *, now: float) -> str:
 
 def pool_line(pool: Mapping[str, Any]) -> str:
     """Format a pool's GPUs in one line."""
-    kept = f", {pool['reserved_gpus']} kept for premium" if pool["reserved_gpus"] else ""
+    kept = f", {pool['reserved_gpus']} reserved for premium" if pool["reserved_gpus"] else ""
     spot = ", spot" if pool["pricing"] == "spot" else ""
     block = f", at most {pool['largest_free']} of them on one node" if pool["free_gpus"] > pool["largest_free"] else ""
     return f"{pool['name']} ({pool['gpu_type']}{spot}): {pool['free_gpus']} of {pool['num_gpus']} GPUs free{block}{kept}"

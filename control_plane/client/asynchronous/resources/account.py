@@ -1,4 +1,4 @@
-"""The tenant's own account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
+"""The tenant's account: ``client.me``, ``client.queue``, ``client.api_keys``, ``client.members``, ``client.audit_log``, ..."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AsyncQuotas(AsyncResource):
 
 
 class AsyncQueues(AsyncResource):
-    """Why the tenant's jobs wait, and when they start."""
+    """The tenant's part of the queue."""
 
     async def retrieve(self) -> Queue:
         """Returns waiting jobs with position, reason, expected start and the kinds of jobs ahead; running jobs; and totals of GPUs."""

@@ -15,7 +15,7 @@ Width = Literal["hour", "day", "month"]
 
 
 class AsyncUsageReports(AsyncResource):
-    """GPU time, storage and money. Amounts are millionths of a US dollar, times are Unix seconds."""
+    """GPU time, storage and costs. Amounts are millionths of a US dollar; times are Unix seconds."""
 
     async def retrieve(
         self,

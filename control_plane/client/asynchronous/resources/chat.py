@@ -35,7 +35,7 @@ class AsyncChat(AsyncResource):
 
 
 class AsyncCompletions(AsyncResource):
-    """Plain completions in OpenAI's format."""
+    """Text completions in OpenAI's format."""
 
     async def create(self, *, model: str, prompt: str, **options: Any) -> Json:
         """Returns a complete completion; `options` are OpenAI's."""

@@ -13,7 +13,7 @@ from control_plane.client.wire import at, form, given
 
 
 class AsyncDatasets(AsyncResource):
-    """Immutable dataset versions; each comes from a file."""
+    """Immutable dataset versions, each made from a file."""
 
     def list(self, *, limit: int = 100, after: str | None = None) -> AsyncPages[Dataset]:
         """Lists dataset versions, newest first; `limit` per page."""
@@ -64,7 +64,7 @@ class AsyncSuites(AsyncResource):
 
 
 class AsyncCapabilitySuites(AsyncResource):
-    """General tasks that a job's ``eval_config.capability`` may name."""
+    """Capability suites that a job can name in ``eval_config.capability``."""
 
     def list(self) -> AsyncPages[CapabilitySuite]:
         """Lists all of them; one that is not ready includes the reason."""

@@ -1,4 +1,4 @@
-"""``client.jobs``: fine-tuning jobs, from the estimate to the verdict."""
+"""``client.jobs``: fine-tuning jobs from estimate to evaluation."""
 
 from __future__ import annotations
 

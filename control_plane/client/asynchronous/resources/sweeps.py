@@ -11,7 +11,7 @@ from control_plane.client.wire import at, given
 
 
 class AsyncSweeps(AsyncResource):
-    """Sweeps over hyperparameters."""
+    """Hyperparameter sweeps."""
 
     async def create(self, **body: Unpack[CreateSweep]) -> Sweep:
         """Submits a job for each combination in ``sweep``; sent twice under one ``idempotency_key`` it is one sweep."""

@@ -91,7 +91,10 @@ class AsyncUploads(AsyncResource):
         if found["status"] == "completed":
             return found
         if found["bytes"] != file.stat().st_size:
-            raise InvalidRequest(f"{file} has {file.stat().st_size} bytes, upload {upload_id} is of {found['bytes']}", param="file")
+            raise InvalidRequest(
+                f"{file} has {file.stat().st_size} bytes but upload {upload_id} was created for {found['bytes']}; pass the same file",
+                param="file",
+            )
         stored = {part["sha256"]: part["id"] for part in found["parts"]}
         part_ids, md5 = [], hashlib.md5(usedforsecurity=False)
         for data in _parts(file, part_bytes):

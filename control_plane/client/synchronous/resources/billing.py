@@ -16,7 +16,7 @@ Width = Literal["hour", "day", "month"]
 
 
 class UsageReports(Resource):
-    """GPU time, storage and money. Amounts are millionths of a US dollar, times are Unix seconds."""
+    """GPU time, storage and costs. Amounts are millionths of a US dollar; times are Unix seconds."""
 
     def retrieve(
         self,

@@ -35,7 +35,7 @@ class Chat(Resource):
 
 
 class Completions(Resource):
-    """Plain completions in OpenAI's format."""
+    """Text completions in OpenAI's format."""
 
     def create(self, *, model: str, prompt: str, **options: Any) -> Json:
         """Returns a complete completion; `options` are OpenAI's."""

@@ -14,7 +14,7 @@ from control_plane.client.wire import at, form, given
 
 
 class Datasets(Resource):
-    """Immutable dataset versions; each comes from a file."""
+    """Immutable dataset versions, each made from a file."""
 
     def list(self, *, limit: int = 100, after: str | None = None) -> Pages[Dataset]:
         """Lists dataset versions, newest first; `limit` per page."""
@@ -65,7 +65,7 @@ class Suites(Resource):
 
 
 class CapabilitySuites(Resource):
-    """General tasks that a job's ``eval_config.capability`` may name."""
+    """Capability suites that a job can name in ``eval_config.capability``."""
 
     def list(self) -> Pages[CapabilitySuite]:
         """Lists all of them; one that is not ready includes the reason."""

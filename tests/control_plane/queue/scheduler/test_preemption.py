@@ -32,7 +32,7 @@ def test_a_blocked_premium_job_gets_the_gpus_of_the_victim_that_loses_least_work
     assert "grand" not in stop.detail
     assert wait.reason is Reason.WAITING_FOR_PREEMPTED_WORKLOADS
     assert wait.promise is not None and wait.promise.start == NOW + 60
-    assert "1 running job(s)" in wait.detail
+    assert "1 running job" in wait.detail
 
 
 @pytest.mark.parametrize("of", [pool(4), pool(4, per_node=2)], ids=["on one node", "on two"])
@@ -106,8 +106,8 @@ def test_wide_jobs_count_as_longer_when_others_take_their_place() -> None:
 
 def test_a_stop_says_why_it_is_asked_for() -> None:
     due = dataclasses.replace(waiting("j", gpus=2, waited=9 * HOUR, expected=90 * HOUR), due_at=NOW - 60)
-    for job, why in ((GRAND, "premium job of 2 GPU(s) has the right of way"), (due, "standard job of 2 GPU(s) is due"),
-                     (waiting("j", gpus=2, expected=HOUR), "standard job of 2 GPU(s) is much shorter")):  # fmt: skip
+    for job, why in ((GRAND, "premium job for 2 GPUs takes precedence"), (due, "standard job for 2 GPUs is due"),
+                     (waiting("j", gpus=2, expected=HOUR), "standard job for 2 GPUs is much shorter")):  # fmt: skip
         stop = schedule(Snapshot(pools=[pool(2)], waiting=[job], running=[long_runner("a")]), now=NOW)[0]
         assert isinstance(stop, Preempt) and why in stop.detail
 
@@ -173,7 +173,7 @@ def test_nobody_is_stopped_twice_for_one_job_and_nothing_takes_what_they_release
     assert stopped(jobs, held, pool(4)) == []
     meanwhile = decide(jobs, held, pool(4))["grand"]
     assert isinstance(meanwhile, Wait)
-    assert (meanwhile.reason, meanwhile.detail[:16]) == (Reason.WAITING_FOR_PREEMPTED_WORKLOADS, "1 running job(s)")
+    assert (meanwhile.reason, meanwhile.detail[:13]) == (Reason.WAITING_FOR_PREEMPTED_WORKLOADS, "1 running job")
     after = decide(jobs, [], pool(4))
     assert not isinstance(after["grand"], Wait)
     assert isinstance(after["small"], Wait)

@@ -115,7 +115,7 @@ def test_a_job_that_no_round_has_seen_is_new(world: Queued) -> None:
     world.job(mine)
     (job,) = seen_by(world, mine)["waiting"]
     assert (job["position"], job["reason"], job["reservation"]) == (None, None, None)
-    assert job["summary"] == "New · is placed by the next round"
+    assert job["summary"] == "New · to be placed by the next scheduling cycle"
 
 
 def test_a_suspended_or_impossible_job_says_so_and_promises_nothing(world: Queued) -> None:
