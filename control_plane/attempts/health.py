@@ -285,7 +285,7 @@ STUCK_AFTER_STEPS = 20
 """The same in usual steps, if they are slow."""
 LOADING_S = 1800.0
 """The same while a big model is read or written, which reports no progress."""
-STEP_GRACE_S = {
+MAX_SILENT_S = {
     "setup": LOADING_S,
     "import": LOADING_S,
     "load": LOADING_S,
@@ -345,9 +345,9 @@ class Liveness:
             return f"no heartbeat for {self.silence_s(status):.0f} s (at most {self.timeout_s:g})"
         beat = self._heartbeat()
         phase, moved = str(beat.get("phase", "")), beat.get("progress_at")
-        if phase not in STEP_GRACE_S or beat.get("attempt") != self.attempt or not isinstance(moved, int | float):
+        if phase not in MAX_SILENT_S or beat.get("attempt") != self.attempt or not isinstance(moved, int | float):
             return None
-        still, limit = time.time() - moved, max(STEP_GRACE_S[phase], STUCK_AFTER_STEPS * self._step_s())
+        still, limit = time.time() - moved, max(MAX_SILENT_S[phase], STUCK_AFTER_STEPS * self._step_s())
         return (
             f"no progress for {still:.0f} s (at most {limit:.0f}) in phase {phase}, although heartbeats arrive" if still > limit else None
         )

@@ -36,7 +36,7 @@ TIMEOUT = httpx.Timeout(600.0, connect=2.0)
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 SKIP_S = 1.0
 """How long a server that failed, or lacks a model, is skipped."""
-STEP_GRACE_S = 2.0
+SERVER_WAIT_S = 2.0
 """How long a request waits for a server with its model: a restarted server gets its adapters back within that time."""
 LOOK_AGAIN_S = 0.1
 MAX_RESENDS = 1
@@ -102,7 +102,7 @@ class Gateway:
     async def forward(self, path: str, body: Mapping[str, Any], resolve: Callable[[], Awaitable[Target]]) -> Response:
         """Return one server's answer to `body`, with the model that `resolve` names; ``Unavailable`` if no server answers."""
         target, tried, resends = await resolve(), set[str](), 0
-        until, why = self._clock() + STEP_GRACE_S, "no inference server was seen to answer with it"
+        until, why = self._clock() + SERVER_WAIT_S, "no inference server was seen to answer with it"
         while True:
             url = self.pick(target, tried)
             if url is None:
