@@ -11,14 +11,18 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
+from ft_assets.errors import Conflict
+
 LOCATION = Path(__file__).parent / "migrations"
 LOCK_ID = 0x66745F6D  # "ft_m": any constant that nothing else in this database uses
 
 
-def upgrade(engine: Engine, revision: str = "head") -> str:
-    """Migrate the schema to `revision` and return the revision. Idempotent; each migration is one transaction.
+def upgrade(engine: Engine) -> str:
+    """Migrate the schema to the newest revision and return it. Idempotent; each migration is one transaction.
 
     A session advisory lock lets one of several processes migrate; the others wait and then have nothing to do.
+
+    Raises ``Conflict``, and changes nothing, if the schema has a revision that this code does not know.
     """
     with engine.connect() as connection:
         # No time limits: waiting for another process's migration may take long.
@@ -26,7 +30,8 @@ def upgrade(engine: Engine, revision: str = "head") -> str:
         connection.execute(sa.text("SELECT pg_advisory_lock(:id)"), {"id": LOCK_ID})
         connection.commit()
         try:
-            command.upgrade(_config(connection), revision)
+            _check_known(_current(connection))
+            command.upgrade(_config(connection), "head")
             connection.commit()
             return _current(connection) or ""
         finally:
@@ -47,6 +52,16 @@ def head() -> str:
     found = ScriptDirectory(str(LOCATION)).get_current_head()
     assert found is not None
     return found
+
+
+def _check_known(revision: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory(str(LOCATION)).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise Conflict(
+            f"the database was made by another version of ft-platform (schema {revision}) and this version cannot upgrade it; "
+            "use that version, or set FT_HOME to a new folder (FT_DATABASE_URL to an empty database)",
+            code="schema_of_another_version",
+        )
 
 
 def _current(connection: Connection) -> str | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic import command
 from cryptography.fernet import Fernet
 
 from control_plane.notifications import webhook_endpoints as webhooks
@@ -20,8 +19,6 @@ from control_plane.platform.context import Platform
 from control_plane.platform.secrets import _cipher, dagster_token, inference_token, seal, unseal
 from control_plane.platform.settings import Settings, load
 from ft_assets.errors import IntegrityError
-from resources.database import migrate
-from tests.support.platform.database_roles import as_owner
 from tests.support.platform.notified_tenants import World, forget_all
 from tests.support.servers.webhook_receiver import Receiver, receiver
 
@@ -143,21 +140,3 @@ def test_processes_that_start_at_once_agree_on_a_token(tmp_path: Path) -> None:
     for process in running:
         process.join()
     assert found == {inference_token(settings)}
-
-
-def test_the_migration_seals_what_was_there_and_opens_it_again_on_the_way_back(
-    world: World, there: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FT_HOME", str(world.platform.settings.home))
-    url = there.url(f"/{TOKEN_IN_URL}")
-    made = webhooks.create(world.platform, world.tenant, name="hook", url=url, event_types=["*"])
-    this = webhook_endpoints.c.id == made.row["id"]
-    with as_owner(world.platform).connect() as conn:
-        command.downgrade(migrate._config(conn), "0016")
-        conn.commit()
-        before = conn.execute(sa.select(webhook_endpoints.c.url, webhook_endpoints.c.secrets).where(this)).one()
-        conn.rollback()
-    assert before.url == url and before.secrets[0]["secret"] == made.secret
-    migrate.upgrade(as_owner(world.platform))
-    assert webhooks.get(world.platform, world.tenant, str(made.row["id"]))["url"] == url
-    assert TOKEN_IN_URL not in whole_database(world.platform)

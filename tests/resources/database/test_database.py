@@ -15,7 +15,7 @@ from alembic.runtime.migration import MigrationContext
 
 from control_plane.platform.settings import load
 from deploy.local.supervisor import lock
-from ft_assets.errors import InvalidRequest, Unavailable
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from resources.database import embedded, migrate
 from resources.database.engine import control_plane_url, dagster_url, make_engine
 from tests.support.platform.declared_tables import declared_tables
@@ -66,94 +66,17 @@ def test_where_everybody_could_make_tables_only_the_owner_can(empty_database: st
     engine.dispose()
 
 
-def test_a_migration_can_be_undone(empty_database: str) -> None:
-    from alembic import command
-
+@pytest.mark.parametrize("revision", ["0018", "made by a later version"])
+def test_a_database_of_another_version_is_refused_with_a_sentence_and_left_as_it_is(empty_database: str, revision: str) -> None:
     engine = make_engine(empty_database)
-    assert migrate.current(engine) is None
-    migrate.upgrade(engine)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("CREATE TABLE alembic_version (version_num text)")
+        conn.execute(sa.text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revision})
+    with pytest.raises(Conflict, match=rf"another version of ft-platform \(schema {revision}\).*set FT_HOME to a new folder"):
+        migrate.upgrade(engine)
     with engine.connect() as conn:
-        command.downgrade(migrate._config(conn), "base")
-        conn.commit()
         assert sa.inspect(conn).get_table_names() == ["alembic_version"]
     engine.dispose()
-
-
-def test_open_jobs_hold_their_time_after_the_upgrade_and_what_the_older_schema_cannot_hold_keeps_it_from_being_undone(
-    empty_database: str,
-) -> None:
-    from alembic import command
-
-    engine = make_engine(empty_database)
-    with engine.connect() as conn:
-        command.upgrade(migrate._config(conn), "0010")
-        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
-        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
-        for job, state, expected in (("open", "running", 100.0), ("new", "validating", None), ("over", "succeeded", 100.0)):
-            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": state, "expected": expected})
-        conn.commit()
-        command.upgrade(migrate._config(conn), "0011")
-        conn.commit()
-        assert conn.execute(sa.text("SELECT job_id, gpu_seconds, released_at FROM quota_holds")).all() == [("open", 200.0, None)]
-        conn.execute(sa.text("INSERT INTO ledger_entries " + STORAGE))
-        conn.commit()
-        with pytest.raises(RuntimeError, match=r"1 ledger entries \(storage\) are of no job"):
-            command.downgrade(migrate._config(conn), "0010")
-        conn.rollback()
-        conn.execute(sa.text("DELETE FROM ledger_entries"))
-        conn.commit()
-        command.downgrade(migrate._config(conn), "0010")
-        conn.commit()
-    engine.dispose()
-
-
-def test_a_job_that_came_back_to_the_queue_before_the_upgrade_has_not_waited_while_it_ran(empty_database: str) -> None:
-    from alembic import command
-
-    engine = make_engine(empty_database)
-    with engine.connect() as conn:
-        command.upgrade(migrate._config(conn), "0013")
-        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
-        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
-        for job, attempt in (("new", 0), ("back", 1)):
-            conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": job, "state": "queued", "expected": 100.0})
-            conn.execute(
-                sa.text("UPDATE jobs SET queued_at = now() - interval '9 h', attempt = :n WHERE id = :j"), {"n": attempt, "j": job}
-            )
-        conn.commit()
-        command.upgrade(migrate._config(conn), "0014")
-        conn.commit()
-        of_all_the_time = set(conn.execute(sa.text("SELECT id FROM jobs WHERE waiting_since = queued_at")).scalars())
-    assert of_all_the_time == {"new"}
-    engine.dispose()
-
-
-def test_times_of_an_earlier_cost_model_teach_nothing(empty_database: str) -> None:
-    from alembic import command
-
-    engine = make_engine(empty_database)
-    with engine.connect() as conn:
-        command.upgrade(migrate._config(conn), "0014")
-        conn.execute(sa.text("INSERT INTO tenants (id, name, tier, max_jobs_in_flight, created_at) VALUES ('t', 't', 'free', 1, now())"))
-        conn.execute(sa.text("INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at) " + FILE))
-        conn.execute(sa.text("INSERT INTO jobs " + JOB), {"id": "j", "state": "succeeded", "expected": 100.0})
-        conn.execute(sa.text("UPDATE jobs SET modelled_s = 100"))
-        conn.commit()
-        command.upgrade(migrate._config(conn), "0015")
-        conn.commit()
-        assert conn.execute(sa.text("SELECT modelled_s, setup_s, expected_s FROM jobs")).one() == (None, None, 100.0)
-    engine.dispose()
-
-
-FILE = "VALUES ('f', 't', 'f', 'fine-tune', 1, 's', 'k', 'processed', now())"
-JOB = (
-    "(id, tenant_id, state, tier, model, base_digest, method, training_file, seed, request, request_sha256, hyperparameters, num_gpus, "
-    "expected_s, created_at) VALUES (:id, 't', :state, 'free', 'm', 'd', 'sft', 'f', 1, '{}', 's', '{}', 2, :expected, now())"
-)
-STORAGE = (
-    "(id, tenant_id, kind, amount_micros, list_micros, detail, occurred_at, created_at) "
-    "VALUES ('t/storage', 't', 'storage', 1, 1, '{}', now(), now())"
-)
 
 
 def test_starting_a_running_server_again_adopts_it(postgres_dir: Path) -> None:

@@ -23,7 +23,7 @@ from deploy.local.stack_services import prepare_home
 from ft_assets.errors import Conflict
 from resources.database import embedded
 
-LOGIN_ROLES = importlib.import_module("resources.database.migrations.versions.0018_login_roles")
+INITIAL = importlib.import_module("resources.database.migrations.versions.initial")
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +160,9 @@ def test_a_database_of_another_login_is_left_alone(server: Path, settings: Setti
 @pytest.mark.parametrize(
     ("statement", "remedy"),
     [
-        (LOGIN_ROLES.MAKE_ROLE.format(role="asleep", attributes="LOGIN"), "as a superuser run: ALTER ROLE asleep LOGIN"),
-        (LOGIN_ROLES.MAKE_ROLE.format(role="missing", attributes="LOGIN"), "as a superuser run: CREATE ROLE missing LOGIN"),
-        (LOGIN_ROLES.MAKE_MEMBER, "as a superuser run: GRANT ft_platform TO ft_operator"),
+        (INITIAL.MAKE_ROLE.format(role="asleep", attributes="LOGIN"), "as a superuser run: ALTER ROLE asleep LOGIN"),
+        (INITIAL.MAKE_ROLE.format(role="missing", attributes="LOGIN"), "as a superuser run: CREATE ROLE missing LOGIN"),
+        (INITIAL.MAKE_MEMBER, "as a superuser run: GRANT ft_platform TO ft_operator"),
     ],
 )
 def test_an_owner_that_makes_no_roles_reads_what_a_superuser_has_to_run(
@@ -179,4 +179,4 @@ def test_an_owner_that_makes_no_roles_reads_what_a_superuser_has_to_run(
         finally:
             admin.exec_driver_sql("GRANT ft_platform TO ft_operator")
     with connected(server, user="stranger") as conn:
-        conn.execute(sa.text(LOGIN_ROLES.MAKE_MEMBER))  # a member already: no right is needed
+        conn.execute(sa.text(INITIAL.MAKE_MEMBER))  # a member already: no right is needed

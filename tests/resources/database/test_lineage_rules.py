@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,8 +21,6 @@ from control_plane.tenant_data.tables import deletions
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.stages import TRANSITIONS
 from ft_assets.errors import Conflict, FtError, LineageIncomplete
-from resources.database import embedded, migrate
-from resources.database.engine import make_engine
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.database_roles import as_owner
@@ -254,49 +252,3 @@ def test_verdicts_and_proofs_are_only_added_to(platform: Platform, registered: C
     ):
         with pytest.raises(Violation, match="is refused"), platform.engine.begin() as conn:
             conn.execute(statement)
-
-
-@pytest.fixture
-def older(postgres_dir: Any) -> Iterator[Engine]:
-    """A database as an install has it that was not migrated yet."""
-    name = f"older_{uuid.uuid4().hex[:8]}"
-    embedded.start(postgres_dir, databases=(name,), config={"fsync": "off"})
-    engine = make_engine(embedded.socket_url(postgres_dir, name))
-    migrate.upgrade(engine, "0009")
-    yield engine
-    engine.dispose()
-
-
-OLD_ROWS = f"""
-INSERT INTO tenants VALUES ('acme', 'acme', 'standard', 5, now());
-INSERT INTO files (id, tenant_id, filename, purpose, bytes, sha256, object_key, status, created_at)
-    VALUES ('file-1', 'acme', 'f', 'fine-tune', 1, '{D}', 'k', 'processed', now());
-INSERT INTO datasets (tenant_id, id, name, version, format, content_sha256, row_count, uri, report, created_at)
-    VALUES ('acme', 'ds_1', 'd', 1, 'chat', '{D}', 1, 'u', '{{}}', now());
-INSERT INTO jobs (id, tenant_id, state, tier, model, base_digest, method, training_file, seed, request, request_sha256, hyperparameters,
-    created_at) SELECT 'ftjob-' || n, 'acme', 'succeeded', 'standard', 'b', '{D}', 'sft', 'file-1', 1, '{{}}', '{D}', '{{}}', now()
-    FROM generate_series(1, 4) n;
-INSERT INTO adapters (id, tenant_id, name, type, base_model, base_digest, job_id, dataset_id, pack_fingerprint, spec_sha256, lock_sha256,
-    "commit", metrics, eval_report_key, eval_passed, rank, alpha, modules, object_prefix, manifest_sha256, stage, created_at)
-    SELECT 'adp-' || n, 'acme', 'ft:b:acme::' || n, 'lora_adapter', 'b', '{D}', 'ftjob-' || n, 'ds_1', 'pk', '{D}', '{D}', 'c', '{{}}', 'k',
-    true, 8, 16, '[]', 'p', CASE n WHEN 4 THEN 'made up' ELSE '{D}' END,
-    (ARRAY['draft', 'production', 'deprecated', 'production'])[n], now() - interval '90 days' FROM generate_series(1, 4) n;
-"""
-
-
-def test_rows_of_a_running_install_migrate_and_are_held_to_the_rules_from_then_on(older: Engine) -> None:
-    with older.begin() as conn:
-        conn.execute(sa.text(OLD_ROWS))
-    assert migrate.upgrade(older) == migrate.head()
-    with older.connect() as conn:
-        rows = {r.id: r for r in conn.execute(sa.select(adapters))}
-    assert len(rows) == 4
-    assert rows["adp-2"].promoted_at == rows["adp-2"].created_at
-    assert rows["adp-3"].deprecated_at > rows["adp-3"].created_at, "its grace begins with the migration"
-    with pytest.raises(Violation, match="manifest_sha256"), older.begin() as conn:
-        conn.execute(sa.update(adapters).where(adapters.c.id == "adp-4").values(stage="staging"))
-    with older.begin() as conn:  # out of service it goes all the same
-        for stage in ("deprecated", "archived"):
-            conn.execute(sa.update(adapters).where(adapters.c.id == "adp-4").values(stage=stage, **{f"{stage}_at": sa.func.now()}))
-    with older.begin() as conn:
-        conn.execute(sa.update(adapters).where(adapters.c.id == "adp-2").values(stage="staging"))

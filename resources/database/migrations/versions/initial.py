@@ -1,22 +1,44 @@
-"""Login roles: the platform, its operators and its tenants each connect as a role that can do no more than its work.
+"""The first schema: tables, the rules that the database enforces, and who may read and write what.
 
-No role is a superuser, owns a table, or bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere. Tenants' calls write the
-columns listed here and no others.
+Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the transaction, so a query sees the rows of one tenant, whatever
+it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
+bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: 0018
+Revision ID: initial
 """
+
+from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0018"
-down_revision = "0017"
-branch_labels = None
-depends_on = None
+revision = "initial"
+down_revision = None
 
+FILES = Path(__file__).parent.parent / "initial"
 PLATFORM, OPERATOR, TENANT = "ft_platform", "ft_operator", "ft_tenant"
 SAFE = "LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE NOREPLICATION"
+
+OWN = "tenant_id = current_setting('ft.tenant', true)"
+OF_A_TENANT = """
+    adapters api_keys audit_log budget_alerts budgets checkpoint_permissions datasets deletion_requests deletions deliveries evaluations
+    exports files idempotency_keys invoice_entries invoices jobs ledger_entries ledger_postings loose_objects members meter_events
+    model_routes outbox quota_holds quota_notices refund_cases storage_samples sweeps unbilled_attempts upload_parts uploads
+    webhook_endpoints
+"""
+"""Tables of which a tenant's call sees the rows of its tenant."""
+SHARED = ("eval_scores", "eval_suites")
+"""It also sees the rows of no tenant, which it cannot write."""
+CHILDREN = {
+    **dict.fromkeys(("job_events", "health_verdicts", "reservations", "attempts", "checkpoints"), ("job_id", "jobs")),
+    "sweep_trials": ("sweep_id", "sweeps"),
+    "deployments": ("adapter_id", "adapters"),
+    "replica_adapters": ("adapter_id", "adapters"),
+    "deletion_objects": ("deletion_id", "deletion_requests"),
+}
+"""Tables without a tenant of their own: their rows belong to whom the row belongs that they refer to."""
 READ_ONLY = {"alembic_version", "adapter_stage_moves"}
+"""Read by triggers and by whoever asks for the schema's revision."""
 ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events"}
 """Also to the platform: an entry is corrected by another entry."""
 PLATFORM_COLUMNS = {
@@ -24,7 +46,6 @@ PLATFORM_COLUMNS = {
     "operator_keys": "last_used_at",
 }
 """Columns that the platform's processes may update, of tables that they may not write otherwise."""
-
 WRITTEN_BY_TENANTS = {
     "adapters": (
         "",
@@ -165,23 +186,40 @@ cannot change within row security; locking the row takes the right to update a c
 
 
 def upgrade() -> None:
+    cursor = op.get_bind().connection.cursor()
+    cursor.execute((FILES / "tables.sql").read_text())
+    cursor.execute((FILES / "rules.sql").read_text())
+    _make_roles()
+    _allow_platform()
+    _confine_tenants()
+
+
+def _make_roles() -> None:
     for role in (PLATFORM, OPERATOR, TENANT):
         op.execute(MAKE_ROLE.format(role=role, attributes=SAFE))
     op.execute(MAKE_MEMBER)
     op.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")  # before PostgreSQL 15 all may; triggers run there as the owner
-    connection = op.get_bind()
-    tables = connection.execute(
-        sa.text("SELECT relname, relrowsecurity FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace")
-    )
-    for table, confined in tables.all():
+
+
+def _allow_platform() -> None:
+    for table in sa.inspect(op.get_bind()).get_table_names():
         op.execute(f"GRANT {_verbs(table)} ON {table} TO {PLATFORM}")
-        if confined:
-            op.execute(f"CREATE POLICY of_platform ON {table} TO {PLATFORM} USING (true)")
     for table, columns in PLATFORM_COLUMNS.items():
         op.execute(f"GRANT UPDATE ({_list(columns)}) ON {table} TO {PLATFORM}")
     op.execute(f"GRANT INSERT, UPDATE, DELETE ON operator_keys TO {OPERATOR}")
     op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {PLATFORM}")
-    op.execute(f"REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public FROM {TENANT}")
+
+
+def _confine_tenants() -> None:
+    _confine("tenants", "id = current_setting('ft.tenant', true)")
+    for table in OF_A_TENANT.split():
+        _confine(table, OWN)
+    for table in SHARED:
+        _confine(table, f"{OWN} OR tenant_id IS NULL", writes=OWN)
+    for table, (column, parent) in CHILDREN.items():
+        _confine(table, f"EXISTS (SELECT FROM {parent} p WHERE p.id = {table}.{column} AND p.{OWN})")
+    for table in READ_ONLY:
+        op.execute(f"GRANT SELECT ON {table} TO {TENANT}")
     for table, (inserted, updated, deletes) in WRITTEN_BY_TENANTS.items():
         for verb, columns in (("INSERT", inserted), ("UPDATE", updated)):
             if columns:
@@ -190,15 +228,11 @@ def upgrade() -> None:
             op.execute(f"GRANT DELETE ON {table} TO {TENANT}")
 
 
-def downgrade() -> None:
-    tables = op.get_bind().execute(sa.text("SELECT tablename FROM pg_policies WHERE policyname = 'of_platform'")).scalars().all()
-    for table in tables:
-        op.execute(f"DROP POLICY of_platform ON {table}")
-    for role in (PLATFORM, OPERATOR):
-        op.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}")
-        op.execute(f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM {role}")
-    for table in WRITTEN_BY_TENANTS:
-        op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {TENANT}")
+def _confine(table: str, rows: str, *, writes: str = "") -> None:
+    op.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    op.execute(f"CREATE POLICY of_platform ON {table} TO {PLATFORM} USING (true)")
+    op.execute(f"CREATE POLICY of_tenant ON {table} TO {TENANT} USING ({rows}) WITH CHECK ({writes or rows})")
+    op.execute(f"GRANT SELECT ON {table} TO {TENANT}")
 
 
 def _verbs(table: str) -> str:
