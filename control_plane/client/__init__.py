@@ -1,34 +1,18 @@
-"""The Python client: the REST API as typed methods, and its errors as their original classes.
+"""The Python client: the REST API as methods, and its errors as their original classes.
 
     with FtClient(base_url="http://127.0.0.1:8000", api_key="ft-sk-...") as client:
         file = client.files.create(Path("support.jsonl"))
-        job = client.jobs.create(model="demo-llama-3m", training_file=file["id"])
-        print(client.jobs.wait(job["id"])["fine_tuned_model"])
+        job = client.jobs.create(model="demo-llama-3m", training_file=file.id)
+        print(client.jobs.wait(job.id).fine_tuned_model)
+        client.jobs.metrics(job.id).frame().plot(x="step", y="train_loss")
 
-``AsyncFtClient`` has the same methods to be awaited; ``python -m tools.client`` generates ``FtClient`` from its modules. Calls that are
-safe to repeat are retried on a broken connection or a 5xx, including submissions, because each carries an idempotency key.
+Calls that are safe to repeat are retried on a broken connection or a 5xx, including submissions, because each carries an idempotency key.
+Programs in asyncio use OpenAI's ``AsyncOpenAI`` for what the two have in common.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from control_plane.client import webhooks
-from control_plane.client.synchronous.client import FtClient
-from control_plane.client.synchronous.pages import Pages
+from control_plane.client.ft_client import FtClient
+from control_plane.client.pages import Pages
+from control_plane.client.record import Record
 
-if TYPE_CHECKING:
-    from control_plane.client.asynchronous.client import AsyncFtClient
-    from control_plane.client.asynchronous.pages import AsyncPages
-
-__all__ = ["AsyncFtClient", "AsyncPages", "FtClient", "Pages", "webhooks"]
-LAZY = {"AsyncFtClient": "control_plane.client.asynchronous.client", "AsyncPages": "control_plane.client.asynchronous.pages"}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports the asynchronous client on first use: the command line does not need it."""
-    if name not in LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(LAZY[name]), name)
+__all__ = ["FtClient", "Pages", "Record", "webhooks"]

@@ -1,9 +1,8 @@
-"""Retry policy of both clients: when a call is sent again, and after how long. Pure, except for the two pauses at the end."""
+"""Retry policy of the client: when a call is sent again, and after how long. Pure."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -71,13 +70,3 @@ def retry_after_s(headers: Mapping[str, str], *, now: Callable[[], datetime]) ->
     except (ValueError, OverflowError, TypeError):  # an offset of a million years is not valid
         return None
     return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - now().timestamp())
-
-
-def pause(seconds: float) -> None:
-    time.sleep(seconds)
-
-
-async def async_pause(seconds: float) -> None:
-    import anyio  # comes with httpx; waits in any event loop
-
-    await anyio.sleep(seconds)

@@ -1,7 +1,7 @@
 """Verifies that a webhook comes from the platform, by Standard Webhooks (https://www.standardwebhooks.com).
 
 event = webhooks.verify(request.body, request.headers, secret="whsec_...")
-if event["type"] == "fine_tuning.job.succeeded":
+if event.type == "fine_tuning.job.succeeded":
     ...
 """
 
@@ -10,27 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NotRequired, TypedDict
 
+from control_plane.client.record import Record, parse
 from ft_assets.errors import InvalidRequest
 
 SECRET_PREFIX = "whsec_"
 TOLERANCE_S = 300.0
 """Most seconds that a webhook may be old, or ahead of this clock: the standard's five minutes prevent replays."""
-
-
-class WebhookEvent(TypedDict):
-    """Content of a webhook."""
-
-    id: str
-    """The same at every delivery attempt: a receiver that has seen it can skip it."""
-    object: NotRequired[str]
-    created_at: NotRequired[int]
-    type: str
-    data: dict[str, Any]
 
 
 def verify(
@@ -40,7 +28,7 @@ def verify(
     *,
     tolerance_s: float = TOLERANCE_S,
     now: Callable[[], float] = time.time,
-) -> WebhookEvent:
+) -> Record:
     """Returns the event of a webhook with a valid signature and time; raises :class:`InvalidRequest` otherwise.
 
     `body` must be the received bytes: JSON that was parsed and written again has another signature.
@@ -55,7 +43,7 @@ def verify(
     expected = hmac.new(_key(secret), signed, hashlib.sha256).digest()
     if not any(hmac.compare_digest(expected, given) for given in _signatures(sent["webhook-signature"])):
         raise _refusal("no signature matches; check the secret, and pass the body exactly as received", param="webhook-signature")
-    event: WebhookEvent = json.loads(raw)
+    event: Record = parse(raw)
     return event
 
 

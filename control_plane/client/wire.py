@@ -1,4 +1,4 @@
-"""Wire format of both clients: paths, form fields, errors, server-sent events, and the platform's address."""
+"""Wire format of the client: paths, form fields, errors, server-sent events, and the platform's address."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx
 
+from control_plane.client.record import parse
 from ft_assets.errors import (
     Conflict,
     Forbidden,
@@ -81,7 +82,7 @@ def decoded(answer: httpx.Response) -> Any:
     if not answer.content:
         return None
     try:
-        return answer.json()
+        return parse(answer.content)
     except ValueError:
         kind = answer.headers.get("content-type", "nothing")
         raise Unavailable(f"{answer.url} answered with {kind} instead of JSON; check the API's address") from None

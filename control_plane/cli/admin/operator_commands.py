@@ -88,7 +88,7 @@ def audit_of_all(
 ) -> None:
     """List changes in all tenants and of the platform itself, newest first."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.cli.paged_lists import unix_seconds
+    from control_plane.cli.dates import unix_seconds
     from control_plane.tenants.audit_log import Wanted, document, every
 
     wanted = Wanted(

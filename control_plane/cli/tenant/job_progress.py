@@ -16,8 +16,7 @@ from control_plane.queue.status.messages import waiting_line
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from control_plane.client import FtClient
-    from control_plane.client.types import EvaluationProgress, Event, File, FileEvent, Job
+    from control_plane.client import FtClient, Record
 
 POLL_S = 0.7
 """Seconds between polls of a job: the platform reports steps every half second."""
@@ -31,7 +30,7 @@ WEEK_S = 6 * 86400.0
 STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
 
 
-def follow(client: FtClient, job_id: str) -> Job:
+def follow(client: FtClient, job_id: str) -> Record:
     """Show the job until it has ended, and return it."""
     with JobView() as view:
         seen: set[str] = set()
@@ -45,7 +44,7 @@ def follow(client: FtClient, job_id: str) -> Job:
             time.sleep(POLL_S)
 
 
-def follow_validation(client: FtClient, file_id: str) -> File:
+def follow_validation(client: FtClient, file_id: str) -> Record:
     """Show the validation of a large file until it has ended, and return the file."""
     import httpx
 
@@ -83,7 +82,7 @@ class ValidationView:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, event: FileEvent) -> None:
+    def show(self, event: Record) -> None:
         """Handle one event of the file's stream."""
         found = event["progress"]
         if found is None:
@@ -96,9 +95,9 @@ class ValidationView:
         self._stage = found["stage"]
 
 
-def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Event]:
+def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Record]:
     """Return events not in `seen`, oldest first, and add them to it."""
-    fresh: list[Event] = []
+    fresh: list[Record] = []
     for event in client.jobs.events(job_id):  # newest first, page after page
         if event["id"] in seen:
             break
@@ -107,7 +106,7 @@ def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Event]:
     return fresh[::-1]
 
 
-def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Event]:
+def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Record]:
     """Yield a job's events, oldest first; with `until_end`, as they come until the job has ended."""
     seen: set[str] = set()
     while True:
@@ -118,12 +117,12 @@ def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Eve
         time.sleep(POLL_S)
 
 
-def reason(job: Job) -> str:
+def reason(job: Record) -> str:
     """Return why a job waits: the code and, if there are any, the words; empty for a job that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))
 
 
-def waiting(job: Job) -> str:
+def waiting(job: Record) -> str:
     """Return a job's position, what it waits for, its start and what is ahead; else the reason, if there is one."""
     if not job.get("queue_position"):
         return reason(job)
@@ -139,7 +138,7 @@ def wall_clock(at: float, now: float) -> str:
     return time.strftime("%a %H:%M" if at - now < WEEK_S else "%Y-%m-%d %H:%M", then)
 
 
-def evaluating(progress: EvaluationProgress) -> str:
+def evaluating(progress: Record) -> str:
     """Describe which model answers which suite, and how long the rest takes."""
     what = " ".join(str(progress[k]) for k in ("subject", "suite") if progress.get(k)) or str(progress.get("phase") or "")
     return f"{what}  {progress['eta_s']:.0f} s left" if progress.get("eta_s") else what
@@ -170,7 +169,7 @@ class JobView:
         if self._bars is not None:
             self._bars.stop()
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Record) -> None:
         """Handle one event; numbers go into the bars, or are thinned to lines."""
         if event.get("type") == "metrics":
             self._metrics(event)
@@ -179,7 +178,7 @@ class JobView:
         else:
             say(f"{_clock(event)}  {event['message']}")
 
-    def _metrics(self, event: Event) -> None:
+    def _metrics(self, event: Record) -> None:
         data = event.get("data") or {}
         self._newest |= {k: data[k] for k in SHOWN if isinstance(data.get(k), float)}
         if self._bars is not None:
@@ -196,7 +195,7 @@ class JobView:
         self._next_metrics, self._next_line = step / total + 1 / LINES_OF_METRICS, time.monotonic() + LINE_EVERY_S
         say(f"{_clock(event)}  {event['message']}")
 
-    def job(self, job: Job) -> None:
+    def job(self, job: Record) -> None:
         """Update the bars; without bars, print why the job waits whenever that changes."""
         state = str(job.get("state") or job["status"])
         if self._bars is None:
@@ -240,5 +239,5 @@ NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisi
 """Stages without a step count, by state."""
 
 
-def _clock(event: Event) -> str:
+def _clock(event: Record) -> str:
     return time.strftime("%H:%M:%S", time.localtime(event["created_at"]))

@@ -1,13 +1,13 @@
-"""A server of answers that were written down before, for both clients."""
+"""A server of answers that were written down before."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from control_plane.client import AsyncFtClient, FtClient
+from control_plane.client import FtClient
 
 Answer = httpx.Response | Exception
 
@@ -34,11 +34,6 @@ def client(*answers: Answer, **options: Any) -> tuple[FtClient, list[httpx.Reque
     return FtClient(**given, transport=httpx.MockTransport(script)), script.seen
 
 
-def async_client(*answers: Answer) -> tuple[AsyncFtClient, list[httpx.Request]]:
-    script = Script(*answers)
-    return AsyncFtClient(base_url="http://api", api_key="k", backoff_s=0.0, transport=httpx.MockTransport(script)), script.seen
-
-
 def ok(**body: Any) -> httpx.Response:
     return httpx.Response(200, json=body)
 
@@ -48,7 +43,7 @@ def error(status: int, code: str | None, **headers: str) -> httpx.Response:
     return httpx.Response(status, json=body, headers=headers)
 
 
-class BreaksOff(httpx.SyncByteStream, httpx.AsyncByteStream):
+class BreaksOff(httpx.SyncByteStream):
     """A stream whose connection is lost after `data`."""
 
     def __init__(self, data: bytes, how: httpx.TransportError | None = None) -> None:
@@ -57,7 +52,3 @@ class BreaksOff(httpx.SyncByteStream, httpx.AsyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         yield self._data
         raise self._how
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self:
-            yield part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
@@ -15,9 +14,11 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from control_plane.client import AsyncFtClient, FtClient
+from control_plane.client import FtClient
 from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import record
 from control_plane.platform.context import Platform
+from control_plane.platform.job_events import metrics_event
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import FtError, InvalidRequest, NotFound
@@ -52,6 +53,9 @@ def trainer(platform: Platform, tenant: Tenant) -> Iterator[None]:
             with platform.engine.connect() as conn:
                 found = list(conn.scalars(waiting))
             for job_id in found:
+                with platform.engine.begin() as conn:
+                    for step in (5, 10):
+                        record(conn, job_id, metrics_event({"step": step, "total_steps": 10, "train_loss": 1.0 / step}))
                 finish(platform, tenant.id, job_id)
 
     thread = threading.Thread(target=train)
@@ -145,27 +149,23 @@ def test_an_upload_that_broke_off_goes_on_with_what_is_missing(
     assert ft.files.wait(made["id"])["status"] == "processed"
 
 
-def test_what_is_awaited_does_the_same(
-    api_url: str, api_key: str, ft: FtClient, write_chat_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    async def go() -> None:
-        async with AsyncFtClient(base_url=api_url, api_key=api_key) as awaited:
-            file = await awaited.files.create(write_chat_rows())
-            job = await awaited.jobs.create(model=MODEL, training_file=file["id"], metadata={"team": "a"})
-            listed = [j["id"] async for j in awaited.jobs.list(metadata={"team": "a"}, limit=1)]
-            assert listed == [job["id"]]
-            assert await awaited.jobs.list(without_metadata=True).all() == []
-            assert await awaited.files.download(file["id"], tmp_path / "copy") == file["sha256"]
-            await awaited.jobs.cancel(job["id"])
-            said = [e["message"] async for e in awaited.jobs.follow(job["id"])]
-            assert said == [e["message"] for e in ft.jobs.events(job["id"])][::-1]
-            assert (await awaited.jobs.wait(job["id"], timeout_s=60))["status"] == "cancelled"
-            with pytest.raises(NotFound) as missing:
-                await awaited.jobs.retrieve("ftjob-none")
-            assert missing.value.request_id is not None
-            assert missing.value.request_id.startswith("req_")
-
-    asyncio.run(go())
+def test_a_job_is_listed_followed_and_waited_for(ft: FtClient, write_chat_rows: Callable[..., Path], tmp_path: Path) -> None:
+    file = ft.files.create(write_chat_rows())
+    job = ft.jobs.create(model=MODEL, training_file=file.id, metadata={"team": "a"})
+    assert [j.id for j in ft.jobs.list(metadata={"team": "a"}, limit=1)] == [job.id]
+    assert ft.jobs.list(without_metadata=True).all() == []
+    assert ft.files.download(file.id, tmp_path / "copy") == file.sha256
+    ft.jobs.cancel(job.id)
+    said = [e.message for e in ft.jobs.follow(job.id)]
+    assert said == [e.message for e in ft.jobs.events(job.id)][::-1]
+    assert ft.jobs.wait(job.id, timeout_s=60).status == "cancelled"
+    with pytest.raises(NotFound) as missing:
+        ft.jobs.retrieve("ftjob-none")
+    assert missing.value.request_id is not None
+    assert missing.value.request_id.startswith("req_")
+    frame = ft.jobs.list().frame()
+    assert list(frame["id"]) == [job.id]
+    assert list(frame["metadata.team"]) == ["a"]
 
 
 def test_any_other_call_goes_by_its_path(ft: FtClient) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ from ft_assets.errors import (
     Unauthenticated,
     Unavailable,
 )
-from tests.control_plane.client.scripted import BreaksOff, async_client, client, error, ok
+from tests.control_plane.client.scripted import BreaksOff, client, error, ok
 
 
 @pytest.mark.parametrize(
@@ -164,15 +163,6 @@ def test_events_go_on_where_a_stream_broke_off() -> None:
     ft, seen = client(*broken_stream())
     assert [e["n"] for e in ft.jobs.follow("j")] == [1, 2, 3, 4]
     assert [r.headers.get("last-event-id") for r in seen] == [None, "2", "2", "3"]
-
-
-def test_events_go_on_for_those_who_await_them_too() -> None:
-    async def follow() -> list[Any]:
-        ft, _ = async_client(*broken_stream())
-        async with ft:
-            return [e["n"] async for e in ft.jobs.follow("j")]
-
-    assert asyncio.run(follow()) == [1, 2, 3, 4]
 
 
 def test_a_log_goes_on_at_the_byte_and_in_the_attempt_where_it_broke_off() -> None:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -46,15 +47,15 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List changes in your tenant, newest first: who, what, when, from where."""
-    from control_plane.cli.paged_lists import every, unix_seconds
+    from control_plane.cli.dates import unix_seconds
     from control_plane.cli.tenant.remote import connect
 
-    requested = {
-        "object_id": of, "object_type": kind, "action": action, "actor": actor,
-        "created[gte]": unix_seconds(since, "since"), "created[lt]": unix_seconds(before, "before"),
-    }  # fmt: skip
     with connect() as client:
-        show(every(client, "/v1/audit_log", at_most=at_most(limit, as_csv or as_jsonl), **requested), as_csv, as_jsonl, as_json)
+        lines = client.audit_log.list(
+            object_id=of, object_type=kind, action=action, actor=actor,
+            created_from=unix_seconds(since, "since"), created_before=unix_seconds(before, "before"),
+        )  # fmt: skip
+        show(islice(lines, at_most(limit, as_csv or as_jsonl)), as_csv, as_jsonl, as_json)
 
 
 def at_most(limit: int | None, export: bool) -> int | None:

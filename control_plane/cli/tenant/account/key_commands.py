@@ -30,11 +30,10 @@ def list_keys(
     as_json: Json = False,
 ) -> None:
     """List your tenant's API keys, newest first; only active ones, unless you pass --all."""
-    from control_plane.cli.paged_lists import every
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = [k for k in every(client, "/v1/api_keys") if everything or state(k) == "active"]
+        found = [k for k in client.api_keys.list() if everything or state(k) == "active"]
     if as_json:
         print_json(found)
     else:
@@ -54,11 +53,9 @@ def create(
     """Create a key. Its secret is written to stdout, only now."""
     from control_plane.cli.tenant.remote import connect
 
-    body = {
-        "name": name, "scopes": scope, "expires_in": span_s(expires_in), "member_id": member, "requests_per_minute": requests_per_minute,
-    }  # fmt: skip
+    options = {"scopes": scope, "expires_in": span_s(expires_in), "member_id": member, "requests_per_minute": requests_per_minute}
     with connect() as client:
-        made = client.request("POST", "/v1/api_keys", json={k: v for k, v in body.items() if v is not None})
+        made = client.api_keys.create(name=name, **{k: v for k, v in options.items() if v is not None})
     show_new_key(made, f"key {made['id']} ({', '.join(made['scopes'])}); its secret is shown only now", as_json=as_json)
 
 
@@ -67,7 +64,7 @@ def show(key_id: KeyId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", f"/v1/api_keys/{_plain(key_id)}")
+        found = client.api_keys.retrieve(key_id)
     if as_json:
         print_json(found)
         return
@@ -86,9 +83,9 @@ def rotate(
     """Replace a key; the new secret is written to stdout, and the old key expires after the overlap."""
     from control_plane.cli.tenant.remote import connect
 
-    body = {"overlap": span_s(overlap), **({"expires_in": span_s(expires_in)} if expires_in else {})}
+    options = {"expires_in": span_s(expires_in)} if expires_in else {}
     with connect() as client:
-        made = client.request("POST", f"/v1/api_keys/{_plain(key_id)}/rotate", json=body)
+        made = client.api_keys.rotate(key_id, overlap=span_s(overlap), **options)
     show_new_key(made, f"key {made['id']} replaces {key_id}, which expires in {overlap}; the secret is shown only now", as_json=as_json)
 
 
@@ -97,7 +94,7 @@ def revoke(key_id: KeyId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        done = client.request("DELETE", f"/v1/api_keys/{_plain(key_id)}")
+        done = client.api_keys.revoke(key_id)
     if as_json:
         print_json(done)
     else:
@@ -109,7 +106,7 @@ def whoami(as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        me = client.request("GET", "/v1/me")
+        me = client.me.retrieve()
     if as_json:
         print_json(me)
         return
@@ -163,12 +160,6 @@ def span_s(text: str | None) -> int | None:
     if not number.isdecimal() or unit not in UNITS:
         raise InvalidRequest(f"{text!r} is not a duration; write 30d, 12h, 90min or seconds", param="expires_in")
     return int(number) * UNITS[unit]
-
-
-def _plain(id_: str) -> str:
-    from urllib.parse import quote
-
-    return quote(id_, safe="")
 
 
 def _hours(hours: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -26,11 +25,10 @@ def list_members(
     as_json: Json = False,
 ) -> None:
     """List the people of your tenant, newest first."""
-    from control_plane.cli.paged_lists import every
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = list(every(client, "/v1/members", removed=str(everybody).lower()))
+        found = client.members.list(removed=everybody).all()
     if as_json:
         print_json(found)
         return
@@ -48,7 +46,7 @@ def add(
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        made = client.request("POST", "/v1/members", json={"email": email, "role": role, **({"name": name} if name else {})})
+        made = client.members.create(email=email, role=role, **({"name": name} if name else {}))
     _show(made, as_json=as_json)
 
 
@@ -64,7 +62,7 @@ def update(
 
     requested = {k: v for k, v in (("role", role), ("name", name), ("notify", notify)) if v is not None}
     with connect() as client:
-        _show(client.request("POST", f"/v1/members/{quote(member_id, safe='')}", json=requested), as_json=as_json)
+        _show(client.members.update(member_id, **requested), as_json=as_json)
 
 
 def remove(member_id: MemberId, as_json: Json = False) -> None:
@@ -72,7 +70,7 @@ def remove(member_id: MemberId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        done = client.request("DELETE", f"/v1/members/{quote(member_id, safe='')}")
+        done = client.members.remove(member_id)
     if as_json:
         print_json(done)
     else:

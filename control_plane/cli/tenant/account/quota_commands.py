@@ -20,7 +20,7 @@ def quota(as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", "/v1/quota")
+        found = client.quota.retrieve()
     if as_json:
         print_json(found)
         return

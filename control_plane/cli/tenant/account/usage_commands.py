@@ -46,9 +46,9 @@ def usage(
     """Show GPU-hours, storage and cost over time, and running work that is not billed yet."""
     from control_plane.cli.tenant.remote import connect
 
-    params = {"start_time": _unix(start, "--start"), "end_time": _unix(end, "--end"), "bucket_width": by, "group_by": group}
+    span = {"start_time": _unix(start, "--start"), "end_time": _unix(end, "--end")}
     with connect() as client:
-        found = client.request("GET", "/v1/usage", params={k: v for k, v in params.items() if v is not None})
+        found = client.usage.retrieve(**span, bucket_width=by, group_by=group.split(",") if group else None)
     if as_json:
         print_json(found)
         return
@@ -78,7 +78,7 @@ def cost(job_id: JobId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", f"/v1/fine_tuning/jobs/{job_id}/cost")
+        found = client.jobs.cost(job_id)
     if as_json:
         print_json(found)
         return
@@ -109,7 +109,7 @@ def invoice(
 
     requested = month or f"{datetime.now(UTC):%Y-%m}"
     with connect() as client:
-        found = client.request("GET", f"/v1/invoices/{requested}")
+        found = client.invoices.retrieve(requested)
     if as_json:
         print_json(found)
         return
@@ -138,7 +138,7 @@ def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", "/v1/invoices", params={"limit": limit})["data"]
+        found = client.invoices.list(limit=limit).page()["data"]
     if as_json:
         print_json(found)
         return
@@ -154,9 +154,8 @@ def create_budget(
     """Create a budget. It stops nothing: you are notified at its thresholds, by webhook and e-mail."""
     from control_plane.cli.tenant.remote import connect
 
-    body: dict[str, Any] = {"name": name, "limit_micros": micros_of(usd)} | _percents(thresholds)
     with connect() as client:
-        made = client.request("POST", "/v1/budgets", json=body)
+        made = client.budgets.create(name=name, limit_micros=micros_of(usd), **_percents(thresholds))
     _shown(made, as_json=as_json)
 
 
@@ -165,7 +164,7 @@ def list_budgets(as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", "/v1/budgets", params={"limit": 100})["data"]
+        found = client.budgets.list().all()
     if as_json:
         print_json(found)
         return
@@ -187,9 +186,9 @@ def update_budget(
     """Change a budget."""
     from control_plane.cli.tenant.remote import connect
 
-    body: dict[str, Any] = ({"name": name} if name else {}) | ({"limit_micros": micros_of(usd)} if usd else {}) | _percents(thresholds)
+    changes: dict[str, Any] = ({"name": name} if name else {}) | ({"limit_micros": micros_of(usd)} if usd else {}) | _percents(thresholds)
     with connect() as client:
-        made = client.request("POST", f"/v1/budgets/{budget_id}", json=body)
+        made = client.budgets.update(budget_id, **changes)
     _shown(made, as_json=as_json)
 
 
@@ -198,7 +197,7 @@ def delete_budget(budget_id: BudgetId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        done = client.request("DELETE", f"/v1/budgets/{budget_id}")
+        done = client.budgets.delete(budget_id)
     if as_json:
         print_json(done)
         return

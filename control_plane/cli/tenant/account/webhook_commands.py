@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from control_plane.client import FtClient
-
-ROOT = "/v1/webhook_endpoints"
 EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Endpoint id (`ft webhooks` lists them): we_...")]
 Events = Annotated[
     list[str] | None,
@@ -34,11 +30,10 @@ def register(app: typer.Typer) -> None:
 
 def list_endpoints(as_json: Json = False) -> None:
     """List your webhook endpoints, newest first."""
-    from control_plane.cli.paged_lists import every
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = list(every(client, ROOT))
+        found = client.webhook_endpoints.list().all()
     if as_json:
         print_json(found)
         return
@@ -56,7 +51,7 @@ def create(
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        made = client.request("POST", ROOT, json={"name": name, "url": url, "event_types": event or ["*"]})
+        made = client.webhook_endpoints.create(name=name, url=url, event_types=event or ["*"])
     _show_secret(made, f"endpoint {made['id']}; its signing secret is shown only now. Try it with `ft webhooks test`", as_json=as_json)
 
 
@@ -65,7 +60,7 @@ def show(endpoint: EndpointId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = client.request("GET", _path(endpoint))
+        found = client.webhook_endpoints.retrieve(endpoint)
     _show_endpoint(found, as_json=as_json)
 
 
@@ -98,7 +93,7 @@ def delete(endpoint: EndpointId, as_json: Json = False) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        done = client.request("DELETE", _path(endpoint))
+        done = client.webhook_endpoints.delete(endpoint)
     if as_json:
         print_json(done)
     else:
@@ -115,7 +110,7 @@ def try_out(
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        tried = client.request("POST", _path(endpoint, "test"), json={"event_type": event} if event else {})
+        tried = client.webhook_endpoints.test(endpoint, **({"event_type": event} if event else {}))
     if as_json:
         print_json(tried)
     else:
@@ -133,7 +128,7 @@ def rotate_secret(
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        made = client.request("POST", _path(endpoint, "rotate_secret"), json={"keep_old_secret_active_for_24_hours": not now})
+        made = client.webhook_endpoints.rotate_secret(endpoint, keep_old_secret_active_for_24_hours=not now)
     old = "the old one has ended" if now else "the old one signs too for 24 hours"
     _show_secret(made, f"the new secret of {endpoint} is shown only now; {old}", as_json=as_json)
 
@@ -145,11 +140,10 @@ def deliveries(
     as_json: Json = False,
 ) -> None:
     """List what was sent to an endpoint in the last 30 days, or is to be, newest first."""
-    from control_plane.cli.paged_lists import every
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        found = list(every(client, _path(endpoint, "deliveries"), at_most=limit, state=state))
+        found = client.webhook_endpoints.deliveries(endpoint, state=state, limit=min(limit, 100)).take(limit)
     if as_json:
         print_json(found)
         return
@@ -168,17 +162,17 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Send again what an endpoint missed, under the ids that the events always had."""
-    from control_plane.cli.paged_lists import unix_seconds
+    from control_plane.cli.dates import unix_seconds
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
         if delivery is not None:
-            done = client.request("POST", _path(endpoint, "deliveries", delivery, "replay"))
+            done = client.webhook_endpoints.replay(endpoint, delivery)
             message = f"{delivery} is sent again"
         else:
             start = unix_seconds(since, "since")
             start = int(time.time()) - DEFAULT_SINCE_S if start is None else start
-            done = client.request("POST", _path(endpoint, "replay"), json={"since": start})
+            done = client.webhook_endpoints.replay_all(endpoint, since=start)
             message = f"{done['replayed']} deliveries are sent again"
     if as_json:
         print_json(done)
@@ -200,11 +194,7 @@ def _changed(endpoint: str, changes: dict[str, Any], *, as_json: bool) -> None:
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        _show_endpoint(_update(client, endpoint, changes), as_json=as_json)
-
-
-def _update(client: FtClient, endpoint: str, changes: dict[str, Any]) -> dict[str, Any]:
-    return client.request("POST", _path(endpoint), json=changes)
+        _show_endpoint(client.webhook_endpoints.update(endpoint, **changes), as_json=as_json)
 
 
 def _show_endpoint(found: dict[str, Any], *, as_json: bool) -> None:
@@ -225,9 +215,3 @@ def _show_secret(made: dict[str, Any], message: str, *, as_json: bool) -> None:
 
 def _types(endpoint: dict[str, Any]) -> str:
     return "all" if endpoint["event_types"] == ["*"] else " ".join(endpoint["event_types"])
-
-
-def _path(*segments: str) -> str:
-    from urllib.parse import quote
-
-    return "/".join((ROOT, *(quote(s, safe="") for s in segments)))

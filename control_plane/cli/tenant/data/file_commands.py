@@ -10,7 +10,7 @@ import typer
 from control_plane.cli.output import Json, ago, fields, print_json, say, table
 
 if TYPE_CHECKING:
-    from control_plane.client.types import File
+    from control_plane.client import Record
 
 FileId = Annotated[str, typer.Argument(metavar="ID", help="File id (`ft files list`).")]
 
@@ -37,7 +37,7 @@ def list_files(
     table(("ID", "FILE", "BYTES", "PURPOSE", "STATUS", "CREATED", "EXPIRES"), [_row(f) for f in found])
 
 
-def _row(f: File) -> tuple[str, ...]:
+def _row(f: Record) -> tuple[str, ...]:
     expires_at = f.get("expires_at")
     return f["id"], f["filename"], f"{f['bytes']:,}", f["purpose"], f["status"], ago(f["created_at"]), _day(expires_at)
 

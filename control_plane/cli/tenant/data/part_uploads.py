@@ -25,8 +25,7 @@ from ft_assets.errors import IntegrityError, NotFound, Unavailable
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from control_plane.client import FtClient
-    from control_plane.client.types import File, Upload
+    from control_plane.client import FtClient, Record
 
 FROM_BYTES = 64 << 20
 """Files from this size on are uploaded in parts; resending a smaller one costs less than asking."""
@@ -35,19 +34,19 @@ PART_BYTES = 16 << 20
 LINE_EVERY_S = 10.0
 
 
-def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, Any], *, part_bytes: int = PART_BYTES) -> File:
+def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, Any], *, part_bytes: int = PART_BYTES) -> Record:
     """Return the uploaded file; parts stored by an earlier, interrupted call are not sent again."""
     note = _Note(url, file, options)
     upload = _begun(client, note) or _begin(client, note, file, options)
     done = upload if upload["status"] == "completed" else _completed(client, upload, file, part_bytes)
     note.forget()
-    made = done["file"]
+    made: Record | None = done["file"]
     if made is None:
         raise NotFound(f"the file of upload {upload['id']} was deleted; upload it again", code="file_not_found")
     return made
 
 
-def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) -> Upload:
+def _completed(client: FtClient, upload: Record, file: Path, part_bytes: int) -> Record:
     """Send the missing parts of `file`, join them and return the upload."""
     stored = {part["sha256"]: part["id"] for part in client.uploads.retrieve(upload["id"])["parts"]}
     if stored:
@@ -67,7 +66,7 @@ def _completed(client: FtClient, upload: Upload, file: Path, part_bytes: int) ->
     return client.uploads.complete(upload["id"], part_ids=part_ids)
 
 
-def _begun(client: FtClient, note: _Note) -> Upload | None:
+def _begun(client: FtClient, note: _Note) -> Record | None:
     """Return the interrupted upload, if it can be continued."""
     upload_id = note.read()
     if upload_id is None:
@@ -79,7 +78,7 @@ def _begun(client: FtClient, note: _Note) -> Upload | None:
     return found if found["status"] in ("pending", "completed") else None
 
 
-def _begin(client: FtClient, note: _Note, file: Path, options: Mapping[str, Any]) -> Upload:
+def _begin(client: FtClient, note: _Note, file: Path, options: Mapping[str, Any]) -> Record:
     requested: Any = {name: value for name, value in options.items() if value}
     size = file.stat().st_size
     made = client.uploads.create(bytes=size, filename=file.name, mime_type="application/octet-stream", purpose="fine-tune", **requested)
@@ -91,7 +90,7 @@ def _sent(client: FtClient, upload_id: str, data: bytes, sha256: str) -> str:
     part = client.uploads.add_part(upload_id, data)
     if part["sha256"] != sha256:
         raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; run the same command again")
-    return part["id"]
+    return str(part["id"])
 
 
 def _pieces(file: Path, size: int) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
 
 if TYPE_CHECKING:
-    from control_plane.client.types import Suite
+    from control_plane.client import Record
 
 Name = Annotated[str, typer.Argument(help="Name of the suite: letters, digits, '_' and '-'.")]
 File = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL, JSON, CSV or Parquet; a row is an item.")]
@@ -86,7 +86,7 @@ def show_suite(suite: Mapping[str, Any], *, as_json: bool) -> None:
     say(f"suite {suite['name']}: {suite['num_items']} items; new uploads are checked for them")
 
 
-def listed(found: Sequence[Mapping[str, Any] | Suite], *, as_json: bool) -> None:
+def listed(found: Sequence[Mapping[str, Any] | Record], *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return

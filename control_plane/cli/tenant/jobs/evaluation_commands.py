@@ -12,7 +12,7 @@ from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, number, print_json, say, table
 
 if TYPE_CHECKING:
-    from control_plane.client.types import EvaluationSample
+    from control_plane.client import Record
 
 SAMPLE_CHARS = 500
 COLUMNS = ("SUITE", "METRIC", "N", "BASE", "PREVIOUS", "CANDIDATE", "GAIN, 95 %", "")
@@ -39,7 +39,7 @@ def evaluation(
 
 
 def tell(
-    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterable[EvaluationSample] | None, html: Path | None, as_json: bool
+    found: Mapping[str, Any], page: Callable[[], bytes], *, samples: Iterable[Record] | None, html: Path | None, as_json: bool
 ) -> None:
     """Show an evaluation in the requested format; exits with 1 if the adapter did not pass."""
     if html is not None:
@@ -101,7 +101,7 @@ def _after(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"\ntook {report['seconds']:.1f} s, {cost['gpu_s']:.1f} GPU-seconds, {tokens} judge tokens"
 
 
-def _samples(samples: Iterable[EvaluationSample], *, as_json: bool) -> None:
+def _samples(samples: Iterable[Record], *, as_json: bool) -> None:
     """Print one JSON object per line, or a few lines per sample."""
     for sample in samples:
         if as_json:

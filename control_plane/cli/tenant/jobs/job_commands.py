@@ -17,8 +17,7 @@ from control_plane.cli.tenant.data.dataset_commands import HUB, Encoding, Map, P
 from control_plane.cli.tenant.job_progress import events_of, reason, waiting
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
-    from control_plane.client.types import Job
+    from control_plane.client import FtClient, Record
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job id (`ft jobs` lists them).")]
 Method = Annotated[str | None, typer.Option("--method", help="sft (the default), cpt, dpo, orpo, kto, simpo; or lora, qlora, full.")]
@@ -133,7 +132,7 @@ def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
         raise typer.Exit(code)
 
 
-def show_job(j: Job) -> None:
+def show_job(j: Record) -> None:
     error, warm_start = j.get("error"), j.get("warm_start")
     steps = f"{j.get('step') or 0}/{j['total_steps']}" if j.get("total_steps") else None
     tokens = j.get("trained_tokens")
@@ -166,9 +165,9 @@ def jobs(
     table(("ID", "STATUS", "MODEL", "FINE-TUNED MODEL", "CREATED", ""), rows)
 
 
-def _where(j: Job) -> str:
+def _where(j: Record) -> str:
     if error := j.get("error"):
-        return error["code"]
+        return str(error["code"])
     if j.get("total_steps") and not j.get("finished_at"):
         return f"step {j.get('step') or 0}/{j['total_steps']}"
     return waiting(j)
@@ -271,7 +270,7 @@ def _act(method: Literal["cancel", "pause", "resume"], job_id: str, *, as_json: 
     from control_plane.cli.tenant.remote import connect
 
     with connect() as client:
-        act: Callable[[str], Job] = getattr(client.jobs, method)
+        act: Callable[[str], Record] = getattr(client.jobs, method)
         changed = act(job_id)
     if as_json:
         print_json(changed)

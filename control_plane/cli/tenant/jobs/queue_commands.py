@@ -29,9 +29,9 @@ def queue(watch: Watch = False, as_json: Json = False) -> None:
 
     with connect() as client:
         if watch and not as_json:
-            show_repeatedly(lambda: queue_lines(client.request("GET", "/v1/queue"), now=time.time()))
+            show_repeatedly(lambda: queue_lines(client.queue.retrieve(), now=time.time()))
             return
-        found = client.request("GET", "/v1/queue")
+        found = client.queue.retrieve()
     if as_json:
         print_json(found)
     else:

@@ -9,7 +9,7 @@ import typer
 from control_plane.cli.output import Json, fields, print_json, table
 
 if TYPE_CHECKING:
-    from control_plane.client.types import Recipe
+    from control_plane.client import Record
 
 Name = Annotated[str, typer.Argument(help="Recipe, with or without its version (`ft recipes list`).")]
 Method = Annotated[str, typer.Option("--method", help="sft, cpt, dpo, orpo, kto or simpo: its defaults are shown.")]
@@ -49,7 +49,7 @@ def show(name: Name, method: Method = "sft", as_json: Json = False) -> None:
     table(("DEFAULT", "VALUE", "SOURCE"), [(name, str(d["value"]), d["source"]) for name, d in found["defaults"].items()])
 
 
-def _sizes(recipe: Recipe) -> str:
+def _sizes(recipe: Record) -> str:
     low, high = recipe["min_parameters"] or 0, recipe["max_parameters"]
     if not high:
         return f"{low / 1e9:g}B and more" if low else "any"

@@ -14,7 +14,7 @@ from control_plane.cli.tenant.models import registry_commands
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client.types import Adapter, AdapterEvaluation
+    from control_plane.client import Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
 
@@ -55,7 +55,7 @@ def adapters(as_json: Json = False) -> None:
     table(("ID", "MODEL", "STAGE", "SERVED", "SCORE (BASE)", "CREATED"), rows)
 
 
-def _score(a: Adapter) -> str:
+def _score(a: Record) -> str:
     """Metric of its method: preference accuracy, exact matches, or similarity to expected answers; perplexity if no answers were
     compared."""
     metrics = a.get("metrics") or {}
@@ -156,7 +156,7 @@ def _rules(config: str | None) -> dict[str, Any] | None:
     return rules
 
 
-def _verdict(evaluation: AdapterEvaluation) -> str:
+def _verdict(evaluation: Record) -> str:
     if evaluation["state"] == "failed":
         return f"could not be judged: {evaluation['error']['message'] if evaluation['error'] else None}"
     why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""

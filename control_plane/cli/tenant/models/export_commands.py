@@ -17,7 +17,7 @@ from control_plane.cli.output import Json, print_json, say
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from control_plane.client.types import Export
+    from control_plane.client import Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
 Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
@@ -120,7 +120,7 @@ def _beside(out: Path | None) -> Path | None:
     return out.absolute().parent
 
 
-def _pushed(repo: str, files: Path, made: Export, *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
+def _pushed(repo: str, files: Path, made: Record, *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
     from control_plane.cli.tenant.models.hub_upload import upload
 
     message = f"Export {made['format']} of {made['adapter_id']}"
@@ -138,7 +138,7 @@ def _pushed(repo: str, files: Path, made: Export, *, endpoint: str, token: str, 
     raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer['detail']}); run the command again", code="hub_unavailable")
 
 
-def _tell(made: Export, out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
+def _tell(made: Record, out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
     if as_json:
         print_json({**made, "directory": None if out is None else str(out), "pushed": pushed})
         return

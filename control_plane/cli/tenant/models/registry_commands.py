@@ -13,7 +13,7 @@ from control_plane.cli.output import Json, ago, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client.types import Adapter
+    from control_plane.client import Record
 Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id or model name, such as the `model` of a response.")]
 Note = Annotated[str | None, typer.Option("--note", help="Note, kept with the decision.")]
 
@@ -126,7 +126,7 @@ def reject(adapter: Reference, note: Note = None, as_json: Json = False) -> None
     _decided(done, as_json=as_json)
 
 
-def _decided(adapter: Adapter, *, as_json: bool) -> None:
+def _decided(adapter: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(adapter)
         return

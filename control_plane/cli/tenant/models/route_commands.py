@@ -10,7 +10,7 @@ from control_plane.cli.output import Json, percent, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client.types import ModelRoute
+    from control_plane.client import Record
 
 Name = Annotated[str, typer.Argument(help="What requests put into `model`: a-z, 0-9, '_', '.' and '-'.")]
 Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="Adapters in production (id or model name) or a base model.")]
@@ -77,7 +77,7 @@ def _target(given: str) -> tuple[str, int]:
     return model, int(weight)
 
 
-def _show(route: ModelRoute, *, as_json: bool) -> None:
+def _show(route: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(route)
         return

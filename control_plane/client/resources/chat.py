@@ -1,0 +1,48 @@
+"""``client.chat`` and ``client.completions``: answers from base models and from the tenant's production adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from control_plane.client import wire
+from control_plane.client.connection import Resource
+from control_plane.client.record import Record
+from control_plane.client.wire import GENERATION_TIMEOUT, at
+
+
+class Chat(Resource):
+    """Chat completions in OpenAI's format."""
+
+    def create(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Record:
+        """Returns a complete answer; `options` are OpenAI's, such as ``temperature`` and ``max_tokens``."""
+        body = {"model": model, "messages": list(messages), **options}
+        return self._api.call("POST", at("/v1/chat/completions"), json=body, timeout=GENERATION_TIMEOUT)
+
+    def stream(self, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any) -> Iterator[str]:
+        """Yields the answer's text in pieces."""
+        body = {"model": model, "messages": list(messages), "stream": True, **options}
+        decoder = wire.EventDecoder()
+        pieces = self._api.data_of("POST", at("/v1/chat/completions"), decoder=decoder, json=body, timeout=GENERATION_TIMEOUT)
+        with closing(pieces) as heard:
+            for data in heard:
+                if data == wire.DONE:
+                    return
+                yield from _texts(json.loads(data))
+
+
+class Completions(Resource):
+    """Text completions in OpenAI's format."""
+
+    def create(self, *, model: str, prompt: str, **options: Any) -> Record:
+        """Returns a complete completion; `options` are OpenAI's."""
+        body = {"model": model, "prompt": prompt, **options}
+        return self._api.call("POST", at("/v1/completions"), json=body, timeout=GENERATION_TIMEOUT)
+
+
+def _texts(chunk: Record) -> list[str]:
+    if "error" in chunk:
+        raise wire.error_from_body(chunk, status=500)
+    return [text for choice in chunk.get("choices") or () if (text := (choice.get("delta") or {}).get("content"))]

@@ -1,0 +1,109 @@
+"""``client.exports`` and ``client.adapter_evaluations``: downloads of adapters, and further evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from control_plane.client.connection import Resource
+from control_plane.client.pages import Pages
+from control_plane.client.record import Record
+from control_plane.client.wire import at, given
+
+UNDER_WAY = frozenset({"queued", "running"})
+
+
+class Exports(Resource):
+    """Adapters as files: the adapter itself, merged weights, GGUF, the tokenizer."""
+
+    def create(self, adapter_id: str, *, format: str, **options: Any) -> Record:
+        """Requests an export of an adapter; the same request returns the same export.
+
+        Options: `precision`.
+        """
+        return self._api.call(
+            "POST", at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id), json={"format": format, **options}, repeatable=True
+        )
+
+    def list(self, adapter_id: str) -> Pages:
+        """Lists exports of an adapter, newest first."""
+        return self._api.pages(at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id))
+
+    def retrieve(self, adapter_id: str, export_id: str) -> Record:
+        """Returns one export."""
+        path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
+        return self._api.call("GET", path)
+
+    def wait(self, adapter_id: str, export_id: str, *, timeout_s: float | None = None, poll_s: float = 0.5) -> Record:
+        """Waits until the export is ready or has failed and returns it; ``TimeoutError`` after `timeout_s`."""
+
+        def look() -> Record:
+            return self.retrieve(adapter_id, export_id)
+
+        return self._api.wait(look, lambda e: e["status"] not in UNDER_WAY, what=f"export {export_id}", timeout_s=timeout_s, poll_s=poll_s)
+
+    def download(self, adapter_id: str, export_id: str, target: Path) -> str:
+        """Writes the archive to `target` atomically, verifies its sha256, and returns it."""
+        path = at("/v1/adapters/{adapter_id}/exports/{export_id}/content", adapter_id=adapter_id, export_id=export_id)
+        return self._api.download(path, target)
+
+    def delete(self, adapter_id: str, export_id: str) -> Record:
+        """Deletes an export with its archive; cancels one in progress."""
+        path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
+        return self._api.call("DELETE", path)
+
+
+class AdapterEvaluations(Resource):
+    """Verdicts on a registered adapter: with its job, after its promotion, after a base update, or on request."""
+
+    def create(self, adapter_id: str, **options: Any) -> Record:
+        """Requests a further evaluation of an adapter on the current bytes of its base; returns a waiting one instead if there is one.
+
+        Options: `eval_config`.
+        """
+        path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
+        return self._api.call("POST", path, json=options, repeatable=True)
+
+    def list(self, adapter_id: str, *, limit: int = 20, after: str | None = None) -> Pages:
+        """Lists finished and waiting evaluations of an adapter, newest first; `limit` per page."""
+        path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
+        return self._api.pages(path, given(limit=limit, after=after))
+
+    def retrieve(self, adapter_id: str, evaluation_id: str) -> Record:
+        """Returns one evaluation."""
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        return self._api.call("GET", path)
+
+    def wait(self, adapter_id: str, evaluation_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
+        """Waits for a verdict or a failure and returns the evaluation; ``TimeoutError`` after `timeout_s`."""
+
+        def look() -> Record:
+            return self.retrieve(adapter_id, evaluation_id)
+
+        return self._api.wait(
+            look, lambda e: e["state"] not in UNDER_WAY, what=f"evaluation {evaluation_id}", timeout_s=timeout_s, poll_s=poll_s
+        )
+
+    def report(self, adapter_id: str, evaluation_id: str) -> Record:
+        """Returns the results of a finished evaluation, its verdict, and advice."""
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        return self._api.call("GET", path)
+
+    def report_page(self, adapter_id: str, evaluation_id: str) -> bytes:
+        """Returns the results as a self-contained HTML page."""
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        return self._api.content(path, accept="text/html")
+
+    def samples(
+        self,
+        adapter_id: str,
+        evaluation_id: str,
+        *,
+        suite: str | None = None,
+        only: str | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Pages:
+        """Lists every item with the answer of each model; `only`: ``changed``, ``worse`` or ``better``."""
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/samples", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        return self._api.pages(path, given(suite=suite, only=only, limit=limit, after=after))
