@@ -4,7 +4,8 @@ last."""
 import os
 
 import dagster as dg
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from resources.dagster.private_api import UnresolvedAssetJobDefinition
 
 
 def executor() -> dg.ExecutorDefinition:

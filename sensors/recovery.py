@@ -4,7 +4,6 @@ import enum
 from datetime import datetime, timedelta
 
 import dagster as dg
-from dagster._core.launcher import WorkerStatus
 
 from control_plane.attempts.follow import STOP_GRACE_S
 from control_plane.jobs.transitions import fail
@@ -12,6 +11,7 @@ from control_plane.queue.cycle import release
 from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements
 from ft_assets.errors import FtError
 from ft_assets.platform_resource import PlatformResource
+from resources.dagster.private_api import WorkerStatus
 from resources.dagster.run_launcher import ForkingRunLauncher
 from resources.dagster.run_tags import RUN_KEY_TAG
 from sensors.run_coordinator import KEYED_JOBS

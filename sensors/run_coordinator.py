@@ -13,11 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from dagster import DagsterRun
-from dagster._core.run_coordinator import SubmitRunContext
-from dagster._core.run_coordinator.queued_run_coordinator import QueuedRunCoordinator, RunQueueConfig
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG
-from dagster._serdes import ConfigurableClassData
+from dagster import DagsterRun, QueuedRunCoordinator, SubmitRunContext
 
 from control_plane.capacity import configured_pools
 from control_plane.jobs.tables import jobs
@@ -25,6 +21,7 @@ from control_plane.platform.settings import load
 from control_plane.queue import launches
 from control_plane.queue.launches import STAGE_STATES, bind, training_key
 from control_plane.queue.tables import reservations
+from resources.dagster.private_api import PARENT_RUN_ID_TAG, ConfigurableClassData, RunQueueConfig
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins
 

@@ -216,7 +216,7 @@ def _in_snapshots(conn: Connection, names: Names) -> bool:
 
 def _logs(instance: DagsterInstance) -> Path | None:
     """Return the local directory of run and sensor logs: all of them, or those not yet uploaded to a bucket."""
-    from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
+    from resources.dagster.private_api import LocalComputeLogManager
 
     logs = instance.compute_log_manager
     local = getattr(logs, "local_manager", logs)

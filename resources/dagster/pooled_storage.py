@@ -13,10 +13,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from dagster import _check as check
-from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
 from dagster_postgres.utils import pg_url_from_config
 from sqlalchemy.engine import Engine
+
+from resources.dagster.private_api import ConfigurableClassData
 
 POOL_SIZE = 2
 """Connections that a process keeps open. Each costs the server 5 MiB; further concurrent queries open temporary ones."""

@@ -14,14 +14,18 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from dagster import DagsterRun
-from dagster._core.code_pointer import ModuleCodePointer
-from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, LaunchRunContext, WorkerStatus
-from dagster._core.storage.tags import GRPC_INFO_TAG
-from dagster._serdes import ConfigurableClassData, serialize_value
+from dagster import DagsterRun, DefaultRunLauncher, serialize_value
 
 from control_plane.platform.settings import load
 from ft_assets.errors import Unavailable
+from resources.dagster.private_api import (
+    GRPC_INFO_TAG,
+    CheckRunHealthResult,
+    ConfigurableClassData,
+    LaunchRunContext,
+    ModuleCodePointer,
+    WorkerStatus,
+)
 from resources.dagster.run_records import announced_socket, check_owned, read_record, runs_dir
 from resources.dagster.run_server import PRELOADED
 from resources.launcher.process_identity import alive

@@ -26,16 +26,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dagster import DagsterInstance
-from dagster._cli.api import _execute_run_command_body
-from dagster._core.code_pointer import ModuleCodePointer
-from dagster._core.definitions.reconstruct import ReconstructableRepository
-from dagster._core.instance.ref import InstanceRef
-from dagster._serdes import deserialize_value
-from dagster._utils.interrupts import capture_interrupts
+from dagster import DagsterInstance, deserialize_value
 
 from control_plane.platform.settings import load
 from resources.atomic_write import write_atomically
+from resources.dagster.private_api import InstanceRef, ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run
 from resources.dagster.run_records import (
     READY,
     address_file,
@@ -211,7 +206,7 @@ def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
 def _run(run_id: str, instance_ref: str) -> int:
     """Execute a run like ``dagster api execute_run``, without the imports."""
     with capture_interrupts(), DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
-        return int(_execute_run_command_body(run_id, instance, lambda _event: None, set_exit_code_on_failure=False))
+        return int(execute_run(run_id, instance, lambda _event: None, set_exit_code_on_failure=False))
 
 
 def _report_dead(run_id: str, instance_ref: str, pid: int, how: str) -> int:

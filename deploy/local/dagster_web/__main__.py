@@ -6,8 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from dagster import DagsterInstance, __version__
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 from starlette.types import ASGIApp
 
@@ -18,6 +16,7 @@ from control_plane.tenants import operators
 from deploy.local.dagster_web.access_control import AccessControl, allowed_hosts
 from ft_assets.telemetry import logs
 from resources import http_server
+from resources.dagster.private_api import WorkspaceFileTarget, WorkspaceProcessContext
 
 DATABASE_LIMITS = (15_000, 3_600, 20)
 """Statement timeout (ms), maximum age of a pooled connection (s) and pool size: the defaults of ``dagster-webserver``."""
