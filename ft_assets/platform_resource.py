@@ -2,7 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,13 +14,15 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import load
 from ft_assets.base_models import CHANGED
-from ft_assets.errors import IntegrityError, InvalidRequest, NotAdmitted
-from ft_assets.partitions import parse
+from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotAdmitted
+from ft_assets.partitions import JOBS, parse
 from ft_assets.telemetry import correlation, spans
 from resources.dagster.run_tags import TRACE_TAG
 from resources.launcher import LocalLauncher
 
 BEAT_S = 5.0
+warnings.filterwarnings("ignore", category=dg.PreviewWarning)
+# Partitioned checks are in preview in Dagster 1.13; without partitions a check has one status over all tenants.
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
@@ -30,6 +33,20 @@ class PlatformResource(dg.ConfigurableResource[None]):
 
     def launcher(self) -> Launcher:
         return LocalLauncher(load().work_dir / "launcher")
+
+
+def check(name: str, *, asset: str, description: str) -> dg.AssetCheckSpec:
+    """Returns a check of a job's asset, with a status per job."""
+    return dg.AssetCheckSpec(name, asset=asset, partitions_def=JOBS, description=description)
+
+
+def checked(name: str, find: Callable[[], Sequence[str]]) -> dg.AssetCheckResult:
+    """Returns a check's result: passed if `find` finds nothing. It reports and never stops a job; what cannot be read is a finding."""
+    try:
+        found = list(find())
+    except (FtError, OSError) as error:
+        found = [f"{type(error).__name__}: {error}"]
+    return dg.AssetCheckResult(check_name=name, passed=not found, severity=dg.AssetCheckSeverity.WARN, metadata={"findings": found})
 
 
 @contextlib.contextmanager

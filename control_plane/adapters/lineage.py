@@ -51,6 +51,12 @@ def of_adapter(platform: Platform, tenant: str, reference: str, *, verify: bool 
     return _answer(platform, reference, "adapter", found, verify=verify)
 
 
+def broken_links(platform: Platform, tenant: str, reference: str) -> list[str]:
+    """Verify one adapter's lineage, reading all stored bytes; returns the links that do not hold, with what differs."""
+    (found,) = of_adapter(platform, tenant, reference, verify=True)["adapters"]
+    return [f"{link['link']}: {link['detail']}" for link in found["links"] if link["holds"] is False]
+
+
 def of_model(platform: Platform, tenant: str, name: str, *, verify: bool = False) -> Lineage:
     """Return the lineage of any ``model`` that a request may name, in production or not.
 

@@ -129,6 +129,12 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
     )  # fmt: skip
 
 
+def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:
+    """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, which they do not serve."""
+    record = find_record(platform, tenant, reference)
+    return [f"{r.code}: {r.detail}" for found in _look(platform, record) for r in found] if record.type == LORA else []
+
+
 _Looked = tuple[Sequence[Refusal], Sequence[Refusal]]
 _looked: dict[tuple[object, ...], _Looked] = {}
 """Verification results of directories, valid while the file system shows their files as unchanged."""

@@ -2,18 +2,23 @@
 
 import dagster as dg
 
-from control_plane.adapters import lineage
+from control_plane.adapters import lineage, promotions
 from control_plane.attempts import health
 from control_plane.billing import ledger
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
 from ft_assets.evals import step as evaluation_step
 from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from ft_assets.platform_resource import PlatformResource, check, checked, owned_by, watched
 from resources.dagster.run_tags import page_of_asset, runs_of_job
 
+COMPLETE = check("lineage_complete", asset="adapter", description="Does every link back to the uploaded files hold?")
+SERVABLE = check("servable", asset="adapter", description="Can the inference servers load its files?")
 
-@dg.asset(partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"])
+
+@dg.asset(
+    partitions_def=JOBS, group_name="adapters", code_version="1", deps=["eval_report", "checkpoint"], check_specs=[COMPLETE, SERVABLE]
+)
 def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The adapter, registered as a draft, promoted or quarantined; ends the job."""
     tenant, job_id = parse(context.partition_key)
@@ -25,6 +30,10 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     reported = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
+        check_results=[
+            checked(COMPLETE.name, lambda: lineage.broken_links(opened, tenant, record["id"])),
+            checked(SERVABLE.name, lambda: promotions.obstacles(opened, tenant, record["id"])),
+        ],
         data_version=dg.DataVersion(record["manifest_sha256"]),
         metadata={
             "name": record["name"],

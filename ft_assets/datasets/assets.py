@@ -9,12 +9,15 @@ from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.histogram import histogram_svg
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from ft_assets.platform_resource import PlatformResource, check, checked, owned_by, watched
 from resources.dagster.pictures import picture
 from resources.dagster.run_tags import runs_of_job
 
+VALID = check("valid", asset="dataset", description="Did validation find nothing to warn about?")
+EXACT = check("packing_exact", asset="tokenized_pack", description="Do the files hold exactly what the manifest states?")
 
-@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"})
+
+@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, check_specs=[VALID])
 def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
     tenant, job_id = parse(context.partition_key)
@@ -22,14 +25,16 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     with watched(context), owned_by(opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
         pinned = step.pin_dataset(opened, tenant, job_id, progress=reported)
+    warnings = [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]]
     return dg.MaterializeResult(
+        check_results=[checked(VALID.name, lambda: warnings)],
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
             "dataset_id": pinned.dataset_id,
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
             "format": pinned.report["format_reason"],
-            "warnings": [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]],
+            "warnings": warnings,
             "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
             "uri": dg.MetadataValue.path(pinned.uri),
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
@@ -37,7 +42,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     )
 
 
-@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[dataset])
+@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[dataset], check_specs=[EXACT])
 def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The dataset, tokenized once and packed as its method requires; reused by every job with the same fingerprint.
 
@@ -50,6 +55,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
         packed = step.pack(opened, tenant, job_id, progress=reported, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
+        check_results=[checked(EXACT.name, lambda: step.pack_differences(opened, tenant, manifest))],
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={
             "lengths": picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example"),

@@ -51,6 +51,7 @@ from ft_assets.datasets.packs.build import (
     pack_fingerprint,
     suitable_workers,
 )
+from ft_assets.datasets.packs.recount import differences
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
@@ -207,6 +208,11 @@ def pack(
         uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
         reference=compared,
     )
+
+
+def pack_differences(platform: Platform, tenant: str, manifest: PackManifest) -> list[str]:
+    """Counts this machine's copy of a pack again; returns what differs from its manifest."""
+    return differences(fetch_pack(platform, tenant, manifest.fingerprint))
 
 
 def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:

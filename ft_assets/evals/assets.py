@@ -1,17 +1,13 @@
 """The ``eval_report`` asset: compares the adapter with its base on the same items, with the gate's verdict as an asset check."""
 
-import warnings
-
 import dagster as dg
 
 from ft_assets.evals import step
 from ft_assets.evals.scoring.report import markdown_table
 from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from ft_assets.platform_resource import PlatformResource, check, owned_by, watched
 
-warnings.filterwarnings("ignore", category=dg.PreviewWarning)
-# A partitioned check is in preview in Dagster 1.13; without it there is one status over all tenants.
-GATE = dg.AssetCheckSpec("gate", asset="eval_report", partitions_def=JOBS, description="May the adapter be promoted?")
+GATE = check("gate", asset="eval_report", description="May the adapter be promoted?")
 
 
 @dg.asset(partitions_def=JOBS, group_name="evals", code_version="2", deps=["checkpoint", "dataset"], check_specs=[GATE])
