@@ -129,7 +129,7 @@ class Bench:
             Candidate(
                 record=record,
                 served_digests=(digest_of(served),),
-                told=True,
+                from_servers=True,
                 accepted_digests=frozenset({base_digest}),
                 file_refusals=package.check_files(adapter, manifest_sha256=manifest),
                 package_refusals=package.verify(adapter, base_shapes=weight_shapes(served), served_name=SERVED_NAME),

@@ -74,7 +74,7 @@ def out_dir(platform: Platform, job_id: str) -> Path:
 
 
 def result_of(platform: Platform, evaluated: service.Evaluated) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(platform.objects.get_bytes(service.key.replace("report.json", run_file.RESULT_NAME)))
+    body: dict[str, Any] = json.loads(platform.objects.get_bytes(evaluated.key.replace("report.json", run_file.RESULT_NAME)))
     return body
 
 
@@ -173,9 +173,9 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     (name,) = processes(platform, job_id)
     assert launcher.status(name).phase is WorkloadPhase.RUNNING
     assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    service = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
-    assert service.report.adapter_applied
+    assert evaluated.report.adapter_applied
 
 
 @pytest.mark.slow
@@ -194,11 +194,11 @@ def test_a_process_that_is_killed_is_gone_on_from(
 
     killer = threading.Thread(target=kill_once)
     killer.start()
-    service = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     killer.join()
     assert killed.is_set()
     assert len(processes(platform, job_id)) == 2
-    assert service.report.adapter_applied
+    assert evaluated.report.adapter_applied
     with platform.engine.connect() as conn:
         query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.code == "evaluation_progress")
         told = [(d["subject"], d["suite"]) for d in conn.execute(query).scalars()]

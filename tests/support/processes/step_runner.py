@@ -11,7 +11,7 @@ import dagster as dg
 
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
-from control_plane.queue.cycle import place
+from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import due_runs
 from ft_assets import definitions
 from ft_assets.platform_resource import PlatformResource
@@ -27,7 +27,7 @@ def main() -> None:
     assets = list(definitions.defs.assets or ())
     with dg.DagsterInstance.ephemeral() as instance:
         for stage in ("prepare", "train", "evaluate"):
-            place(platform)
+            run_cycle(platform)
             (due,) = due_runs(platform, (stage,))
             _make(instance, assets, run_request(due), ASSETS[stage])
 

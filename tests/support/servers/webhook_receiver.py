@@ -54,7 +54,9 @@ def receiver(*, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.rfile.read(size := int(self.headers["content-length"]))
+            if len(body) < size:
+                return  # its sender was killed while it sent
             here.received.append(Received(path=self.path, headers={k.lower(): v for k, v in self.headers.items()}, body=body))
             url = urlsplit(self.path)
             kind = url.path.split("/")[1]
