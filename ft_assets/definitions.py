@@ -9,6 +9,7 @@ from ft_assets.evals import assets as eval_assets
 from ft_assets.platform_resource import PlatformResource
 from ft_assets.telemetry import logs, spans
 from ft_assets.training import assets as training_assets
+from sensors.adapter_stages import adapter_stages
 from sensors.admission import admission
 from sensors.evaluation_runs import evaluations
 from sensors.periodic.billing_cycle import metering
@@ -34,6 +35,7 @@ defs = dg.Definitions(
         admission,
         scheduling,
         evaluations,
+        adapter_stages,
         failures,
         rollout,
         sweeps,

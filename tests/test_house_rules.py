@@ -105,17 +105,17 @@ def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object],
 
     assert defined[0] == {
         "assets": {
-            "adapter": asset("adapters", "eval_report", "checkpoint"),
+            "adapter": asset("adapters", "eval_report", "checkpoint", checks=("lineage_complete", "servable")),
             "adapter_evaluation": asset("adapters", "adapter"),
             "checkpoint": asset("training", "tokenized_pack"),
-            "dataset": asset("datasets"),
+            "dataset": asset("datasets", checks=("valid",)),
             "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)) | {"code_version": "2"},
-            "tokenized_pack": asset("datasets", "dataset"),
+            "tokenized_pack": asset("datasets", "dataset", checks=("packing_exact",)),
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
         "sensors": [
-            "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas", "retention", "rollout",
-            "scheduling", "sweeps", "uploads",
+            "adapter_stages", "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas",
+            "retention", "rollout", "scheduling", "sweeps", "uploads",
         ],
     }  # fmt: skip
 
