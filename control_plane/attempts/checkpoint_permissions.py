@@ -44,7 +44,7 @@ def create(platform: Platform, tenant: str, reference: str, project_ids: Sequenc
 
 def list_permissions(
     platform: Platform, tenant: str, reference: str, *, after: str | None, limit: int, order: Order, project_id: str | None
-) -> Page:
+) -> Page[RowMapping]:
     """Return the permissions on a checkpoint, newest first unless `order` says otherwise."""
     with platform.engine.connect() as conn:
         query = _of(tenant, _checkpoint(conn, tenant, reference))

@@ -66,7 +66,7 @@ def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, l
     query = sa.select(budgets).where(budgets.c.tenant_id == tenant)
     keys = (budgets.c.created_at, budgets.c.id)
     with platform.engine.connect() as conn:
-        found: Page = page(conn, query, keys, id_column=budgets.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+        found: Page[RowMapping] = page(conn, query, keys, id_column=budgets.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
         spent = spent_micros(conn, platform, tenant, month_of(platform.clock())) if found.items else 0
         return [_view(conn, platform, row, spent=spent) for row in found.items], found.has_more
 

@@ -82,7 +82,7 @@ def list_entries(
     after: str | None = None,
     limit: int = 20,
     order: Order = "desc",
-) -> Page:
+) -> Page[RowMapping]:
     """Return entries of `tenant`, most recent first."""
     if kind is not None and kind not in ACCOUNTS:
         raise InvalidRequest(

@@ -45,7 +45,7 @@ def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcom
 
 def list_cases(
     platform: Platform, *, state: str | None = "pending", tenant: str | None = None, after: str | None = None, limit: int = 20
-) -> Page:
+) -> Page[RowMapping]:
     """Return the cases of all tenants, oldest first: pending ones, or those in another state (None: all)."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:40]!r} is unknown; cases are {', '.join(STATES)}", code="invalid_state_filter", param="state")

@@ -22,7 +22,7 @@ STATS = datasets.c.report["stats"].label("stats")
 """The part of the report that lists show; a whole report may have a thousand problems."""
 
 
-def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
     """Return the tenant's dataset versions, newest first."""
     query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant)
     with platform.engine.connect() as conn:

@@ -263,7 +263,7 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
         return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
 
 
-def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page:
+def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
     """Return the job's events, newest first."""
     with platform.engine.connect() as conn:
         _row(conn, tenant, job_id)
@@ -286,7 +286,7 @@ def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
     return str(row["reused_job_id"] or job_id)
 
 
-def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page:
+def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page[RowMapping]:
     """Return the job's committed checkpoints that are kept, highest step first."""
     table = checkpoints_table
     with platform.engine.connect() as conn:

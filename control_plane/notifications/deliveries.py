@@ -35,7 +35,7 @@ class Backlog:
 
 def list_deliveries(
     platform: Platform, tenant: str, endpoint_id: str, *, state: str | None = None, after: str | None = None, limit: int = 20
-) -> Page:
+) -> Page[RowMapping]:
     """Return the deliveries of the last 30 days, newest first."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:80]!r} is not one of {', '.join(STATES)}", code="invalid_delivery_state", param="state")

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from control_plane.platform.records import record
 from ft_assets.errors import InvalidRequest
 
 Order = Literal["asc", "desc"]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    items: Sequence[RowMapping]
+class Page(Generic[R]):
+    items: Sequence[R]
     has_more: bool
+
+
+@overload
+def page(
+    conn: Connection, query: sa.Select[Any], keys: Sequence[sa.Column[Any]], *, id_column: sa.Column[Any], after: str | None, limit: int,
+    max_limit: int, order: Order = "desc",
+) -> Page[RowMapping]: ...  # fmt: skip
+
+
+@overload
+def page(
+    conn: Connection, query: sa.Select[Any], keys: Sequence[sa.Column[Any]], *, of: type[R], id_column: sa.Column[Any], after: str | None,
+    limit: int, max_limit: int, order: Order = "desc",
+) -> Page[R]: ...  # fmt: skip
 
 
 def page(
@@ -25,13 +41,14 @@ def page(
     query: sa.Select[Any],
     keys: Sequence[sa.Column[Any]],
     *,
+    of: type[Any] | None = None,
     id_column: sa.Column[Any],
     after: str | None,
     limit: int,
     max_limit: int,
     order: Order = "desc",
-) -> Page:
-    """Return the rows of `query` in the order of `keys` (the last of which is unique), after the row with id `after`.
+) -> Page[Any]:
+    """Return rows of `query`, as records `of` a class, in the order of `keys` (the last is unique), after the row with id `after`.
 
     `query` is already restricted to one tenant, so an `after` of another tenant is unknown. Inserts while a client pages neither repeat nor
     hide a row.
@@ -48,4 +65,5 @@ def page(
         query = query.where(position < here if order == "desc" else position > here)
     ordered = query.order_by(*(k.desc() if order == "desc" else k.asc() for k in keys)).limit(limit + 1)
     rows = list(conn.execute(ordered).mappings())
-    return Page(items=rows[:limit], has_more=len(rows) > limit)
+    items = rows[:limit] if of is None else [record(of, row) for row in rows[:limit]]
+    return Page(items=items, has_more=len(rows) > limit)

@@ -321,7 +321,7 @@ def verify_chain(platform: Platform) -> Chain:
     return Chain(num_deletions=num, head=head, broken=tuple(broken))
 
 
-def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
     """Return the tenant's deletions, open and done, newest first."""
     query = sa.select(deletion_requests).where(deletion_requests.c.tenant_id == tenant)
     keys = (deletion_requests.c.requested_at, deletion_requests.c.id)

@@ -31,7 +31,7 @@ def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | N
             ) from None
 
 
-def list_members(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, removed: bool = False) -> Page:
+def list_members(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, removed: bool = False) -> Page[RowMapping]:
     """Return the members, newest first; with `removed`, former ones too."""
     query = sa.select(members).where(members.c.tenant_id == tenant)
     if not removed:

@@ -104,7 +104,7 @@ def list_all(platform: Platform) -> list[Tenant]:
         return [tenant_of(r) for r in conn.execute(sa.select(tenants).order_by(tenants.c.id)).mappings()]
 
 
-def list_tenants(platform: Platform, *, after: str | None = None, limit: int = 20) -> Page:
+def list_tenants(platform: Platform, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
     """Rows of tenants, by id."""
     with platform.engine.connect() as conn:
         by = [tenants.c.id]
@@ -166,7 +166,7 @@ def create_key(
         return _insert_key(conn, values)
 
 
-def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page:
+def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page[RowMapping]:
     """Return the keys of `tenant`, newest first, revoked ones included, without hashes."""
     query = sa.select(*SHOWN).where(api_keys.c.tenant_id == tenant)
     by = [api_keys.c.created_at, api_keys.c.id]

@@ -15,7 +15,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on, insert
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.billing import ledger
 from control_plane.billing.invoices import rules as invoicing
@@ -69,7 +69,7 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
     return Invoice(document=draft, sha256=invoicing.sha256(draft), issued_at=None, unbilled=running)
 
 
-def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page:
+def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
     """Return issued invoices, newest month first."""
     query = sa.select(invoices).where(invoices.c.tenant_id == tenant)
     keys = (invoices.c.month, invoices.c.id)

@@ -238,7 +238,7 @@ def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) 
 
 def list_files(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
-) -> Page:
+) -> Page[RowMapping]:
     """Return the tenant's files, newest first unless `order` is ``asc``."""
     query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     if purpose is not None:
