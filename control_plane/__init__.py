@@ -1,1 +1,1 @@
-"""Who may, when, for how much: pure policy (jobs, quotas, pools, scheduler, billing), then entrances (service, api, cli)."""
+"""Who may do what, when and at what price: one package per noun, and the entrances `api`, `client`, `cli` and `console`."""

@@ -76,7 +76,7 @@ def down(as_json: Json = False) -> None:
 
 
 def status(as_json: Json = False) -> None:
-    """Show each service with state, pid, address and log. Exit code 4 if the stack is not running."""
+    """Show each service with state, pid, address and log. Exit code 4 if the stack is not ready."""
     from deploy.local import lifecycle as commands
     from deploy.local.supervisor.stack_report import Phase
 
