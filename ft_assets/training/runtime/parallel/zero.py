@@ -14,9 +14,12 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from filelock import FileLock
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch.utils import cpp_extension
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
@@ -49,6 +52,7 @@ class Zero:
         self.model: Any = None
 
     def start(self) -> None:
+        compile_operator()
         deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
         # Must exist while the base model loads: ``from_pretrained`` looks for it and shards the weights as it reads them.
         config: Any = HfDeepSpeedConfig
@@ -221,3 +225,20 @@ def _whole(tensor: Any) -> torch.Tensor:
 
 def _size(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
+
+
+def compile_operator() -> None:
+    """Compiles the operator that DeepSpeed needs to communicate on CPU, once per machine; later calls load it.
+
+    A process that is killed while it compiles leaves torch's lock file, and every later process would wait for it forever. Here one process
+    at a time compiles, under a lock that ends with its process, so a lock file that it finds belongs to nobody.
+    """
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    if builder is None or not builder.is_compatible():
+        return
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "ft_compile.lock"):
+        for stale in root.glob(f"**/{builder.name}/lock"):
+            stale.unlink(missing_ok=True)
+        builder.load()

@@ -20,8 +20,9 @@ from tests.ft_assets.training.runtime.parallel import small_slices
 from tests.ft_assets.training.runtime.test_endings import _rewrite
 
 FULL: dict[str, Any] = {"adapter": "full", "lora": None}
-ZERO = [pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2", "zero3")]
-"""DeepSpeed compiles an operator on its first use, which takes minutes."""
+COMPILES = pytest.mark.timeout(600)
+"""DeepSpeed compiles an operator on its first use, which takes minutes on a busy machine."""
+ZERO = [pytest.param(name, marks=[pytest.mark.slow, COMPILES]) for name in ("zero1", "zero2", "zero3")]
 TOLERANCE = 1e-4
 """C8 for another world size; summing in another order moves float32 losses by some 1e-7."""
 SMALL_SLICES = "tests.ft_assets.training.runtime.parallel.small_slices"
@@ -96,6 +97,20 @@ def test_two_ranks_with_two_micro_batches_each_drop_out_what_one_with_four_drops
     with job(tmp_path / "pair", **shared("fsdp2", optimization=replace(four, accumulation_steps=2), lora=much)) as pair:
         run_ranks(pair)
     assert losses(pair) == pytest.approx(losses(single), abs=TOLERANCE)
+
+
+@pytest.mark.slow
+@COMPILES
+def test_a_compilation_that_was_killed_does_not_stop_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch marks a compilation with a file and waits for as long as it is there; a killed one leaves it behind."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    left = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    with job(tmp_path / "pair", **shared("zero1")) as pair:
+        run_ranks(pair)
+    assert not left.exists()
+    assert (left.parent / "deepspeed_shm_comm.so").exists()
 
 
 def label_unequally(made: Job) -> list[int]:
