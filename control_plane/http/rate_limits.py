@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from ipaddress import IPv6Address, ip_address
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from sqlalchemy.engine import Engine
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.http.tables import rate_limits
+from control_plane.platform.context import Platform
 from ft_assets.errors import RateLimited, Unauthenticated, Unavailable
 
 UNKNOWN_KEYS_PER_MINUTE = 600
@@ -61,22 +63,25 @@ class Buckets:
     def __init__(self, engine: Engine, *, clock: Callable[[], float] | None = None) -> None:
         """`clock` returns seconds; None: the database's clock, the same for all processes."""
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._now = _DATABASE_NOW if clock is None else sa.bindparam("now", callable_=clock, type_=sa.Double)
+        now = _DATABASE_NOW if clock is None else sa.bindparam("now", callable_=clock, type_=sa.Double)
+        name, every_s, full_at = sa.bindparam("bucket", type_=sa.Text), sa.bindparam("every_s", type_=sa.Double), rate_limits.c.full_at
+        after = sa.func.greatest(full_at, now) + every_s
+        # Built once: building them takes longer than executing them.
+        self._upsert = insert(rate_limits).values(name=name, full_at=now + every_s).on_conflict_do_update(
+            index_elements=["name"], set_={"full_at": after}, where=after - now <= 60.0 + 1e-6
+        ).returning(full_at - now)  # fmt: skip
+        self._select = sa.select(full_at - now).where(rate_limits.c.name == name)
+        full = sa.select(rate_limits.c.name).where(full_at <= now).with_for_update(skip_locked=True)
+        self._sweep = rate_limits.delete().where(rate_limits.c.name.in_(full))
         self._takes = 0
 
     def take(self, name: str, per_minute: int) -> Take:
         """Take one token of the bucket `name`, which holds `per_minute`."""
-        every_s, b = 60.0 / per_minute, rate_limits.c
-        after = sa.func.greatest(b.full_at, self._now) + every_s
-        upsert = insert(rate_limits).values(name=name, full_at=self._now + every_s).on_conflict_do_update(
-            index_elements=[b.name], set_={"full_at": after}, where=after - self._now <= 60.0 + 1e-6
-        )  # fmt: skip
         with self._engine.connect() as conn:
-            full_in_s = conn.execute(upsert.returning(b.full_at - self._now)).scalar()
+            full_in_s = conn.execute(self._upsert, {"bucket": name, "every_s": 60.0 / per_minute}).scalar()
             self._takes += 1
             if self._takes % SWEEP_EVERY == 0:
-                full = sa.select(b.name).where(b.full_at <= self._now).with_for_update(skip_locked=True)
-                conn.execute(rate_limits.delete().where(b.name.in_(full)))
+                conn.execute(self._sweep)
         if full_in_s is None:
             return replace(self.look(name, per_minute), allowed=False)
         return _take(full_in_s, per_minute, allowed=True)
@@ -84,7 +89,7 @@ class Buckets:
     def look(self, name: str, per_minute: int) -> Take:
         """Whether a token is available; takes none."""
         with self._engine.connect() as conn:
-            found = conn.execute(sa.select(rate_limits.c.full_at - self._now).where(rate_limits.c.name == name)).scalar()
+            found = conn.execute(self._select, {"bucket": name}).scalar()
         full_in_s = max(found or 0.0, 0.0)
         return _take(full_in_s, per_minute, allowed=full_in_s + 60.0 / per_minute <= 60.0 + 1e-6)
 
@@ -105,10 +110,14 @@ class RateLimits:
 
     of_operators = OPERATORS_PER_MINUTE
 
-    def __init__(self, engine: Engine, *, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
-        self.buckets = Buckets(engine)
+    def __init__(self, platform: Platform, *, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
+        self._platform = platform
         self._unknown_per_minute = unknown_keys_per_minute
         self._known: dict[bytes, None] = {}
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        return Buckets(self._platform.logins.platform)
 
     def count(self, request: Request, key_id: str, per_minute: int) -> None:
         """Count one request of a key; ``RateLimited`` beyond its limit. The response headers show how many are left."""

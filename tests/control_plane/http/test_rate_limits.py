@@ -123,7 +123,7 @@ def test_addresses_of_one_site_count_as_one(one: str | None, other: str, same: b
 def limited(platform: Platform, serve: Callable[[ASGIApp], str]) -> tuple[str, FastAPI]:
     """An API of its own, whose address table a test may fill."""
     app = create_app(platform)
-    app.state.rate_limits = RateLimits(platform.logins.platform, unknown_keys_per_minute=5)
+    app.state.rate_limits = RateLimits(platform, unknown_keys_per_minute=5)
     return serve(app), app
 
 
@@ -185,7 +185,7 @@ def test_an_address_that_guesses_is_refused_while_keys_that_worked_go_on(
     limited: tuple[str, FastAPI], platform: Platform, tenant: Tenant, api_key: str
 ) -> None:
     url, app = limited
-    app.state.rate_limits = RateLimits(platform.logins.platform, unknown_keys_per_minute=5)
+    app.state.rate_limits = RateLimits(platform, unknown_keys_per_minute=5)
     assert get(url, api_key).status_code == 200
     guesses = [get(url, f"ft-sk-{i:040d}") for i in range(7)]
     assert [g.status_code for g in guesses] == [401] * 5 + [429] * 2
