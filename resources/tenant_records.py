@@ -6,17 +6,13 @@ API or another long-lived process.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from control_plane.platform.protocols import Search
 from control_plane.platform.settings import Settings
-from ft_assets.errors import Unavailable
-from ft_assets.telemetry.redaction import without_credentials
+from resources.child_call import call_in_child
 from resources.database.engine import dagster_url
 
 
@@ -58,14 +54,5 @@ class MlflowRecords:
 
 
 def _call(module: str, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Run ``python -m module`` and return its answer. `order` goes to standard input because it may contain a password."""
-    command, system = [sys.executable, "-m", module], module.rpartition(".")[2].removesuffix("_records")
-    try:
-        done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired as e:
-        raise Unavailable(f"{system} records: no answer within {limit_s:.0f} s; the next round continues") from e
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise Unavailable(f"{system} records: {without_credentials(last)[:300]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    system = module.rpartition(".")[2].removesuffix("_records")
+    return call_in_child(module, order, limit_s=limit_s, failure=f"{system} records: no answer")

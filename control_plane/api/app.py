@@ -89,7 +89,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         redoc_url=None,
     )
     app.state.platform = platform
-    app.state.rate_limits = RateLimits()
+    app.state.rate_limits = RateLimits(platform)
     app.state.streams = OpenStreams()
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from control_plane.cli.remedies import in_commands
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, to stdout.")]
 
@@ -23,6 +25,20 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def live_bars(*columns: str) -> Iterator[Progress | None]:
+    """Progress bars on a terminal until the block ends; None elsewhere. A column is a template, or the name of one of rich's."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress
+
+    made = [progress.TextColumn(c) if "{" in c else getattr(progress, c)() for c in columns]
+    named = progress.TextColumn("{task.description:<12}")
+    with progress.Progress(named, progress.BarColumn(bar_width=30), *made, console=console(stderr=True)) as bars:
+        yield bars
 
 
 def say(text: str) -> None:

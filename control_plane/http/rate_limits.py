@@ -1,34 +1,34 @@
-"""Limits on requests, counted in this process's memory.
+"""Limits on requests.
 
-- Requests per minute of each key, and unknown keys per minute of each address. An API of several processes allows that many times the
-  limit: no call waits for a shared counter.
-- Long-running work in dedicated threads: each tenant has a share of them and cannot use them all.
-
-What a tenant may *have* (jobs, GPU-hours) is counted in the database, exactly.
+- Requests per minute of each key, and unknown keys per minute of each address, counted in the database: all API processes together admit
+  the limit.
+- Long-running work in dedicated threads: each tenant has a share of a process's threads and cannot use them all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import threading
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from ipaddress import IPv6Address, ip_address
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
+import sqlalchemy as sa
 from fastapi import Request
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Engine
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.http.tables import rate_limits
+from control_plane.platform.context import Platform
 from ft_assets.errors import RateLimited, Unauthenticated, Unavailable
 
-MAX_BUCKETS = 20_000
-"""Above this, full buckets are dropped, which changes nothing, then those nearest to full; 100 bytes each."""
 UNKNOWN_KEYS_PER_MINUTE = 600
 """Per address. A secret of 256 bits cannot be guessed; this bounds what guessing costs: ten look-ups per second, 1 % of a core."""
 OPERATORS_PER_MINUTE = 1200
@@ -36,6 +36,8 @@ MAX_KNOWN = 20_000
 """Keys that recently worked: an address misused by others stays open to them."""
 IPV6_SITE_BITS = 64
 """What a provider assigns to one customer; its addresses count as one."""
+SWEEP_EVERY = 1000
+"""Requests of a process between two deletions of full buckets, which need no row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,62 +54,74 @@ class Take:
 
 
 class Buckets:
-    """Token buckets that hold a minute's requests and refill evenly; thread-safe.
+    """Token buckets that hold a minute's requests and refill evenly, shared by all processes of a database.
 
-    Stores only the time at which a bucket is full again: full buckets need no memory.
+    A row is the time at which a bucket is full again (the generic cell rate algorithm), so that one UPSERT refills, tests and takes.
+    The table is unlogged: a take waits for no disk, and a crash of the database fills all buckets.
     """
 
-    def __init__(self, *, clock: Callable[[], float], max_buckets: int = MAX_BUCKETS) -> None:
-        self._clock, self._max, self._lock = clock, max_buckets, threading.Lock()
-        self._full_at: dict[str, float] = {}
-
-    def __len__(self) -> int:
-        return len(self._full_at)
+    def __init__(self, engine: Engine, *, clock: Callable[[], float] | None = None) -> None:
+        """`clock` returns seconds; None: the database's clock, the same for all processes."""
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        now = _DATABASE_NOW if clock is None else sa.bindparam("now", callable_=clock, type_=sa.Double)
+        name, every_s, full_at = sa.bindparam("bucket", type_=sa.Text), sa.bindparam("every_s", type_=sa.Double), rate_limits.c.full_at
+        after = sa.func.greatest(full_at, now) + every_s
+        # Built once: building them takes longer than executing them.
+        self._upsert = insert(rate_limits).values(name=name, full_at=now + every_s).on_conflict_do_update(
+            index_elements=["name"], set_={"full_at": after}, where=after - now <= 60.0 + 1e-6
+        ).returning(full_at - now)  # fmt: skip
+        self._select = sa.select(full_at - now).where(rate_limits.c.name == name)
+        full = sa.select(rate_limits.c.name).where(full_at <= now).with_for_update(skip_locked=True)
+        self._sweep = rate_limits.delete().where(rate_limits.c.name.in_(full))
+        self._takes = 0
 
     def take(self, name: str, per_minute: int) -> Take:
         """Take one token of the bucket `name`, which holds `per_minute`."""
-        return self._take(name, per_minute, cost=1)
+        with self._engine.connect() as conn:
+            full_in_s = conn.execute(self._upsert, {"bucket": name, "every_s": 60.0 / per_minute}).scalar()
+            self._takes += 1
+            if self._takes % SWEEP_EVERY == 0:
+                conn.execute(self._sweep)
+        if full_in_s is None:
+            return replace(self.look(name, per_minute), allowed=False)
+        return _take(full_in_s, per_minute, allowed=True)
 
     def look(self, name: str, per_minute: int) -> Take:
         """Whether a token is available; takes none."""
-        return self._take(name, per_minute, cost=0)
+        with self._engine.connect() as conn:
+            found = conn.execute(self._select, {"bucket": name}).scalar()
+        full_in_s = max(found or 0.0, 0.0)
+        return _take(full_in_s, per_minute, allowed=full_in_s + 60.0 / per_minute <= 60.0 + 1e-6)
 
-    def _take(self, name: str, per_minute: int, *, cost: int) -> Take:
-        every_s = 60.0 / per_minute
-        with self._lock:
-            now = self._clock()
-            full_at = max(self._full_at.get(name, now), now)
-            after = full_at + every_s
-            wait_s = after - now - 60.0
-            allowed = wait_s <= 1e-9
-            if allowed and cost:
-                full_at = self._full_at[name] = after
-                if len(self._full_at) > self._max:
-                    self._shrink(now)
-        remaining = max(0, math.floor((60.0 - (full_at - now)) / every_s + 1e-6))
-        retry_after_s = 0.0 if allowed else wait_s
-        return Take(allowed=allowed, limit=per_minute, remaining=remaining, reset_s=full_at - now, retry_after_s=retry_after_s)
 
-    def _shrink(self, now: float) -> None:
-        """Drop full buckets, then the fullest, down to three quarters, so that the next calls need not sweep again."""
-        kept = sorted(((at, name) for name, at in self._full_at.items() if at > now), reverse=True)
-        self._full_at = {name: at for at, name in kept[: self._max * 3 // 4]}
+_DATABASE_NOW: sa.ColumnElement[float] = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()), sa.Double)
+
+
+def _take(full_in_s: float, per_minute: int, *, allowed: bool) -> Take:
+    every_s = 60.0 / per_minute
+    return Take(
+        allowed=allowed, limit=per_minute, remaining=max(0, math.floor((60.0 - full_in_s) / every_s + 1e-6)), reset_s=full_in_s,
+        retry_after_s=0.0 if allowed else max(0.0, full_in_s + every_s - 60.0),
+    )  # fmt: skip
 
 
 class RateLimits:
-    """The limits of one API process."""
+    """The limits of an API; its processes share the buckets of keys and of addresses."""
 
     of_operators = OPERATORS_PER_MINUTE
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
-        self.keys = Buckets(clock=clock)
-        self.addresses = Buckets(clock=clock)
+    def __init__(self, platform: Platform, *, unknown_keys_per_minute: int = UNKNOWN_KEYS_PER_MINUTE) -> None:
+        self._platform = platform
         self._unknown_per_minute = unknown_keys_per_minute
         self._known: dict[bytes, None] = {}
 
+    @cached_property
+    def buckets(self) -> Buckets:
+        return Buckets(self._platform.logins.platform)
+
     def count(self, request: Request, key_id: str, per_minute: int) -> None:
         """Count one request of a key; ``RateLimited`` beyond its limit. The response headers show how many are left."""
-        taken = self.keys.take(key_id, per_minute)
+        taken = self.buckets.take(key_id, per_minute)
         request.state.rate_limit = taken
         if not taken.allowed:
             raise RateLimited(
@@ -120,7 +134,7 @@ class RateLimits:
         """Wraps the look-up of a key: an address that sent too many unknown keys is refused without one."""
         mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), site_of(client_of(request))
         if mark not in self._known:
-            seen = self.addresses.look(address, self._unknown_per_minute)
+            seen = self.buckets.look(address, self._unknown_per_minute)
             if not seen.allowed:
                 request.state.rate_limit = seen
                 raise RateLimited(
@@ -132,7 +146,7 @@ class RateLimits:
             yield
         except Unauthenticated:
             self._known.pop(mark, None)
-            self.addresses.take(address, self._unknown_per_minute)
+            self.buckets.take(address, self._unknown_per_minute)
             raise
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -114,14 +115,18 @@ def run_daemon(settings: Settings, report_fd: int) -> int:
         try:
             print(text, file=pipe, flush=True)
         except BrokenPipeError:  # the waiting process is gone; the stack continues
-            _close(pipe)
+            close()
+
+    def close() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
 
     def on_report(r: StackReport) -> None:
         send(r.to_json())
         if r.message:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), r.message, flush=True)
         if r.phase in (Phase.READY, Phase.DEGRADED):
-            _close(pipe)
+            close()
 
     try:
         final = supervisor(settings, on_report).run()
@@ -131,13 +136,6 @@ def run_daemon(settings: Settings, report_fd: int) -> int:
     if final.error:
         print(time.strftime("%Y-%m-%d %H:%M:%S"), final.error, flush=True)
     return 1 if final.phase is Phase.FAILED else 0
-
-
-def _close(pipe: object) -> None:
-    try:
-        pipe.close()  # type: ignore[attr-defined]
-    except BrokenPipeError:
-        return
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,12 +193,11 @@ def status(settings: Settings) -> StackReport:
     if last is not None:
         left = lock.leftovers(last)
         message = f"the supervisor (pid {last.pid}) is gone; still running: {stack_report.names(left) or 'nothing'}; `ft down` cleans up"
-    services = tuple(_as_down(s.name, str(files.logs / f"{s.name}.log"), s.one_shot) for s in stack_services.services(settings))
+    services = tuple(
+        ServiceReport(name=s.name, state=ServiceState.DOWN, log=str(files.logs / f"{s.name}.log"), one_shot=s.one_shot)
+        for s in stack_services.services(settings)
+    )
     return StackReport(stack_id="", phase=Phase.STOPPED, pid=0, identity=None, since=0.0, services=services, message=message)
-
-
-def _as_down(name: str, log: str, one_shot: bool) -> ServiceReport:
-    return ServiceReport(name=name, state=ServiceState.DOWN, log=log, one_shot=one_shot)
 
 
 def shell_env(settings: Settings) -> dict[str, str]:
@@ -213,7 +210,3 @@ def shell_env(settings: Settings) -> dict[str, str]:
         "FT_DAGSTER_DATABASE_URL": settings.dagster_database_url,
     }
     return {**stack_services.child_env(settings), **found, **configured}
-
-
-def as_dict(r: StackReport) -> dict[str, object]:
-    return dataclasses.asdict(r)

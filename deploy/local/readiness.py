@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -50,17 +51,10 @@ def _request(url: str, token: Callable[[], str] | None, *, body: bytes | None = 
 
 def file_written(path: Path) -> Probe:
     """Ready when `path` was written by this start."""
-
-    def probe(started_at: float) -> Readiness:
-        try:
-            return Readiness(ready=path.stat().st_mtime >= started_at - 1.0, detail="starting")
-        except FileNotFoundError:
-            return Readiness(ready=False, detail="starting")
-
-    return probe
+    return file_touched(path, within_s=math.inf)
 
 
-def file_touched(path: Path) -> Probe:
+def file_touched(path: Path, *, within_s: float = TIMEOUT_S) -> Probe:
     """Ready while `path` is touched every second or so, as :mod:`deploy.local.supervisor.file_heartbeat` does."""
 
     def probe(started_at: float) -> Readiness:
@@ -68,7 +62,7 @@ def file_touched(path: Path) -> Probe:
             touched_at = path.stat().st_mtime
         except FileNotFoundError:
             return Readiness(ready=False, detail="starting")
-        return Readiness(ready=touched_at >= started_at - 1.0 and time.time() - touched_at < TIMEOUT_S, detail=f"{path} is stale")
+        return Readiness(ready=touched_at >= started_at - 1.0 and time.time() - touched_at < within_s, detail=f"{path} is stale")
 
     return probe
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, ago, print_json, say, table
+from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.record_views import add_commands, listing, show, since
 
 
 def register(app: typer.Typer) -> None:
-    panel = "This machine"
-    app.command(rich_help_panel=panel)(up)
-    app.command(rich_help_panel=panel)(down)
-    app.command(rich_help_panel=panel)(status)
-    app.command(rich_help_panel=panel)(env)
+    add_commands(app, "This machine", up, down, status, env)
 
 
 def up(
@@ -64,7 +63,7 @@ def down(as_json: Json = False) -> None:
     settings = commands.load_settings()
     ended = commands.down(settings)
     if as_json:
-        print_json({"pid": ended.pid, "services": ended.services, "leftovers": ended.leftovers, "workloads": ended.workloads})
+        print_json(dataclasses.asdict(ended))
     if ended.services:
         say(f"ended the stack of pid {ended.pid}: {', '.join(ended.services)}")
     if ended.leftovers:
@@ -75,20 +74,18 @@ def down(as_json: Json = False) -> None:
         say(f"nothing runs in {settings.home}")
 
 
+SERVICES = listing({
+    "SERVICE": "name", "STATE": "state", "PID": "pid", "SINCE": since("since"), "URL": "url", "LOG": "log",
+})  # fmt: skip
+
+
 def status(as_json: Json = False) -> None:
     """Show each service with state, pid, address and log. Exit code 4 if the stack is not ready."""
     from deploy.local import lifecycle as commands
     from deploy.local.supervisor.stack_report import Phase
 
     report = commands.status(commands.load_settings())
-    if as_json:
-        print_json(commands.as_dict(report))
-    else:
-        rows = [
-            (s.name, str(s.state), str(s.pid or ""), ago(s.since), s.url or "", s.log)
-            for s in report.services
-        ]  # fmt: skip
-        table(("SERVICE", "STATE", "PID", "SINCE", "URL", "LOG"), rows)
+    show(dataclasses.asdict(report), lambda found: SERVICES(found["services"]), as_json=as_json)
     if report.message and report.phase is Phase.STOPPED:
         say(report.message)
     if report.phase is not Phase.READY:
@@ -100,9 +97,8 @@ def env(as_json: Json = False) -> None:
     """Print export lines, so that `eval "$(ft env)"; dagster asset materialize ...` works on the running stack."""
     from deploy.local import lifecycle as commands
 
-    variables = commands.shell_env(commands.load_settings())
-    if as_json:
-        print_json(variables)
-        return
-    for name, value in variables.items():
-        print(f"export {name}={shlex.quote(value)}")
+    def exports(variables: Mapping[str, str]) -> None:
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
+
+    show(commands.shell_env(commands.load_settings()), exports, as_json=as_json)

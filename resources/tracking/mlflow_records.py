@@ -8,8 +8,6 @@ therefore only marked as deleted, and the tenant's deletion waits until ``mlflow
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shutil
 import sqlite3
 import sys
@@ -18,7 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.telemetry.redaction import without_credentials
-from resources.tracking.mlflow_tracker import QUIET, artifacts_of, file_of, make_store
+from resources.tracking.mlflow_tracker import artifacts_of, file_of, open_client
 from resources.tracking.model_registry import search_all
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ TENANT = "ft.tenant"
 
 def erase(uri: str, tenant: str) -> dict[str, int]:
     """Delete everything with the tenant's tag and return counts by kind."""
-    client = _client(uri)
+    client = open_client(uri)
     models, experiments = _models(client, tenant), _experiments(client, tenant)
     for name in models:
         client.delete_registered_model(name)
@@ -52,7 +50,7 @@ def erase(uri: str, tenant: str) -> dict[str, int]:
 
 def search(uri: str, tenant: str) -> dict[str, Any]:
     """Report the tenant's records, including those marked as deleted."""
-    client, file, served = _client(uri), file_of(uri), uri.startswith("http")
+    client, file, served = open_client(uri), file_of(uri), uri.startswith("http")
     everywhere = [e.experiment_id for e in search_all(client.search_experiments, view_type=_all())]
     left = {
         "experiments": len(_experiments(client, tenant)),
@@ -68,19 +66,6 @@ def search(uri: str, tenant: str) -> dict[str, Any]:
         "found": [f"{count} {kind}{gc}" for kind, count in left.items() if count],
         "not_searched": ["artifacts that other tools stored in the server's artifact store"] if served else [],
     }
-
-
-def _client(uri: str) -> MlflowClient:
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
-
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    file = file_of(uri)
-    if file is not None:
-        make_store(file)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def _all() -> int:

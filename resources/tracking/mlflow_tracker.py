@@ -5,7 +5,6 @@ Only that thread imports MLflow, which takes seconds.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -217,17 +216,9 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
 
     If the run is `over`, it is neither changed nor created: returns None if it does not exist.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
     from mlflow.entities import Param
-    from mlflow.tracking import MlflowClient
 
-    for name in ("alembic", "mlflow.store.db.utils"):  # they log each schema check
-        logging.getLogger(name).setLevel(logging.WARNING)
-    file = file_of(uri)
-    if file is not None:
-        make_store(file)
-    client = MlflowClient(tracking_uri=uri)
+    client, file = open_client(uri), file_of(uri)
     artifacts = None if file is None else artifacts_of(file, run.tenant).as_uri()
     experiment = _experiment(client, run.tenant, artifacts)
     job = client.search_runs([experiment], f"tags.`ft.job` = '{run.job_id}'", max_results=1000)
@@ -251,6 +242,20 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
     return client, made
 
 
+def open_client(uri: str) -> MlflowClient:
+    """Import MLflow and return a client of the store at `uri`, which is created if it is a missing SQLite file."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("alembic", "mlflow.store.db.utils"):  # they log each schema check
+        logging.getLogger(name).setLevel(logging.WARNING)
+    file = file_of(uri)
+    if file is not None:
+        make_store(file)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
 def file_of(uri: str) -> Path | None:
     """Return the file of an SQLite store; None for others."""
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
@@ -267,10 +272,10 @@ def make_store(file: Path) -> None:
     MLflow runs dozens of migrations without a lock or a transaction around them: two processes at once, or a killed one, would leave a
     store that cannot be opened.
     """
+    from filelock import FileLock
     from mlflow.tracking import MlflowClient
 
-    with file.with_name(f"{file.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(f"{file}.lock"):
         if file.exists():
             return
         draft = file.with_name(f"{file.name}.draft")

@@ -7,18 +7,14 @@ long-lived process. ``python -m resources.tracking.model_registry`` reads a requ
 from __future__ import annotations
 
 import json
-import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
-from ft_assets.errors import Unavailable
-from ft_assets.telemetry.redaction import without_credentials
-from resources.tracking.mlflow_tracker import QUIET, file_of, make_store
+from resources.child_call import call_in_child
+from resources.tracking.mlflow_tracker import open_client
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -41,34 +37,17 @@ class MlflowRegistry:
 
     def mirror(self, models: RegisteredModels) -> int:
         """See :class:`control_plane.platform.protocols.ModelRegistry`."""
-        order = json.dumps({"uri": self.uri, "models": asdict(models)})  # not an argument: it may hold a password
-        command = [sys.executable, "-m", "resources.tracking.model_registry"]
-        try:
-            done = subprocess.run(command, input=order, capture_output=True, text=True, timeout=self.limit_s, check=False)
-        except subprocess.TimeoutExpired as e:
-            raise _unavailable(f"MLflow did not accept the registered models within {self.limit_s:.0f} s") from e
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise _unavailable(f"MLflow did not accept the registered models: {without_credentials(last)[:300]}")
-        return int(json.loads(done.stdout.splitlines()[-1])["changes"])
-
-
-def _unavailable(message: str) -> Unavailable:
-    return Unavailable(f"{message}; the next round retries", code="model_registry_unavailable")
+        order = {"uri": self.uri, "models": asdict(models)}
+        answer = call_in_child(
+            "resources.tracking.model_registry", order, limit_s=self.limit_s, failure="MLflow did not accept the registered models",
+            code="model_registry_unavailable",
+        )  # fmt: skip
+        return int(answer["changes"])
 
 
 def synchronize(uri: str, models: RegisteredModels) -> int:
     """Write the differences to MLflow, which this imports, and return the number of changes."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    from mlflow.tracking import MlflowClient
-
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    file = file_of(uri)
-    if file is not None:
-        make_store(file)
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client = open_client(uri)
     known = {model.name: dict(model.aliases) for model in search_all(client.search_registered_models)}
     there: dict[tuple[str, str], ModelVersion] = {
         (v.name, v.tags[ADAPTER]): v for v in search_all(client.search_model_versions) if ADAPTER in v.tags

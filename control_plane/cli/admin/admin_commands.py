@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,24 +17,27 @@ from control_plane.cli.admin import (
     tenant_commands,
     whole_queue_commands,
 )
-from control_plane.cli.admin.local_platform import open_local
-from control_plane.cli.output import Json, ago, print_json, say, table
+from control_plane.cli.admin.local_platform import local
+from control_plane.cli.record_views import add_group, listing, since
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
-from control_plane.cli.tenant.data.suite_commands import Field, File, Name, listed, show_suite
+from control_plane.cli.tenant.data.suite_commands import ADDED, REMOVED, SUITES, Field, File, Name
+
+if TYPE_CHECKING:
+    from control_plane.platform.context import Platform
+
+VERDICTS = listing({
+    "JOB": "job_id", "TENANT": "tenant_id", "VERDICT": "code", "FOR": "audience", "SINCE": since("raised_at"), "": "message",
+})  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
     admin = typer.Typer(help="Operators: tenants, their keys, evaluation suites, base models.", no_args_is_help=True)
-    groups = typer.Typer(help="Create, list, change and suspend tenants.", no_args_is_help=True)
-    tenant_commands.register(groups)
-    admin.add_typer(groups, name="tenants")
+    groups = tenant_commands.register(admin)
     deletion_commands.register(admin, groups)
     operator_commands.register(admin)
     refund_commands.register_admin(admin)
-    suites = typer.Typer(help="Evaluation suites that every tenant's datasets are checked against.", no_args_is_help=True)
-    for name, command in (("add", add_suite), ("add-benchmark", add_benchmark), ("list", list_suites), ("remove", remove_suite)):
-        suites.command(name)(command)
-    admin.add_typer(suites, name="suites")
+    suites = {"add": add_suite, "add-benchmark": add_benchmark, "list": list_suites, "remove": remove_suite}
+    add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
     base_model_commands.register(admin)
     node_commands.register(admin)
     cluster_commands.register(admin)
@@ -43,60 +46,53 @@ def register(app: typer.Typer) -> None:
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 
 
-def health(as_json: Json = False) -> None:
+@local(VERDICTS)
+def health(platform: Platform) -> Any:
     """List open health verdicts, newest first: silent, slow or data-starved workloads, and losses that go wrong."""
     from control_plane.attempts import health
 
-    with open_local() as platform:
-        found = health.open_verdicts(platform)
-    if as_json:
-        columns = ("job_id", "tenant_id", "model", "attempt", "code", "audience", "level", "message")
-        print_json([{k: getattr(v, k) for k in columns} | v.data | {"raised_at": v.raised_at.timestamp()} for v in found])
-        return
-    rows = [(v.job_id, v.tenant_id, v.code, v.audience, ago(v.raised_at.timestamp()), v.message) for v in found]
-    table(("JOB", "TENANT", "VERDICT", "FOR", "SINCE", ""), rows)
+    columns = ("job_id", "tenant_id", "model", "attempt", "code", "audience", "level", "message")
+    found = health.open_verdicts(platform)
+    return [{k: getattr(v, k) for k in columns} | v.data | {"raised_at": v.raised_at.timestamp()} for v in found]
 
 
-def add_suite(name: Name, file: File, field: Field = "question", column_map: Map = None, as_json: Json = False) -> None:
+@local(ADDED)
+def add_suite(platform: Platform, name: Name, file: File, field: Field = "question", column_map: Map = None) -> Any:
     """Register a suite for every tenant; uploads from now on are checked for its items."""
     from control_plane.datasets import suites
 
-    with open_local() as platform, file.open("rb") as stream:
-        made = suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map))
-    show_suite(_suite(made), as_json=as_json)
+    with file.open("rb") as stream:
+        return _suite(suites.add(platform, None, stream, name=name, filename=file.name, field=field, column_map=parse_map(column_map)))
 
 
+@local(ADDED)
 def add_benchmark(
+    platform: Platform,
     name: Annotated[str, typer.Argument(help="mmlu, hellaswag, arc_easy, arc_challenge or truthfulqa; gsm8k is built in.")],
     file: File,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Register a public benchmark for every tenant from your copy of its test split, as published by its authors or on the Hub."""
     from control_plane.datasets import suites
 
-    with open_local() as platform, file.open("rb") as stream:
-        made = suites.add_benchmark(platform, stream, name=name, filename=file.name)
-    show_suite(_suite(made), as_json=as_json)
+    with file.open("rb") as stream:
+        return _suite(suites.add_benchmark(platform, stream, name=name, filename=file.name))
 
 
-def list_suites(as_json: Json = False) -> None:
+@local(SUITES)
+def list_suites(platform: Platform) -> Any:
     """List the built-in suites and the operator's."""
     from control_plane.datasets import suites
 
-    with open_local() as platform:
-        listed([_suite(row) for row in suites.list_suites(platform, None)], as_json=as_json)
+    return [_suite(row) for row in suites.list_suites(platform, None)]
 
 
-def remove_suite(name: Name, as_json: Json = False) -> None:
+@local(REMOVED)
+def remove_suite(platform: Platform, name: Name) -> Any:
     """Remove an operator's suite."""
     from control_plane.datasets import suites
 
-    with open_local() as platform:
-        suites.remove(platform, None, name)
-    if as_json:
-        print_json({"name": name, "deleted": True})
-        return
-    say(f"suite {name} is removed")
+    suites.remove(platform, None, name)
+    return {"name": name, "deleted": True}
 
 
 def _suite(row: Mapping[Any, Any]) -> dict[str, Any]:

@@ -9,25 +9,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli import record_views
 from control_plane.cli.admin import base_update_commands
 from control_plane.cli.admin.base_update_commands import ModelId
-from control_plane.cli.output import Json, fields, print_json, say, table
+from control_plane.cli.admin.local_platform import local
+from control_plane.cli.output import Json, fields, say
+from control_plane.cli.record_views import add_group, listing
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from control_plane.platform.context import Platform
     from ft_assets.base_models import BaseModel
 
 Since = Annotated[datetime | None, typer.Option("--since", formats=["%Y-%m-%d"], help="First day on which new jobs are refused.")]
 
 
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+MODELS = listing({
+    "MODEL": "id", "LICENCE": "license", "CONTEXT": "context_length", "PARAMETERS": lambda m: _count(m["num_parameters"]),
+    "DIGEST": lambda m: m["digest"][:12], "DEPRECATED SINCE": "deprecated_since",
+})  # fmt: skip
+
+
 def register(admin: typer.Typer) -> None:
-    models = typer.Typer(help="Base models: add with pinned files, verify, update, deprecate, remove.", no_args_is_help=True)
-    for name, command in (
-        ("add", add), ("list", list_models), ("show", show), ("verify", verify), ("deprecate", deprecate), ("remove", remove),
-    ):  # fmt: skip
-        models.command(name)(command)
+    models = add_group(admin, "models", {
+        "add": add, "list": list_models, "show": show, "verify": verify, "deprecate": deprecate, "remove": remove,
+    }, help="Base models: add with pinned files, verify, update, deprecate, remove.")  # fmt: skip
     base_update_commands.register(models)
-    admin.add_typer(models, name="models")
 
 
 def add(
@@ -52,23 +66,18 @@ def add(
         made = base_models.add_from_hub(load(), model_id, repo=repo, revision=revision, given=given, say=say)
     else:
         raise InvalidRequest("name the files: either --path DIR, or --repo ORG/NAME and --revision COMMIT", param="path")
-    _show(made, as_json=as_json)
+    record_views.show(_shown(made), fields, as_json=as_json)
 
 
 def list_models(as_json: Json = False) -> None:
     """List base models with license, context length, parameters, and the date of their deprecation."""
     catalogue = _catalogue()
-    found = [catalogue.card(model_id) for model_id in catalogue.ids()]
-    if as_json:
-        print_json([_shown(model) for model in found])
-        return
-    rows = [(m.id, m.license, str(m.context_length), _count(m.num_parameters), m.digest[:12], str(m.deprecated_since or "")) for m in found]
-    table(("MODEL", "LICENCE", "CONTEXT", "PARAMETERS", "DIGEST", "DEPRECATED SINCE"), rows)
+    record_views.show([_shown(catalogue.card(model_id)) for model_id in catalogue.ids()], MODELS, as_json=as_json)
 
 
 def show(model_id: ModelId, as_json: Json = False) -> None:
     """Show the catalogue entry of a base model."""
-    _show(_catalogue().card(model_id), as_json=as_json)
+    record_views.show(_shown(_catalogue().card(model_id)), fields, as_json=as_json)
 
 
 def verify(model_id: ModelId, as_json: Json = False) -> None:
@@ -77,10 +86,8 @@ def verify(model_id: ModelId, as_json: Json = False) -> None:
     from control_plane.platform.settings import load
 
     found = base_models.verify(load(), model_id)
-    if as_json:
-        print_json({**_shown(found), "verified": True})
-        return
-    say(f"{model_id}: every file matches its pin, digest {found.digest}")
+    verified = {**_shown(found), "verified": True}
+    record_views.show(verified, "{id}: every file matches its pin, digest {digest}", as_json=as_json)
 
 
 def deprecate(
@@ -96,20 +103,21 @@ def deprecate(
     if (since is None) != undo:
         raise InvalidRequest("give --since DATE, or --undo", param="since")
     changed = base_models.deprecate(load(), model_id, None if since is None else since.date())
-    _show(changed, as_json=as_json)
+    record_views.show(_shown(changed), fields, as_json=as_json)
 
 
-def remove(model_id: ModelId, as_json: Json = False) -> None:
+def _removed(done: dict[str, Any]) -> str:
+    files = done["deleted_files"]
+    return f"base model {done['id']} is removed" + (f", and its files in {files}" if files else "; its files stay where they are")
+
+
+@local(_removed)
+def remove(platform: Platform, model_id: ModelId) -> Any:
     """Remove a base model from the catalogue; refused while a job or an adapter needs it."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import catalogue as base_models
 
-    with open_local() as platform:
-        deleted = base_models.remove(platform, model_id)
-    if as_json:
-        print_json({"id": model_id, "deleted": True, "deleted_files": deleted})
-        return
-    say(f"base model {model_id} is removed" + (f", and its files in {deleted}" if deleted else "; its files stay where they are"))
+    deleted = base_models.remove(platform, model_id)
+    return {"id": model_id, "deleted": True, "deleted_files": deleted}
 
 
 def _catalogue() -> Any:
@@ -125,17 +133,3 @@ def _shown(model: BaseModel) -> dict[str, Any]:
         "deprecated_since", "directory",
     )  # fmt: skip
     return {name: str(v) if isinstance(v := getattr(model, name), Path) else v for name in names}
-
-
-def _show(model: BaseModel, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_shown(model))
-        return
-    fields(_shown(model))
-
-
-def _count(number: int) -> str:
-    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

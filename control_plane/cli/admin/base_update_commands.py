@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from control_plane.cli.admin.local_platform import local, open_local
 from control_plane.cli.output import Json, fields, print_json, say, table
 from ft_assets.errors import InvalidRequest
 
@@ -39,7 +40,6 @@ def update(
 
     Without options, shows the state of the update. The exit code is 1 while adapters block it.
     """
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
 
     if [path is not None, repo is not None or revision is not None, apply, abandon].count(True) > 1 or (repo is None) != (revision is None):
@@ -80,7 +80,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate every production adapter of a base model on its staged files; with --wait, the exit code is 1 if one fails."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
 
     with open_local() as platform:
@@ -98,17 +97,12 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def prune(model_id: ModelId, as_json: Json = False) -> None:
+@local(lambda done: f"{done['id']}: {', '.join(d[:12] for d in done['forgotten']) or 'nothing'} forgotten")
+def prune(platform: Platform, model_id: ModelId) -> Any:
     """Forget replaced files that no running job and no adapter uses; fetched copies are deleted."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.models import base_updates
 
-    with open_local() as platform:
-        gone = base_updates.prune(platform, model_id)
-    if as_json:
-        print_json({"id": model_id, "forgotten": gone})
-        return
-    say(f"{model_id}: {', '.join(d[:12] for d in gone) or 'nothing'} forgotten")
+    return {"id": model_id, "forgotten": base_updates.prune(platform, model_id)}
 
 
 def _pending(found: BaseUpdate) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from control_plane.cli.admin.local_platform import open_local
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, print_json, say
 
@@ -30,7 +31,6 @@ def kueue(
     Without options, writes to stdout, for `kubectl apply --server-side -f -`.
     """
     from control_plane.capacity import kueue
-    from control_plane.cli.admin.local_platform import open_local
 
     with open_local() as platform:
         if check is not None:
@@ -68,7 +68,6 @@ def pool_manifest(
     Comments at the top give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
     """
     from control_plane.adapters import manifests
-    from control_plane.cli.admin.local_platform import open_local
 
     with open_local() as platform:
         print(manifests.pool(platform, model, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras), end="")

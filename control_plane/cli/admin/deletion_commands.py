@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.admin.local_platform import local, open_local
+from control_plane.cli.output import Json, say
+
+if TYPE_CHECKING:
+    from control_plane.platform.context import Platform
 
 
 def register(admin: typer.Typer, tenants: typer.Typer) -> None:
@@ -21,7 +25,6 @@ def delete_data(
     as_json: Json = False,
 ) -> None:
     """Permanently delete all data of a tenant: objects, texts, adapters. Ids, digests and invoices stay; a proof is kept."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenant_data import deletion, deletion_requests
 
     typed = (
@@ -41,16 +44,13 @@ def delete_data(
         say(f"{found['id']} is done: {found['proof']['num_objects']} objects; its proof has sha256 {found['sha256']}")
 
 
-def verify_deletions(as_json: Json = False) -> None:
+@local(
+    lambda c: f"{c['num_deletions']} deletions, the last one {c['head'] or 'none'}; broken: {', '.join(c['broken']) or 'none'}",
+    fails=lambda chain: bool(chain["broken"]),
+)
+def verify_deletions(platform: Platform) -> Any:
     """Recompute the proofs of all deletions; exits with 1 if one was changed or is missing."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenant_data import deletion
 
-    with open_local() as platform:
-        chain = deletion.verify_chain(platform)
-    if as_json:
-        print_json({"num_deletions": chain.num_deletions, "head": chain.head, "broken": list(chain.broken)})
-    else:
-        say(f"{chain.num_deletions} deletions, the last one {chain.head or 'none'}; broken: {', '.join(chain.broken) or 'none'}")
-    if chain.broken:
-        raise typer.Exit(1)
+    chain = deletion.verify_chain(platform)
+    return {"num_deletions": chain.num_deletions, "head": chain.head, "broken": list(chain.broken)}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from control_plane.cli import record_views
 from ft_assets.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -41,3 +43,7 @@ def open_local() -> Iterator[Platform]:
             yield platform.acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
         except OperationalError as e:
             raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
+
+
+local = functools.partial(record_views.command, open_local)
+"""``@local(view)`` makes a command of a function that takes the platform first."""

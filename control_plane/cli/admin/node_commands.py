@@ -7,72 +7,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, print_json, say, table
+from control_plane.cli.admin.local_platform import local
+from control_plane.cli.record_views import add_group, listing, since
 
 if TYPE_CHECKING:
     from control_plane.capacity.nodes import NodeView
+    from control_plane.platform.context import Platform
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="Node, as in `ft admin nodes list`.")]
+NODES = listing({
+    "NODE": "name", "POOL": "pool", "GPUS": lambda n: f"{n['num_gpus']} x {n['gpu_type']}", "USED": "used_gpus", "JOBS": "num_jobs",
+    "FABRIC": "fabric", "STATE": "state", "SINCE": since("drained_at"), "WHY": "reason",
+})  # fmt: skip
 
 
 def register(admin: typer.Typer) -> None:
-    nodes = typer.Typer(help="Nodes of the pools: list, drain and undrain them.", no_args_is_help=True)
-    for name, command in (("list", list_nodes), ("drain", drain), ("undrain", undrain)):
-        nodes.command(name)(command)
-    admin.add_typer(nodes, name="nodes")
+    commands = {"list": list_nodes, "drain": drain, "undrain": undrain}
+    add_group(admin, "nodes", commands, help="Nodes of the pools: list, drain and undrain them.")
 
 
-def list_nodes(as_json: Json = False) -> None:
+@local(NODES)
+def list_nodes(platform: Platform) -> Any:
     """List every node with the GPUs held there and whether it is drained."""
     from control_plane.capacity import nodes
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        found = nodes.list_nodes(platform)
-    if as_json:
-        print_json([_document(node) for node in found])
-        return
-    table(
-        ("NODE", "POOL", "GPUS", "USED", "JOBS", "FABRIC", "STATE", "SINCE", "WHY"),
-        [
-            (n.name, n.pool, f"{n.num_gpus} x {n.gpu_type}", str(n.used_gpus), str(n.num_jobs), n.fabric, n.state,
-             ago(n.drained_at.timestamp()) if n.drained_at else "", n.reason or "")
-            for n in found
-        ],
-    )  # fmt: skip
+    return [_document(node) for node in nodes.list_nodes(platform)]
 
 
+def _drained(done: dict[str, Any]) -> str:
+    running = f"{done['num_jobs']} jobs still run there on {done['used_gpus']} GPUs"
+    left = running if done["num_jobs"] else "no job runs there; the node can be removed"
+    what = f"node {done['name']} of pool {done['pool']} is {done['state']}: no new jobs are placed on it"
+    return f"{what}; {left}. Take it back: ft admin nodes undrain"
+
+
+@local(_drained)
 def drain(
+    platform: Platform,
     node: Name,
     reason: Annotated[str, typer.Option("--reason", help="Note for other operators.")] = "drained by an operator",
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Place nothing new on a node; what runs there continues to its end."""
     from control_plane.capacity import nodes
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        done = nodes.drain(platform, node, reason=reason, by=f"cli:{getpass.getuser()}")
-    if as_json:
-        print_json(_document(done))
-        return
-    left = (
-        f"{done.num_jobs} jobs still run there on {done.used_gpus} GPUs" if done.num_jobs else "no job runs there; the node can be removed"
-    )
-    say(f"node {done.name} of pool {done.pool} is {done.state}: no new jobs are placed on it; {left}. Take it back: ft admin nodes undrain")
+    return _document(nodes.drain(platform, node, reason=reason, by=f"cli:{getpass.getuser()}"))
 
 
-def undrain(node: Name, as_json: Json = False) -> None:
+@local("node {name} of pool {pool} takes jobs again")
+def undrain(platform: Platform, node: Name) -> Any:
     """Allow new jobs on a node again."""
     from control_plane.capacity import nodes
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        done = nodes.undrain(platform, node)
-    if as_json:
-        print_json(_document(done))
-        return
-    say(f"node {done.name} of pool {done.pool} takes jobs again")
+    return _document(nodes.undrain(platform, node))
 
 
 def _document(node: NodeView) -> dict[str, Any]:

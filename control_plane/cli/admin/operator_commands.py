@@ -2,75 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, print_json, say, table
-from control_plane.cli.tenant.account import audit_commands
+from control_plane.cli.admin.local_platform import local, open_local
+from control_plane.cli.dates import unix_seconds
+from control_plane.cli.output import Json
+from control_plane.cli.record_views import add_group, listing, since
+from control_plane.cli.tenant.account import audit_commands, key_commands
 from control_plane.cli.tenant.account.key_commands import Lifetime, span_s
+
+if TYPE_CHECKING:
+    from control_plane.platform.context import Platform
+
+KEYS = listing({"ID": "id", "NAME": "name", "KEY": "hint", "STATE": key_commands.state, "LAST USED": since("last_used_at")})
 
 
 def register(admin: typer.Typer) -> None:
-    operators = typer.Typer(help="Operator keys for /v1/admin, which tenants' keys cannot access.", no_args_is_help=True)
-    for name, command in (("create", create), ("list", list_keys), ("revoke", revoke)):
-        operators.command(name)(command)
-    admin.add_typer(operators, name="operators")
+    commands = {"create": create, "list": list_keys, "revoke": revoke}
+    add_group(admin, "operators", commands, help="Operator keys for /v1/admin, which tenants' keys cannot access.")
     admin.command("audit")(audit_of_all)
 
 
+def _created(made: dict[str, Any]) -> str:
+    until = time.strftime("%Y-%m-%d", time.gmtime(made["expires_at"]))
+    return f"operator's key {made['id']} of {made['name']}, until {until}; its secret is shown only now"
+
+
+@local(_created, prints="secret")
 def create(
+    platform: Platform,
     name: Annotated[str, typer.Argument(help="Name of the person or machine that holds it.")],
     expires_in: Lifetime = "90d",
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Create an operator's key (ft-op-...). Its secret is written to stdout, only now; it expires after 90 days, or at most a year."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
-    with open_local() as platform:
-        made = operators.create(platform, name, expires_in_s=span_s(expires_in) or 0)
-    if as_json:
-        print_json({"id": made.id, "name": made.name, "secret": made.secret, "expires_at": made.expires_at.timestamp()})
-        return
-    print(made.secret)
-    say(f"operator's key {made.id} of {made.name}, until {made.expires_at:%Y-%m-%d}; its secret is shown only now")
+    made = operators.create(platform, name, expires_in_s=span_s(expires_in) or 0)
+    return {"id": made.id, "name": made.name, "secret": made.secret, "expires_at": made.expires_at.timestamp()}
 
 
-def list_keys(as_json: Json = False) -> None:
+@local(KEYS)
+def list_keys(platform: Platform) -> Any:
     """List operators' keys, newest first, including revoked ones."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
-    with open_local() as platform:
-        found, now = operators.list_all(platform), platform.clock()
-    times = ("created_at", "expires_at", "revoked_at", "last_used_at")
-    if as_json:
-        print_json([
-            {**{n: k[n] for n in ("id", "name", "hint")}, **{n: None if k[n] is None else k[n].timestamp() for n in times}} for k in found
-        ])  # fmt: skip
-        return
-    state = ["revoked" if k["revoked_at"] else "expired" if k["expires_at"] and k["expires_at"] <= now else "active" for k in found]
-    used = [ago(k["last_used_at"].timestamp()) if k["last_used_at"] else "" for k in found]
-    table(
-        ("ID", "NAME", "KEY", "STATE", "LAST USED"),
-        [(k["id"], k["name"], k["hint"], s, u) for k, s, u in zip(found, state, used, strict=True)],
-    )
+    names, times = ("id", "name", "hint"), ("created_at", "expires_at", "revoked_at", "last_used_at")
+    return [{**{n: k[n] for n in names}, **{n: k[n] and k[n].timestamp() for n in times}} for k in operators.list_all(platform)]
 
 
+@local("operator's key {id} ({name}) is revoked")
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft admin operators list`): opk_...")], as_json: Json = False
-) -> None:
+    platform: Platform, key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft admin operators list`): opk_...")]
+) -> Any:
     """Revoke an operator's key at once."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.tenants import operators
 
-    with open_local() as platform:
-        done = operators.revoke(platform, key_id)
-    if as_json:
-        print_json({"id": done["id"], "name": done["name"], "revoked_at": done["revoked_at"].timestamp()})
-        return
-    say(f"operator's key {done['id']} ({done['name']}) is revoked")
+    done = operators.revoke(platform, key_id)
+    return {"id": done["id"], "name": done["name"], "revoked_at": done["revoked_at"].timestamp()}
 
 
 def audit_of_all(
@@ -87,8 +78,6 @@ def audit_of_all(
     as_json: Json = False,
 ) -> None:
     """List changes in all tenants and of the platform itself, newest first."""
-    from control_plane.cli.admin.local_platform import open_local
-    from control_plane.cli.dates import unix_seconds
     from control_plane.tenants.audit_log import Wanted, document, every
 
     wanted = Wanted(

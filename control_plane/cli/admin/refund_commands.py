@@ -9,30 +9,38 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.billing import csv_export
-from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, ago, print_json, say, table
+from control_plane.cli.admin.local_platform import local, open_local
+from control_plane.cli.output import Json, print_json, say, table
+from control_plane.cli.record_views import add_group, listing, show, since
 from control_plane.cli.tenant.account.usage_commands import By, End, Start, micros_of, moment_of, when
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import RowMapping
 
     from control_plane.billing.usage.rules import Total
+    from control_plane.platform.context import Platform
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
 Note = Annotated[str, typer.Option("--note", help="Reason, shown to the tenant.")]
 
 
+def _decided(case: dict[str, Any]) -> str:
+    return f"{case['id']}: {csv_export.usd(case['amount_micros'])} USD {case['state']} by {case['decided_by']}"
+
+
+CASES = listing({
+    "CASE": "id", "TENANT": "tenant_id", "OUTCOME": "outcome", "USD": lambda c: csv_export.usd(c["amount_micros"]), "STATE": "state",
+    "SINCE": since("created_at"),
+})  # fmt: skip
+DIFFERENCES = listing({"DIFFERENCE": "code", "OF": "id", "": "detail"})
+
+
 def register_admin(admin: typer.Typer) -> None:
-    refunds = typer.Typer(help="Refunds of attempts whose failure cannot be attributed for certain.", no_args_is_help=True)
-    for name, command in (("list", list_cases), ("grant", grant), ("refuse", refuse)):
-        refunds.command(name)(command)
-    admin.add_typer(refunds, name="refunds")
+    cases = {"list": list_cases, "grant": grant, "refuse": refuse}
+    add_group(admin, "refunds", cases, help="Refunds of attempts whose failure cannot be attributed for certain.")
     admin.command("usage")(usage)
     admin.command("adjust")(adjust)
-    ledger = typer.Typer(help="The ledger of all tenants.", no_args_is_help=True)
-    ledger.command("check")(check)
-    ledger.command("balance")(balance)
-    admin.add_typer(ledger, name="ledger")
+    add_group(admin, "ledger", {"check": check, "balance": balance}, help="The ledger of all tenants.")
 
 
 def usage(
@@ -46,7 +54,6 @@ def usage(
     """Show GPU-hours, storage and cost of all tenants over time, and running work that is not billed yet."""
     from control_plane.billing.usage import service
     from control_plane.billing.usage.rules import OF_OPERATORS
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.quotas.rules import month_of
     from control_plane.tenants import service as tenants
 
@@ -86,91 +93,76 @@ def list_cases(
 ) -> None:
     """List refund cases, oldest first; by default those waiting for a decision."""
     from control_plane.billing import refunds
-    from control_plane.cli.admin.local_platform import open_local
 
     with open_local() as platform:
         found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, limit=limit)
-    if as_json:
-        print_json([_case(row) for row in found.items])
-        return
-    rows = [
-        (r["id"], r["tenant_id"], r["outcome"], csv_export.usd(r["amount_micros"]), r["state"], ago(r["created_at"].timestamp()))
-        for r in found.items
-    ]
-    table(("CASE", "TENANT", "OUTCOME", "USD", "STATE", "SINCE"), rows)
-    if found.has_more:
+    show([_case(row) for row in found.items], CASES, as_json=as_json)
+    if found.has_more and not as_json:
         say(f"more than {limit} results; raise --limit")
 
 
-def grant(case_id: CaseId, note: Note, as_json: Json = False) -> None:
+@local(_decided)
+def grant(platform: Platform, case_id: CaseId, note: Note) -> Any:
     """Refund the whole attempt. Granting again changes nothing."""
     from control_plane.billing import refunds
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        _decided(refunds.grant(platform, case_id, by=_me(), note=note), as_json=as_json)
+    return _case(refunds.grant(platform, case_id, by=_me(), note=note))
 
 
-def refuse(case_id: CaseId, note: Note, as_json: Json = False) -> None:
+@local(_decided)
+def refuse(platform: Platform, case_id: CaseId, note: Note) -> Any:
     """Refuse the refund, and tell the tenant why."""
     from control_plane.billing import refunds
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        _decided(refunds.refuse(platform, case_id, by=_me(), note=note), as_json=as_json)
+    return _case(refunds.refuse(platform, case_id, by=_me(), note=note))
 
 
+@local(lambda made: f"{made['tenant']}: {csv_export.usd(made['amount_micros'])} USD entered as {made['id']}")
 def adjust(
+    platform: Platform,
     tenant: Annotated[str, typer.Argument(help="Id of the tenant.")],
     usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="Dollars; positive: the tenant owes more; --usd=-5 refunds 5.")],
     reason: Annotated[str, typer.Option("--reason", help="Reason, shown on the invoice.")],
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key, such as a ticket number: repeated calls post one entry.")
     ] = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Correct a tenant's bill with a separate entry."""
     from control_plane.billing import refunds
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        made = refunds.adjust(platform, tenant, amount_micros=micros_of(usd), reason=reason, by=_me(), key=key)
-    if as_json:
-        print_json({"id": made.id, "tenant": tenant, "amount_micros": made.amount_micros})
-        return
-    say(f"{tenant}: {csv_export.usd(made.amount_micros)} USD entered as {made.id}")
+    made = refunds.adjust(platform, tenant, amount_micros=micros_of(usd), reason=reason, by=_me(), key=key)
+    return {"id": made.id, "tenant": tenant, "amount_micros": made.amount_micros}
 
 
-def balance(as_json: Json = False) -> None:
-    """Show every account with its balance; the balances add up to zero."""
-    from control_plane.billing import ledger
-    from control_plane.cli.admin.local_platform import open_local
-
-    with open_local() as platform:
-        found = ledger.trial_balance(platform)
-    if as_json:
-        print_json(asdict(found) | {"total_micros": found.total})
-        return
-    rows = [*found.accounts.items(), ("total", found.total), *((f"of receivable: {t}", owed) for t, owed in found.receivables.items())]
+def _balances(found: dict[str, Any]) -> None:
+    owed = ((f"of receivable: {tenant}", micros) for tenant, micros in found["receivables"].items())
+    rows = [*found["accounts"].items(), ("total", found["total_micros"]), *owed]
     table(("ACCOUNT", "USD"), [(name, csv_export.usd(value)) for name, value in rows])
 
 
-def check(as_json: Json = False) -> None:
+@local(_balances)
+def balance(platform: Platform) -> Any:
+    """Show every account with its balance; the balances add up to zero."""
+    from control_plane.billing import ledger
+
+    found = ledger.trial_balance(platform)
+    return asdict(found) | {"total_micros": found.total}
+
+
+def _checked(found: dict[str, Any]) -> str:
+    if found["differences"]:
+        DIFFERENCES(found["differences"])
+    counted = f"{found['num_entries']} entries, {found['num_intervals']} intervals, {found['num_invoices']} invoices"
+    num, total = len(found["differences"]) or "no", found["total_micros"]
+    return f"{counted}: {num} differences; all accounts add up to {total} micro-dollars"
+
+
+@local(_checked, fails=lambda found: bool(found["differences"] or found["total_micros"]))
+def check(platform: Platform) -> Any:
     """Verify the whole ledger: both sides of every entry, and every entry recomputed. Exit code 1 on a difference."""
     from control_plane.billing import ledger_check
-    from control_plane.cli.admin.local_platform import open_local
 
-    with open_local() as platform:
-        found = ledger_check.check(platform)
-    if as_json:
-        print_json(asdict(found))
-    else:
-        if found.differences:
-            table(("DIFFERENCE", "OF", ""), [(d.code, d.id, d.detail) for d in found.differences])
-        counted = f"{found.num_entries} entries, {found.num_intervals} intervals, {found.num_invoices} invoices"
-        say(f"{counted}: {len(found.differences) or 'no'} differences; all accounts add up to {found.total_micros} micro-dollars")
-    if found.differences or found.total_micros:
-        raise typer.Exit(Exit.FAILED)
+    return asdict(ledger_check.check(platform))
 
 
 def _sums(total: Total) -> tuple[str, ...]:
@@ -182,13 +174,6 @@ def _me() -> str:
     import getpass
 
     return f"cli:{getpass.getuser()}"
-
-
-def _decided(row: RowMapping, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_case(row))
-        return
-    say(f"{row['id']}: {csv_export.usd(row['amount_micros'])} USD {row['state']} by {row['decided_by']}")
 
 
 def _case(row: RowMapping) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.admin.local_platform import open_local
+from control_plane.cli.output import Json, say
+from control_plane.cli.record_views import show
 from control_plane.cli.tenant.job_progress import wall_clock
 from control_plane.cli.tenant.jobs.queue_commands import Watch, counted, gpu_count, pool_line, show_repeatedly
 from control_plane.platform.epoch_time import span_words
@@ -28,7 +30,6 @@ def whole_queue(
     as_json: Json = False,
 ) -> None:
     """Show the queue of all tenants: waiting jobs and reasons, reservations, running jobs, pools, recent use, scheduler counters."""
-    from control_plane.cli.admin.local_platform import open_local
     from control_plane.queue.status import responses, view
 
     with open_local() as platform:
@@ -46,10 +47,7 @@ def whole_queue(
             html.write_text(queue_page(found, now=time.time()))
             say(f"the queue is in {html}")
             return
-    if as_json:
-        print_json(found)
-    else:
-        print("\n".join(whole_lines(found, now=time.time(), nodes=nodes)))
+    show(found, lambda found: print("\n".join(whole_lines(found, now=time.time(), nodes=nodes))), as_json=as_json)
 
 
 def whole_lines(found: Mapping[str, Any], *, now: float, nodes: bool) -> list[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from control_plane.cli.output import console, escape, say
+from control_plane.cli.output import escape, live_bars, say
 from control_plane.cli.remedies import in_commands
 from control_plane.queue.status.messages import waiting_line
 
@@ -32,7 +30,7 @@ STAGES = ("validating", "queued", "provisioning", "running", "evaluating", "succ
 
 def follow(client: FtClient, job_id: str) -> Record:
     """Show the job until it has ended, and return it."""
-    with JobView() as view:
+    with job_view() as view:
         seen: set[str] = set()
         while True:
             job = client.jobs.retrieve(job_id)
@@ -48,7 +46,8 @@ def follow_validation(client: FtClient, file_id: str) -> Record:
     """Show the validation of a large file until it has ended, and return the file."""
     import httpx
 
-    with ValidationView() as view:
+    with live_bars("DownloadColumn", "TimeElapsedColumn", "{task.fields[rows]:,} rows") as bars:
+        view = ValidationView(bars)
         while True:
             with contextlib.suppress(httpx.TransportError):  # a broken stream is opened again
                 for event in client.files.events(file_id):
@@ -60,27 +59,12 @@ def follow_validation(client: FtClient, file_id: str) -> Record:
 
 
 class ValidationView:
-    """A bar on a terminal, otherwise a line per stage; a context manager, because a live display must be closed."""
+    """A bar on a terminal, otherwise a line per stage."""
 
-    def __init__(self) -> None:
-        self._bars: Progress | None = None
-        self._stage = ""
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bars = Progress(
-                TextColumn("{task.description:<12}"), BarColumn(bar_width=30), DownloadColumn(), TimeElapsedColumn(),
-                TextColumn("{task.fields[rows]:,} rows"), console=console(stderr=True),
-            )  # fmt: skip
-            self._bars.add_task("waiting", total=None, rows=0)
-            self._bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+    def __init__(self, bars: Progress | None = None) -> None:
+        self._bars, self._stage = bars, ""
+        if bars is not None:
+            bars.add_task("waiting", total=None, rows=0)
 
     def show(self, event: Record) -> None:
         """Handle one event of the file's stream."""
@@ -117,12 +101,12 @@ def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Rec
         time.sleep(POLL_S)
 
 
-def reason(job: Record) -> str:
+def reason(job: Mapping[str, Any]) -> str:
     """Return why a job waits: the code and, if there are any, the words; empty for a job that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))
 
 
-def waiting(job: Record) -> str:
+def waiting(job: Mapping[str, Any]) -> str:
     """Return a job's position, what it waits for, its start and what is ahead; else the reason, if there is one."""
     if not job.get("queue_position"):
         return reason(job)
@@ -145,29 +129,14 @@ def evaluating(progress: Record) -> str:
 
 
 class JobView:
-    """The display of a job; a context manager, because a live display must be closed."""
+    """The display of a job."""
 
-    def __init__(self) -> None:
-        self._bars: Progress | None = None
+    def __init__(self, bars: Progress | None = None) -> None:
+        self._bars = bars
         self._tasks: dict[str, TaskID] = {}
         self._next_metrics, self._next_line = 0.0, 0.0
         self._waited = ""
         self._newest: dict[str, float] = {}
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bars = Progress(
-                TextColumn("{task.description:<10}"), BarColumn(bar_width=30), TextColumn("{task.fields[count]}"), TimeElapsedColumn(),
-                TextColumn("{task.fields[news]}"), console=console(stderr=True),
-            )  # fmt: skip
-            self._bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
 
     def event(self, event: Record) -> None:
         """Handle one event; numbers go into the bars, or are thinned to lines."""
@@ -237,6 +206,12 @@ class JobView:
 
 NAMES = {"validating": "data", "queued": "queue", "preempted": "queue", "provisioning": "start", "evaluating": "evaluation"}
 """Stages without a step count, by state."""
+
+
+@contextlib.contextmanager
+def job_view() -> Iterator[JobView]:
+    with live_bars("{task.fields[count]}", "TimeElapsedColumn", "{task.fields[news]}") as bars:
+        yield JobView(bars)
 
 
 def _clock(event: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from control_plane.cli import session
+from control_plane.cli import record_views, session
 from ft_assets.errors import InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ def connect(credentials: session.Credentials | None = None) -> Iterator[FtClient
         raise _unreachable(found.url, e) from e
     except httpx.InvalidURL as e:
         raise _invalid(found.url, e) from e
+
+
+remote = functools.partial(record_views.command, connect)
+"""``@remote(view)`` makes a command of a function that takes the client first."""
 
 
 def require_answer(url: str) -> None:

@@ -36,11 +36,13 @@ class Exports(Resource):
 
     def wait(self, adapter_id: str, export_id: str, *, timeout_s: float | None = None, poll_s: float = 0.5) -> Record:
         """Waits until the export is ready or has failed and returns it; ``TimeoutError`` after `timeout_s`."""
-
-        def look() -> Record:
-            return self.retrieve(adapter_id, export_id)
-
-        return self._api.wait(look, lambda e: e["status"] not in UNDER_WAY, what=f"export {export_id}", timeout_s=timeout_s, poll_s=poll_s)
+        return self._api.wait(
+            lambda: self.retrieve(adapter_id, export_id),
+            lambda e: e["status"] not in UNDER_WAY,
+            what=f"export {export_id}",
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+        )
 
     def download(self, adapter_id: str, export_id: str, target: Path) -> str:
         """Writes the archive to `target` atomically, verifies its sha256, and returns it."""
@@ -76,12 +78,12 @@ class AdapterEvaluations(Resource):
 
     def wait(self, adapter_id: str, evaluation_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits for a verdict or a failure and returns the evaluation; ``TimeoutError`` after `timeout_s`."""
-
-        def look() -> Record:
-            return self.retrieve(adapter_id, evaluation_id)
-
         return self._api.wait(
-            look, lambda e: e["state"] not in UNDER_WAY, what=f"evaluation {evaluation_id}", timeout_s=timeout_s, poll_s=poll_s
+            lambda: self.retrieve(adapter_id, evaluation_id),
+            lambda e: e["state"] not in UNDER_WAY,
+            what=f"evaluation {evaluation_id}",
+            timeout_s=timeout_s,
+            poll_s=poll_s,
         )
 
     def report(self, adapter_id: str, evaluation_id: str) -> Record:

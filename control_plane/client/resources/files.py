@@ -63,12 +63,12 @@ class Files(Resource):
 
     def wait(self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits until the file is ``processed`` or ``error`` and returns it; ``TimeoutError`` after `timeout_s`."""
-
-        def look() -> Record:
-            return self.retrieve(file_id)
-
         return self._api.wait(
-            look, lambda f: f["status"] != "uploaded", what=f"the validation of {file_id}", timeout_s=timeout_s, poll_s=poll_s
+            lambda: self.retrieve(file_id),
+            lambda f: f["status"] != "uploaded",
+            what=f"the validation of {file_id}",
+            timeout_s=timeout_s,
+            poll_s=poll_s,
         )
 
     def validate(self, file_id: str) -> Record:

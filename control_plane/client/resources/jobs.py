@@ -95,11 +95,9 @@ class Jobs(Resource):
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits until the job has ended and returns it; ``TimeoutError`` after `timeout_s`. Survives a restart of the API."""
-
-        def look() -> Record:
-            return self.retrieve(job_id)
-
-        return self._api.wait(look, lambda j: j["status"] in FINAL, what=f"job {job_id}", timeout_s=timeout_s, poll_s=poll_s)
+        return self._api.wait(
+            lambda: self.retrieve(job_id), lambda j: j["status"] in FINAL, what=f"job {job_id}", timeout_s=timeout_s, poll_s=poll_s
+        )
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages:
         """Lists events so far, newest first; `limit` per page."""

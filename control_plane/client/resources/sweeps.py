@@ -43,8 +43,10 @@ class Sweeps(Resource):
 
     def wait(self, sweep_id: str, *, timeout_s: float | None = None, poll_s: float = 2.0) -> Record:
         """Waits until every trial has ended and returns the sweep; ``TimeoutError`` after `timeout_s`."""
-
-        def look() -> Record:
-            return self.retrieve(sweep_id)
-
-        return self._api.wait(look, lambda s: s["status"] != "running", what=f"sweep {sweep_id}", timeout_s=timeout_s, poll_s=poll_s)
+        return self._api.wait(
+            lambda: self.retrieve(sweep_id),
+            lambda s: s["status"] != "running",
+            what=f"sweep {sweep_id}",
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,13 @@ class Uploads(Resource):
             error.add_note(f'upload {made["id"]} is not complete; continue with uploads.resume("{made["id"]}", file)')
             raise
 
-    def resume(self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES) -> Record:
-        """Sends the missing parts of an upload, and completes it. Stored parts are recognized by their sha256, and not sent again."""
+    def resume(
+        self, upload_id: str, file: Path, *, part_bytes: int = PART_BYTES, on_stored: Callable[[int], None] = lambda _num_bytes: None
+    ) -> Record:
+        """Sends the missing parts of an upload, and completes it. Stored parts are recognized by their sha256, and not sent again.
+
+        `on_stored` gets the size of each part that is stored, whether it was sent now or before.
+        """
         found = self.retrieve(upload_id)
         if found["status"] == "completed":
             return found
@@ -113,6 +118,7 @@ class Uploads(Resource):
                     raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; resume the upload")
                 stored[sha256] = part["id"]
             part_ids.append(stored[sha256])
+            on_stored(len(data))
         return self.complete(upload_id, part_ids=part_ids, md5=md5.hexdigest())
 
 

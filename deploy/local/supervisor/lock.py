@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from filelock import FileLock, Timeout
 
 from deploy.local.supervisor import child_process
 from deploy.local.supervisor import stack_report as report
@@ -49,43 +49,32 @@ class StackFiles:
 
 @contextmanager
 def held(files: StackFiles) -> Iterator[None]:
-    """Hold the lock of this home; raises ``Conflict`` that names its holder. The kernel releases it however the holder ends."""
+    """Hold the lock of this home; raises ``Conflict`` that names its holder. The kernel releases it however the holder ends.
+
+    It is tried for half a second, because :func:`is_held` of another process has the lock for an instant.
+    """
     files.home.mkdir(parents=True, exist_ok=True)
-    fd = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if not _acquired(fd, tries=5):
-            who = report.read(files.report)
-            pid = f" (pid {who.pid})" if who else ""
-            raise Conflict(
-                f"the stack in {files.home} is already running{pid}; `ft status` shows it and `ft down` ends it", code="already_running"
-            )
+        lock = FileLock(files.lock).acquire(timeout=0.5)
+    except Timeout:
+        who = report.read(files.report)
+        pid = f" (pid {who.pid})" if who else ""
+        raise Conflict(
+            f"the stack in {files.home} is already running{pid}; `ft status` shows it and `ft down` ends it", code="already_running"
+        ) from None
+    with lock:
         yield
-    finally:
-        os.close(fd)
-
-
-def _acquired(fd: int, *, tries: int = 1) -> bool:
-    """Try `tries` times in half a second: :func:`is_held` of another process has the lock for an instant."""
-    for attempt in range(tries):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt + 1 < tries:
-                time.sleep(0.1)
-            continue
-        return True
-    return False
 
 
 def is_held(files: StackFiles) -> bool:
     """Whether a supervisor of this home is running."""
-    if not files.lock.exists():
-        return False
-    fd = os.open(files.lock, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return not _acquired(fd)
-    finally:
-        os.close(fd)
+        with FileLock(files.lock).acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+    except FileNotFoundError:  # no home
+        return False
 
 
 def leftovers(stale: StackReport) -> list[ServiceReport]:

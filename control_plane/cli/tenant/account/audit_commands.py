@@ -12,7 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+from control_plane.cli.dates import unix_seconds
 from control_plane.cli.output import Json, print_json, table
+from control_plane.cli.tenant.remote import connect
 from ft_assets.errors import InvalidRequest
 
 Of = Annotated[str | None, typer.Option("--object", metavar="ID", help="Id of one object.")]
@@ -47,9 +49,6 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List changes in your tenant, newest first: who, what, when, from where."""
-    from control_plane.cli.dates import unix_seconds
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         lines = client.audit_log.list(
             object_id=of, object_type=kind, action=action, actor=actor,

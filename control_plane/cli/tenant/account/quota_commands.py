@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from control_plane.cli.output import Json, fields, number, print_json, say
+from control_plane.cli.output import fields, number, say
+from control_plane.cli.record_views import add_commands
+from control_plane.cli.tenant.remote import remote
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Account")(quota)
+    add_commands(app, "Account", quota)
 
 
-def quota(as_json: Json = False) -> None:
-    """Show your limits, and the used, held and remaining GPU-hours of this month."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.quota.retrieve()
-    if as_json:
-        print_json(found)
-        return
+def _show(found: Mapping[str, Any]) -> None:
     soft, hard, left = (found[name] for name in ("soft_gpu_hours", "hard_gpu_hours", "left_gpu_hours"))
     starts = found["starts_within_s"]
     fields({
@@ -39,6 +36,12 @@ def quota(as_json: Json = False) -> None:
     })  # fmt: skip
     if found["at_hard_cap"]:
         say(found["on_hard_cap"])
+
+
+@remote(_show)
+def quota(client: FtClient) -> Any:
+    """Show your limits, and the used, held and remaining GPU-hours of this month."""
+    return client.quota.retrieve()
 
 
 def quota_line(quota: Mapping[str, Any]) -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.billing import csv_export
 from control_plane.cli.output import Json, fields, print_json, say, table
+from control_plane.cli.record_views import Limit, NewName, add_commands, add_group, given, listing
+from control_plane.cli.tenant.remote import connect, remote
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
 
 MICROS = 1_000_000
 Start = Annotated[str | None, typer.Option("--start", metavar="DATE", help="Start, as a day or time (UTC); this month if absent.")]
@@ -23,16 +28,17 @@ Thresholds = Annotated[
     str | None, typer.Option("--thresholds", metavar="PERCENTS", help="Percentages at which you are notified: 50,80,100.")
 ]
 
+INVOICES = listing({"MONTH": "month", "ISSUED": lambda i: when(i["issued_at"], "day"), "USD": lambda i: _usd(i["total_micros"])})
+BUDGETS = listing({
+    "ID": "id", "NAME": "name", "LIMIT USD": lambda b: _usd(b["limit_micros"]), "SPENT USD": lambda b: _usd(b["spent_micros"]),
+    "THRESHOLDS %": lambda b: ",".join(map(str, b["thresholds"])), "TOLD": lambda b: ",".join(map(str, b["alerted"])) or "-",
+})  # fmt: skip
+
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Account")(usage)
-    app.command(rich_help_panel="Account")(cost)
-    app.command(rich_help_panel="Account")(invoice)
-    app.command(rich_help_panel="Account")(invoices)
-    group = typer.Typer(help="Budgets: get notified when a month's spending reaches thresholds.", no_args_is_help=True)
-    for name, command in (("create", create_budget), ("list", list_budgets), ("update", update_budget), ("delete", delete_budget)):
-        group.command(name)(command)
-    app.add_typer(group, name="budgets", rich_help_panel="Account")
+    add_commands(app, "Account", usage, cost, invoice, invoices)
+    commands = {"create": create_budget, "list": list_budgets, "update": update_budget, "delete": delete_budget}
+    add_group(app, "budgets", commands, help="Budgets: get notified when a month's spending reaches thresholds.", panel="Account")
 
 
 def usage(
@@ -44,8 +50,6 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show GPU-hours, storage and cost over time, and running work that is not billed yet."""
-    from control_plane.cli.tenant.remote import connect
-
     span = {"start_time": _unix(start, "--start"), "end_time": _unix(end, "--end")}
     with connect() as client:
         found = client.usage.retrieve(**span, bucket_width=by, group_by=group.split(",") if group else None)
@@ -73,15 +77,7 @@ def usage(
         say(f"stored on {found['stored']['day']}, in GiB: {classes}")
 
 
-def cost(job_id: JobId, as_json: Json = False) -> None:
-    """Show what a job cost, attempt by attempt, with refunds and what is not billed yet."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.jobs.cost(job_id)
-    if as_json:
-        print_json(found)
-        return
+def _show_cost(found: Mapping[str, Any]) -> None:
     rows = [
         (e["kind"], str(e["attempt"] or "-"), str(e["detail"].get("outcome", "-")), e["gpu_type"] or "-", f"{e['gpu_seconds'] / 3600:.4f}",
          _usd(e["amount_micros"]))
@@ -99,14 +95,18 @@ def cost(job_id: JobId, as_json: Json = False) -> None:
         say(f"a refund of {_usd(case['amount_micros'])} USD for attempt {case['attempt']} ({case['outcome']}) is {case['state']}{why}")
 
 
+@remote(_show_cost)
+def cost(client: FtClient, job_id: JobId) -> Any:
+    """Show what a job cost, attempt by attempt, with refunds and what is not billed yet."""
+    return client.jobs.cost(job_id)
+
+
 def invoice(
     month: Annotated[str | None, typer.Argument(metavar="[MONTH]", help="yyyy-mm; this month's draft if absent.")] = None,
     as_csv: Csv = False,
     as_json: Json = False,
 ) -> None:
     """Show the invoice of a month, or its draft until it is issued."""
-    from control_plane.cli.tenant.remote import connect
-
     requested = month or f"{datetime.now(UTC):%Y-%m}"
     with connect() as client:
         found = client.invoices.retrieve(requested)
@@ -133,75 +133,53 @@ def invoice(
         say(f"{len(found['unbilled'])} attempts running, {_usd(sum(one['amount_micros'] for one in found['unbilled']))} USD so far")
 
 
-def invoices(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20, as_json: Json = False) -> None:
+@remote(INVOICES)
+def invoices(client: FtClient, limit: Limit = 20) -> Any:
     """List issued invoices, newest month first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.invoices.list(limit=limit).page()["data"]
-    if as_json:
-        print_json(found)
-        return
-    table(("MONTH", "ISSUED", "USD"), [(i["month"], when(i["issued_at"], "day"), _usd(i["total_micros"])) for i in found])
+    return client.invoices.list(limit=limit).page()["data"]
 
 
+def _show_budget(budget: Mapping[str, Any]) -> None:
+    fields({
+        "id": budget["id"], "name": budget["name"], "limit": f"{_usd(budget['limit_micros'])} USD a month",
+        "spent": f"{_usd(budget['spent_micros'])} USD", "told at": ", ".join(f"{t} %" for t in budget["thresholds"]),
+    })  # fmt: skip
+
+
+@remote(_show_budget)
 def create_budget(
+    client: FtClient,
     name: Annotated[str, typer.Argument(help="Name of the budget.")],
     usd: Annotated[str, typer.Option("--usd", metavar="AMOUNT", help="Dollars per month: 250 or 99.50.")],
     thresholds: Thresholds = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Create a budget. It stops nothing: you are notified at its thresholds, by webhook and e-mail."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        made = client.budgets.create(name=name, limit_micros=micros_of(usd), **_percents(thresholds))
-    _shown(made, as_json=as_json)
+    return client.budgets.create(name=name, limit_micros=micros_of(usd), **given(thresholds=_percents(thresholds)))
 
 
-def list_budgets(as_json: Json = False) -> None:
+@remote(BUDGETS)
+def list_budgets(client: FtClient) -> Any:
     """List budgets with what was spent this month."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.budgets.list().all()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (b["id"], b["name"], _usd(b["limit_micros"]), _usd(b["spent_micros"]), ",".join(map(str, b["thresholds"])),
-         ",".join(map(str, b["alerted"])) or "-")
-        for b in found
-    ]  # fmt: skip
-    table(("ID", "NAME", "LIMIT USD", "SPENT USD", "THRESHOLDS %", "TOLD"), rows)
+    return client.budgets.list().all()
 
 
+@remote(_show_budget)
 def update_budget(
+    client: FtClient,
     budget_id: BudgetId,
-    name: Annotated[str | None, typer.Option("--name")] = None,
+    name: NewName = None,
     usd: Annotated[str | None, typer.Option("--usd", metavar="AMOUNT", help="Dollars per month.")] = None,
     thresholds: Thresholds = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Change a budget."""
-    from control_plane.cli.tenant.remote import connect
-
-    changes: dict[str, Any] = ({"name": name} if name else {}) | ({"limit_micros": micros_of(usd)} if usd else {}) | _percents(thresholds)
-    with connect() as client:
-        made = client.budgets.update(budget_id, **changes)
-    _shown(made, as_json=as_json)
+    limit = micros_of(usd) if usd else None
+    return client.budgets.update(budget_id, **given(name=name or None, limit_micros=limit, thresholds=_percents(thresholds)))
 
 
-def delete_budget(budget_id: BudgetId, as_json: Json = False) -> None:
+@remote("budget {budget_id} is deleted")
+def delete_budget(client: FtClient, budget_id: BudgetId) -> Any:
     """Delete a budget."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.budgets.delete(budget_id)
-    if as_json:
-        print_json(done)
-        return
-    say(f"budget {budget_id} is deleted")
+    return client.budgets.delete(budget_id)
 
 
 def micros_of(text: str) -> int:
@@ -213,23 +191,13 @@ def micros_of(text: str) -> int:
     return sign * (int(whole) * MICROS + int(rest.ljust(6, "0") or "0"))
 
 
-def _shown(budget: Mapping[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(budget)
-        return
-    fields({
-        "id": budget["id"], "name": budget["name"], "limit": f"{_usd(budget['limit_micros'])} USD a month",
-        "spent": f"{_usd(budget['spent_micros'])} USD", "told at": ", ".join(f"{t} %" for t in budget["thresholds"]),
-    })  # fmt: skip
-
-
-def _percents(text: str | None) -> dict[str, Any]:
+def _percents(text: str | None) -> list[int] | None:
     if text is None:
-        return {}
+        return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not a list of percents: 50,80,100")
-    return {"thresholds": [int(part) for part in parts]}
+    return [int(part) for part in parts]
 
 
 def _sums(result: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.dates import unix_seconds
+from control_plane.cli.output import Json, ago, fields, print_json, table
+from control_plane.cli.record_views import NewName, add_group, given, listing, show, since
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
 
 EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Endpoint id (`ft webhooks` lists them): we_...")]
 Events = Annotated[
@@ -18,105 +24,96 @@ Events = Annotated[
 DEFAULT_SINCE_S = 7 * 86400
 
 
+def _types(endpoint: dict[str, Any]) -> str:
+    return "all" if endpoint["event_types"] == ["*"] else " ".join(endpoint["event_types"])
+
+
+ENDPOINTS = listing({"ID": "id", "NAME": "name", "URL": "url", "STATE": "state", "FAILING SINCE": since("failing_since"), "EVENTS": _types})
+DELIVERIES = listing({
+    "ID": "id", "EVENT": "event_type", "ABOUT": "subject", "STATE": "state", "ATTEMPTS": "attempts",
+    "LAST ANSWER": lambda d: d["last_error"] or d["last_status_code"], "SINCE": since("created_at"),
+})  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
-    webhooks = typer.Typer(help="List, create and change your webhook endpoints.", no_args_is_help=True)
-    webhooks.command("list")(list_endpoints)
-    for command in (create, show, update, enable, disable, delete, deliveries, replay, types):
-        webhooks.command()(command)
-    webhooks.command("test")(try_out)
-    webhooks.command("rotate-secret")(rotate_secret)
-    app.add_typer(webhooks, name="webhooks", rich_help_panel="Account")
+    add_group(app, "webhooks", {
+        "list": list_endpoints, "create": create, "show": show_endpoint, "update": update, "enable": enable, "disable": disable,
+        "delete": delete, "deliveries": deliveries, "replay": replay, "types": types, "test": try_out, "rotate-secret": rotate_secret,
+    }, help="List, create and change your webhook endpoints.", panel="Account")  # fmt: skip
 
 
-def list_endpoints(as_json: Json = False) -> None:
+def _show(found: dict[str, Any]) -> None:
+    shown = {name: found[name] for name in ("id", "name", "url", "state", "disabled_reason")}
+    fields({**shown, "secret": found["signing_secret_hint"], "events": _types(found), "created": ago(found["created_at"])})
+
+
+@remote(ENDPOINTS)
+def list_endpoints(client: FtClient) -> Any:
     """List your webhook endpoints, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.webhook_endpoints.list().all()
-    if as_json:
-        print_json(found)
-        return
-    rows = [(e["id"], e["name"], e["url"], e["state"], ago(e["failing_since"]) if e["failing_since"] else "", _types(e)) for e in found]
-    table(("ID", "NAME", "URL", "STATE", "FAILING SINCE", "EVENTS"), rows)
+    return client.webhook_endpoints.list().all()
 
 
+@remote("endpoint {id}; its signing secret is shown only now. Try it with `ft webhooks test`", prints="signing_secret")
 def create(
+    client: FtClient,
     name: Annotated[str, typer.Argument(help="Purpose of the key.")],
     url: Annotated[str, typer.Argument(help="https://..., at a public address.")],
     event: Events = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Send events to a URL. The signing secret is written to stdout, only now."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        made = client.webhook_endpoints.create(name=name, url=url, event_types=event or ["*"])
-    _show_secret(made, f"endpoint {made['id']}; its signing secret is shown only now. Try it with `ft webhooks test`", as_json=as_json)
+    return client.webhook_endpoints.create(name=name, url=url, event_types=event or ["*"])
 
 
-def show(endpoint: EndpointId, as_json: Json = False) -> None:
+@remote(_show)
+def show_endpoint(client: FtClient, endpoint: EndpointId) -> Any:
     """Show an endpoint, without its secret."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.webhook_endpoints.retrieve(endpoint)
-    _show_endpoint(found, as_json=as_json)
+    return client.webhook_endpoints.retrieve(endpoint)
 
 
+@remote(_show)
 def update(
+    client: FtClient,
     endpoint: EndpointId,
-    name: Annotated[str | None, typer.Option("--name")] = None,
+    name: NewName = None,
     url: Annotated[str | None, typer.Option("--url", help="New URL for events.")] = None,
     event: Events = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Change an endpoint's name, URL or event types."""
-    changes = {k: v for k, v in {"name": name, "url": url, "event_types": event}.items() if v}
+    changes = given(name=name or None, url=url or None, event_types=event or None)
     if not changes:
         raise InvalidRequest("nothing to change; give --name, --url or --event", param="name")
-    _changed(endpoint, changes, as_json=as_json)
+    return client.webhook_endpoints.update(endpoint, **changes)
 
 
-def enable(endpoint: EndpointId, as_json: Json = False) -> None:
+@remote(_show)
+def enable(client: FtClient, endpoint: EndpointId) -> Any:
     """Resume sending events to an endpoint; `ft webhooks replay` sends what it missed."""
-    _changed(endpoint, {"state": "enabled"}, as_json=as_json)
+    return client.webhook_endpoints.update(endpoint, state="enabled")
 
 
-def disable(endpoint: EndpointId, as_json: Json = False) -> None:
+@remote(_show)
+def disable(client: FtClient, endpoint: EndpointId) -> Any:
     """Stop sending events to an endpoint; missed events are kept for 30 days."""
-    _changed(endpoint, {"state": "disabled"}, as_json=as_json)
+    return client.webhook_endpoints.update(endpoint, state="disabled")
 
 
-def delete(endpoint: EndpointId, as_json: Json = False) -> None:
+@remote("endpoint {endpoint} is deleted")
+def delete(client: FtClient, endpoint: EndpointId) -> Any:
     """Delete an endpoint."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.webhook_endpoints.delete(endpoint)
-    if as_json:
-        print_json(done)
-    else:
-        say(f"endpoint {endpoint} is deleted")
+    return client.webhook_endpoints.delete(endpoint)
 
 
+@remote(
+    lambda tried: f"{tried['event_type']}: the receiver answered {tried['status_code']} {tried['response']}".rstrip(),
+    fails=lambda tried: not 200 <= tried["status_code"] < 300,
+)
 def try_out(
+    client: FtClient,
     endpoint: EndpointId,
     event: Annotated[str | None, typer.Option("--event", "-e", metavar="TYPE", help="Event type; the endpoint's first if absent.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Send a signed test event now and show the receiver's answer; exit code 1 unless that is 2xx."""
-    from control_plane.cli.exits import Exit
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        tried = client.webhook_endpoints.test(endpoint, **({"event_type": event} if event else {}))
-    if as_json:
-        print_json(tried)
-    else:
-        say(f"{tried['event_type']}: the receiver answered {tried['status_code']} {tried['response']}".rstrip())
-    if not 200 <= tried["status_code"] < 300:
-        raise typer.Exit(Exit.FAILED)
+    return client.webhook_endpoints.test(endpoint, **given(event_type=event or None))
 
 
 def rotate_secret(
@@ -125,59 +122,35 @@ def rotate_secret(
     as_json: Json = False,
 ) -> None:
     """Replace the signing secret; the old one also signs for 24 hours, unless you pass --now."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         made = client.webhook_endpoints.rotate_secret(endpoint, keep_old_secret_active_for_24_hours=not now)
     old = "the old one has ended" if now else "the old one signs too for 24 hours"
-    _show_secret(made, f"the new secret of {endpoint} is shown only now; {old}", as_json=as_json)
+    show(made, f"the new secret of {endpoint} is shown only now; {old}", prints="signing_secret", as_json=as_json)
 
 
+@remote(DELIVERIES)
 def deliveries(
+    client: FtClient,
     endpoint: EndpointId,
     state: Annotated[str | None, typer.Option("--state", help="pending, delivered or dead.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1)] = 20,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """List what was sent to an endpoint in the last 30 days, or is to be, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.webhook_endpoints.deliveries(endpoint, state=state, limit=min(limit, 100)).take(limit)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (d["id"], d["event_type"], d["subject"], d["state"], str(d["attempts"]), d["last_error"] or d["last_status_code"] or "",
-         ago(d["created_at"]))
-        for d in found
-    ]  # fmt: skip
-    table(("ID", "EVENT", "ABOUT", "STATE", "ATTEMPTS", "LAST ANSWER", "SINCE"), [tuple(map(str, row)) for row in rows])
+    return client.webhook_endpoints.deliveries(endpoint, state=state, limit=min(limit, 100)).take(limit)
 
 
+@remote(lambda done: f"{done['replayed']} deliveries are sent again" if "replayed" in done else f"{done['id']} is sent again")
 def replay(
+    client: FtClient,
     endpoint: EndpointId,
     delivery: Annotated[str | None, typer.Argument(metavar="[DELIVERY]", help="One delivery; without it, all dead ones.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="2026-11-21, 2026-11-21T15:04 or seconds. Default: a week ago.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Send again what an endpoint missed, under the ids that the events always had."""
-    from control_plane.cli.dates import unix_seconds
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        if delivery is not None:
-            done = client.webhook_endpoints.replay(endpoint, delivery)
-            message = f"{delivery} is sent again"
-        else:
-            start = unix_seconds(since, "since")
-            start = int(time.time()) - DEFAULT_SINCE_S if start is None else start
-            done = client.webhook_endpoints.replay_all(endpoint, since=start)
-            message = f"{done['replayed']} deliveries are sent again"
-    if as_json:
-        print_json(done)
-    else:
-        say(message)
+    if delivery is not None:
+        return client.webhook_endpoints.replay(endpoint, delivery)
+    start = unix_seconds(since, "since")
+    return client.webhook_endpoints.replay_all(endpoint, since=int(time.time()) - DEFAULT_SINCE_S if start is None else start)
 
 
 def types(as_json: Json = False) -> None:
@@ -188,30 +161,3 @@ def types(as_json: Json = False) -> None:
         print_json(dict(EVENT_TYPES))
     else:
         table(("TYPE", "WHAT HAS HAPPENED"), list(EVENT_TYPES.items()))
-
-
-def _changed(endpoint: str, changes: dict[str, Any], *, as_json: bool) -> None:
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        _show_endpoint(client.webhook_endpoints.update(endpoint, **changes), as_json=as_json)
-
-
-def _show_endpoint(found: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    shown = {name: found[name] for name in ("id", "name", "url", "state", "disabled_reason") if found[name]}
-    fields({**shown, "secret": found["signing_secret_hint"], "events": _types(found), "created": ago(found["created_at"])})
-
-
-def _show_secret(made: dict[str, Any], message: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(made)
-        return
-    print(made["signing_secret"])
-    say(message)
-
-
-def _types(endpoint: dict[str, Any]) -> str:
-    return "all" if endpoint["event_types"] == ["*"] else " ".join(endpoint["event_types"])

@@ -13,8 +13,10 @@ import typer
 
 from control_plane.cli import session
 from control_plane.cli.exits import Exit, show_error
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.output import Json, ago, fields, print_json, say
+from control_plane.cli.record_views import Limit, add_commands, add_group, count, listing, since
 from control_plane.cli.tenant.data.dataset_report import report_lines
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -34,16 +36,16 @@ Encoding = Annotated[
 ]
 RowsAt = Annotated[str | None, typer.Option("--rows-at", metavar="KEY", help="Key of the rows, in a file that is one JSON object.")]
 HUB = "hf://"
+VERSIONS = listing({
+    "ID": "id", "NAME": lambda d: f"{d['name']} v{d['version']}", "FORMAT": "format", "ROWS": count("row_count"),
+    "TOKENS": count("token_count"), "REVIEW": "review", "CREATED": since("created_at"),
+})  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
-    panel = "Data"
-    app.command(rich_help_panel=panel)(check)
-    app.command(rich_help_panel=panel)(upload)
-    versions = typer.Typer(help="Validated, immutable dataset versions.", no_args_is_help=True)
-    for name, command in (("list", list_versions), ("show", show), ("approve", approve)):
-        versions.command(name)(command)
-    app.add_typer(versions, name="datasets", rich_help_panel=panel)
+    add_commands(app, "Data", check, upload)
+    versions = {"list": list_versions, "show": show, "approve": approve}
+    add_group(app, "datasets", versions, help="Validated, immutable dataset versions.", panel="Data")
 
 
 def parse_map(text: str | None) -> dict[str, str] | None:
@@ -186,8 +188,6 @@ def upload(
 
     From 64 MiB on it goes up in parts: the same command once more goes on where it was interrupted.
     """
-    from control_plane.cli.tenant.remote import connect
-
     options = {"column_map": parse_map(column_map), "policies": parse_policies(policy, encoding=encoding, rows_at=rows_at), "model": model}
     if not file.startswith(HUB) and not Path(file).is_file():
         raise typer.BadParameter(f"{file!r} is not a file here")
@@ -232,29 +232,10 @@ def send(client: FtClient, given: str, options: Mapping[str, Any], *, wait: bool
     return made
 
 
-def list_versions(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20,
-    as_json: Json = False,
-) -> None:
+@remote(VERSIONS)
+def list_versions(client: FtClient, limit: Limit = 20) -> Any:
     """List dataset versions, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.datasets.list(limit=limit).take(limit)
-    if as_json:
-        print_json(found)
-        return
-    rows = [_row(d) for d in found]
-    table(("ID", "NAME", "FORMAT", "ROWS", "TOKENS", "REVIEW", "CREATED"), rows)
-
-
-def _row(d: Mapping[str, Any]) -> tuple[str, ...]:
-    named = f"{d['name']} v{d['version']}"
-    return d["id"], named, d["format"], f"{d['row_count']:,}", _or_dash(d["token_count"]), d["review"], ago(d["created_at"])
-
-
-def _or_dash(count: int | None) -> str:
-    return "-" if count is None else f"{count:,}"
+    return client.datasets.list(limit=limit).take(limit)
 
 
 def show(
@@ -262,8 +243,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a dataset version and its report."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         version = client.datasets.retrieve(dataset) if dataset.startswith("ds_") else None
         report = client.datasets.report(dataset)
@@ -271,25 +250,15 @@ def show(
         print_json({"dataset": version, "report": report})
         return
     if version is not None:
-        fields(_shown(version))
+        hidden = ("object", "report_url")
+        fields({k.replace("_", " "): ago(v) if k.endswith("_at") else v for k, v in version.items() if k not in hidden})
     show_report(report, name=dataset)
 
 
-def _shown(version: Mapping[str, Any]) -> dict[str, Any]:
-    hidden = ("object", "report_url")
-    return {k.replace("_", " "): ago(v) if k.endswith("_at") else v for k, v in version.items() if k not in hidden}
-
-
-def approve(dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")], as_json: Json = False) -> None:
+@remote("dataset {dataset}: review {review}")
+def approve(client: FtClient, dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")]) -> Any:
     """Let jobs train on a dataset that its policies hold back for review."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        changed = client.datasets.approve(dataset)
-    if as_json:
-        print_json(changed)
-        return
-    say(f"dataset {dataset}: review {changed['review']}")
+    return client.datasets.approve(dataset)
 
 
 def accepted(client: FtClient, made: Mapping[str, Any]) -> Mapping[str, Any]:

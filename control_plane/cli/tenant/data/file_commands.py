@@ -2,103 +2,75 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.output import ago, fields
+from control_plane.cli.record_views import add_group, count, listing, since
+from control_plane.cli.tenant.remote import remote
 
 if TYPE_CHECKING:
-    from control_plane.client import Record
+    from control_plane.client import FtClient
 
 FileId = Annotated[str, typer.Argument(metavar="ID", help="File id (`ft files list`).")]
 
 
+def _expiry(file: dict[str, Any]) -> str:
+    at = file.get("expires_at")
+    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+FILES = listing({
+    "ID": "id", "FILE": "filename", "BYTES": count("bytes"), "PURPOSE": "purpose", "STATUS": "status", "CREATED": since("created_at"),
+    "EXPIRES": _expiry,
+})  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
-    files = typer.Typer(help="Uploaded files.", no_args_is_help=True)
-    for name, command in (("list", list_files), ("show", show), ("download", download), ("validate", validate), ("delete", delete)):
-        files.command(name)(command)
-    app.add_typer(files, name="files", rich_help_panel="Data")
+    commands = {"list": list_files, "show": show, "download": download, "validate": validate, "delete": delete}
+    add_group(app, "files", commands, help="Uploaded files.", panel="Data")
 
 
-def list_files(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000)] = 20,
-    as_json: Json = False,
-) -> None:
+@remote(FILES)
+def list_files(client: FtClient, limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000)] = 20) -> Any:
     """List files, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.files.list(limit=limit).take(limit)
-    if as_json:
-        print_json(found)
-        return
-    table(("ID", "FILE", "BYTES", "PURPOSE", "STATUS", "CREATED", "EXPIRES"), [_row(f) for f in found])
+    return client.files.list(limit=limit).take(limit)
 
 
-def _row(f: Record) -> tuple[str, ...]:
-    expires_at = f.get("expires_at")
-    return f["id"], f["filename"], f"{f['bytes']:,}", f["purpose"], f["status"], ago(f["created_at"]), _day(expires_at)
-
-
-def _day(unix_s: int | None) -> str:
-    import time
-
-    return "never" if unix_s is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
-
-
-def show(file: FileId, as_json: Json = False) -> None:
-    """Show a file; `ft datasets show ID` prints its report."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.files.retrieve(file)
-    if as_json:
-        print_json(found)
-        return
+def _show(found: dict[str, Any]) -> None:
     shown = {k.replace("_", " "): v for k, v in found.items() if k not in ("object", "progress", "report_url", "created_at", "expires_at")}
-    fields({**shown, "created": ago(found["created_at"]), "expires": _day(found.get("expires_at"))})
+    fields({**shown, "created": ago(found["created_at"]), "expires": _expiry(found)})
 
 
+@remote(_show)
+def show(client: FtClient, file: FileId) -> Any:
+    """Show a file; `ft datasets show ID` prints its report."""
+    return client.files.retrieve(file)
+
+
+@remote("{file}: sha256 {sha256}")
 def download(
+    client: FtClient,
     file: FileId,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file; by default its name, in this directory.")] = None,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Download the bytes as uploaded, and verify them against the file's sha256."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        target = out or Path(client.files.retrieve(file)["filename"])
-        if target.exists():
-            raise typer.BadParameter(f"{target} exists; choose another place with --out")
-        sha256 = client.files.download(file, target)
-    if as_json:
-        print_json({"file": str(target), "sha256": sha256})
-        return
-    say(f"{target}: sha256 {sha256}")
+    target = out or Path(client.files.retrieve(file)["filename"])
+    if target.exists():
+        raise typer.BadParameter(f"{target} exists; choose another place with --out")
+    return {"file": str(target), "sha256": client.files.download(file, target)}
 
 
-def validate(file: FileId, as_json: Json = False) -> None:
+@remote(lambda found: f"file {found['id']} is {found['status']}; `ft files show {found['id']}` shows its progress")
+def validate(client: FtClient, file: FileId) -> Any:
     """Validate a file again after the platform failed to."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.files.validate(file)
-    if as_json:
-        print_json(found)
-        return
-    say(f"file {file} is {found['status']}; `ft files show {file}` shows its progress")
+    return client.files.validate(file)
 
 
-def delete(file: FileId, as_json: Json = False) -> None:
+@remote("file {file} is deleted")
+def delete(client: FtClient, file: FileId) -> Any:
     """Delete a file's bytes; the dataset version made from them stays. Refused while an unfinished job uses it."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        gone = client.files.delete(file)
-    if as_json:
-        print_json(gone)
-        return
-    say(f"file {file} is deleted")
+    return client.files.delete(file)

@@ -10,17 +10,15 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from control_plane.cli.output import console, say
-from ft_assets.errors import IntegrityError, NotFound, Unavailable
+from control_plane.cli.output import live_bars, say
+from ft_assets.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -48,22 +46,15 @@ def send_in_parts(client: FtClient, url: str, file: Path, options: Mapping[str, 
 
 def _completed(client: FtClient, upload: Record, file: Path, part_bytes: int) -> Record:
     """Send the missing parts of `file`, join them and return the upload."""
-    stored = {part["sha256"]: part["id"] for part in client.uploads.retrieve(upload["id"])["parts"]}
-    if stored:
+    if stored := upload.get("parts"):
         say(f"resuming upload {upload['id']}: {len(stored)} parts are stored")
-    part_ids: list[str] = []
     try:
-        with SendingView(file.name, upload["bytes"]) as view:
-            for data in _pieces(file, part_bytes):
-                sha256 = hashlib.sha256(data).hexdigest()
-                if sha256 not in stored:
-                    stored[sha256] = _sent(client, upload["id"], data, sha256)
-                part_ids.append(stored[sha256])
-                view.sent(len(data))
+        with live_bars("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn") as bars:
+            view = SendingView(file.name, upload["bytes"], bars)
+            return client.uploads.resume(upload["id"], file, part_bytes=part_bytes, on_stored=view.sent)
     except (KeyboardInterrupt, httpx.TransportError, Unavailable):
         say(f"\ninterrupted; run the same command within an hour to resume upload {upload['id']}")
         raise
-    return client.uploads.complete(upload["id"], part_ids=part_ids)
 
 
 def _begun(client: FtClient, note: _Note) -> Record | None:
@@ -84,19 +75,6 @@ def _begin(client: FtClient, note: _Note, file: Path, options: Mapping[str, Any]
     made = client.uploads.create(bytes=size, filename=file.name, mime_type="application/octet-stream", purpose="fine-tune", **requested)
     note.write(made["id"])
     return made
-
-
-def _sent(client: FtClient, upload_id: str, data: bytes, sha256: str) -> str:
-    part = client.uploads.add_part(upload_id, data)
-    if part["sha256"] != sha256:
-        raise IntegrityError(f"part {part['id']} arrived with sha256 {part['sha256']} instead of {sha256}; run the same command again")
-    return str(part["id"])
-
-
-def _pieces(file: Path, size: int) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        while data := stream.read(size):
-            yield data
 
 
 class _Note:
@@ -126,28 +104,13 @@ class _Note:
 
 
 class SendingView:
-    """A bar on a terminal, otherwise a line every ten seconds; a context manager, because a live display must be closed."""
+    """A bar on a terminal, otherwise a line every ten seconds."""
 
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total, self._done = name, total, 0
-        self._bars: Progress | None = None
+    def __init__(self, name: str, total: int, bars: Progress | None) -> None:
+        self._name, self._total, self._done, self._bars = name, total, 0, bars
         self._next_line = time.monotonic() + LINE_EVERY_S
-
-    def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-            self._bars = Progress(
-                TextColumn("{task.description:<12}"), BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn(),
-                TimeRemainingColumn(), console=console(stderr=True),
-            )  # fmt: skip
-            self._bars.add_task("uploading", total=self._total)
-            self._bars.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        if bars is not None:
+            bars.add_task("uploading", total=total)
 
     def sent(self, num_bytes: int) -> None:
         """Add so many stored bytes."""

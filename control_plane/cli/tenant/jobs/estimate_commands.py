@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.output import Json, fields, print_json
+from control_plane.cli.record_views import add_commands, given
 from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, RowsAt, local_file, local_model, parse_map, parse_policies
 from control_plane.cli.tenant.jobs.job_commands import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidDataset
 
 if TYPE_CHECKING:
+    from control_plane.client import FtClient
     from ft_assets.base_models import BaseModel
 
 MICROS = 1_000_000
@@ -26,46 +29,8 @@ GIB = 2**30
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Data")(preview)
-    app.command(rich_help_panel="Jobs")(estimate)
-
-
-def estimate(
-    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
-    validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
-    method: Method = None,
-    adapter: Adapter = None,
-    recipe: Recipe = None,
-    num_gpus: NumGpus = None,
-    hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
-    tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
-    column_map: Map = None,
-    encoding: Encoding = None,
-    rows_at: RowsAt = None,
-    as_json: Json = False,
-) -> None:
-    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, and show the assumptions. Submits nothing."""
-    from control_plane.cli.tenant.remote import connect
-
-    policies = parse_policies(None, encoding=encoding, rows_at=rows_at)
-    options: dict[str, Any] = {"column_map": parse_map(column_map), "policies": policies, "model": None}
-    hyperparameters = parse_hyperparameters(hp or [])
-    for given in (file, validation_file):
-        check_given(given)
-    with connect() as client:
-        body: dict[str, Any] = {
-            "validation_file": file_id_of(client, validation_file, options) if validation_file else None,
-            "method": method,
-        }
-        body |= {"hyperparameters": hyperparameters or None, "tier": tier, "adapter": adapter, "recipe": recipe}
-        body |= {"hardware": {"num_gpus": num_gpus} if num_gpus else None}
-        requested = {k: v for k, v in body.items() if v is not None}
-        found = client.jobs.estimate(model=model, training_file=file_id_of(client, file, options), **requested)
-    if as_json:
-        print_json(found)
-    else:
-        _show_estimate(found)
+    add_commands(app, "Data", preview)
+    add_commands(app, "Jobs", estimate)
 
 
 def _show_estimate(found: Mapping[str, Any]) -> None:
@@ -98,6 +63,33 @@ def _span(seconds: float | None) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < DAY_S else f"{seconds / 3600:.1f} h"
 
 
+@remote(_show_estimate)
+def estimate(
+    client: FtClient,
+    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
+    validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
+    method: Method = None,
+    adapter: Adapter = None,
+    recipe: Recipe = None,
+    num_gpus: NumGpus = None,
+    hp: Annotated[list[str] | None, typer.Option("--hp", metavar="NAME=VALUE", help="Hyperparameter; may be repeated.")] = None,
+    tier: Annotated[str | None, typer.Option("--tier", help="free, standard or premium.")] = None,
+    column_map: Map = None,
+    encoding: Encoding = None,
+    rows_at: RowsAt = None,
+) -> Any:
+    """Estimate tokens, steps, GPU-hours, price, start and finish of a job, and show the assumptions. Submits nothing."""
+    options = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at), "model": None}
+    hyperparameters = parse_hyperparameters(hp or [])
+    check_given(file, validation_file)
+    return client.jobs.estimate(**given(
+        validation_file=file_id_of(client, validation_file, options), method=method, hyperparameters=hyperparameters or None, tier=tier,
+        adapter=adapter, recipe=recipe, hardware={"num_gpus": num_gpus} if num_gpus else None, model=model,
+        training_file=file_id_of(client, file, options),
+    ))  # fmt: skip
+
+
 def preview(
     subject: Annotated[
         str, typer.Argument(metavar="FILE_OR_ID", help="A local dataset file (nothing is uploaded), or the id of a dataset or file.")
@@ -112,8 +104,6 @@ def preview(
 ) -> None:
     """Show the first examples exactly as they are trained on: rendered text, tokens, which parts carry loss, what is truncated."""
     if subject.startswith(("ds_", "file-")) and not Path(subject).is_file():
-        from control_plane.cli.tenant.remote import connect
-
         with connect() as client:
             shown = client.datasets.preview(subject, model=model, num_examples=num_examples, max_seq_len=max_seq_len)["data"]
     else:

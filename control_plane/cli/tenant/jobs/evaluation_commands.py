@@ -10,6 +10,7 @@ import typer
 
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, number, print_json, say, table
+from control_plane.cli.tenant.remote import connect
 
 if TYPE_CHECKING:
     from control_plane.client import Record
@@ -31,8 +32,6 @@ def evaluation(
     as_json: Json = False,
 ) -> None:
     """Show a job's evaluation. Exit code 0 if the adapter passed its gate, 1 if it is quarantined, so that a build can depend on it."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         listed = client.jobs.evaluation_samples(job_id, suite=suite, only=only) if samples or suite or only else None
         tell(client.jobs.evaluation(job_id), lambda: client.jobs.evaluation_page(job_id), samples=listed, html=html, as_json=as_json)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, ago, fields, number, print_json, say, table
+from control_plane.cli.output import Json, ago, fields, number, print_json, say
+from control_plane.cli.record_views import Limit, add_commands, given, listing, show, since
 from control_plane.cli.remedies import in_commands
 from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
-from control_plane.cli.tenant.job_progress import events_of, reason, waiting
+from control_plane.cli.tenant.job_progress import events_of, follow, reason, waiting
+from control_plane.cli.tenant.remote import connect, remote
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient, Record
@@ -27,9 +30,27 @@ NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="1, 2, 4, 8, 16 
 ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
 
 
+def _where(j: Mapping[str, Any]) -> str:
+    if error := j.get("error"):
+        return str(error["code"])
+    if j.get("total_steps") and not j.get("finished_at"):
+        return f"step {j.get('step') or 0}/{j['total_steps']}"
+    return waiting(j)
+
+
+def _metrics(checkpoint: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in checkpoint["metrics"].items() if isinstance(value, float))
+
+
+JOBS = listing({
+    "ID": "id", "STATUS": lambda j: j.get("state") or j["status"], "MODEL": "model",
+    "FINE-TUNED MODEL": lambda j: j.get("fine_tuned_model"), "CREATED": since("created_at"), "": _where,
+})  # fmt: skip
+CHECKPOINTS = listing({"ID": "id", "STEP": "step_number", "METRICS": _metrics, "CREATED": since("created_at")})
+
+
 def register(app: typer.Typer) -> None:
-    for command in (submit, jobs, job, logs, metrics, checkpoints, cancel, pause, resume):
-        app.command(rich_help_panel="Jobs")(command)
+    add_commands(app, "Jobs", submit, jobs, job, logs, metrics, checkpoints, cancel, pause, resume)
 
 
 def parse_hyperparameters(pairs: list[str]) -> dict[str, Any]:
@@ -70,22 +91,17 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
-    from control_plane.cli.tenant.remote import connect
-
     hyperparameters = parse_hyperparameters(hp or [])
     policies = parse_policies(policy, encoding=encoding, rows_at=rows_at)
     options = {"column_map": parse_map(column_map), "policies": policies, "model": None}
-    for given in (file, validation_file):
-        check_given(given)
+    check_given(file, validation_file)
     with connect() as client:
-        body: dict[str, Any] = {
-            "model": model, "training_file": file_id_of(client, file, options), "suffix": suffix, "seed": seed, "method": method,
-            "hyperparameters": hyperparameters or None, "auto_promote": None if promote else False, "adapter": adapter, "recipe": recipe,
-            "hardware": {"num_gpus": num_gpus} if num_gpus else None, "warm_start": warm_start, "force": force or None,
-        }  # fmt: skip
-        if validation_file is not None:
-            body["validation_file"] = file_id_of(client, validation_file, options)
-        made = client.jobs.create(**{k: v for k, v in body.items() if v is not None})
+        made = client.jobs.create(**given(
+            model=model, training_file=file_id_of(client, file, options), suffix=suffix, seed=seed, method=method,
+            hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
+            hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
+            validation_file=file_id_of(client, validation_file, options),
+        ))  # fmt: skip
         quota = made.get("quota")
         if quota is not None and quota["goes_into_overage"]:
             say(f"quota: {quota_line(quota)}")
@@ -100,33 +116,29 @@ def submit(
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
 
 
-def check_given(given: str | None) -> None:
+def check_given(*files: str | None) -> None:
     """Raise a usage error for what is neither a local file, a Hub dataset, nor like the id of a file."""
-    if given is not None and not Path(given).is_file() and not given.startswith(("file-", HUB)):
-        raise typer.BadParameter(f"{given!r} is neither a local file nor the id of an uploaded one (file-...)")
+    for one in files:
+        if one is not None and not Path(one).is_file() and not one.startswith(("file-", HUB)):
+            raise typer.BadParameter(f"{one!r} is neither a local file nor the id of an uploaded one (file-...)")
 
 
-def file_id_of(client: FtClient, given: str, options: Mapping[str, Any]) -> str:
-    """Return the id of an uploaded file; a local path or a Hub dataset is uploaded first."""
-    if not Path(given).is_file() and not given.startswith(HUB):
-        return given
-    say(f"uploading {given}")
-    return str(accepted(client, send(client, given, options))["id"])
+def file_id_of(client: FtClient, file: str | None, options: Mapping[str, Any]) -> str | None:
+    """Return the id of an uploaded file; a local path or a Hub dataset is uploaded first. None for None."""
+    if file is None or (not Path(file).is_file() and not file.startswith(HUB)):
+        return file
+    say(f"uploading {file}")
+    return str(accepted(client, send(client, file, options))["id"])
 
 
 def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
     """Follow the job to its end and exit with the corresponding code."""
-    from control_plane.cli.tenant.job_progress import follow
-
     try:
         final = follow(client, job_id)
     except KeyboardInterrupt:
         say(f"\nthe job continues; follow it again with `ft job {job_id} --wait`, end it with `ft cancel {job_id}`")
         raise
-    if as_json:
-        print_json(final)
-    else:
-        show_job(final)
+    show(final, show_job, as_json=as_json)
     code = ENDS.get(str(final["status"]), Exit.FAILED)
     if code is not Exit.OK:
         raise typer.Exit(code)
@@ -146,31 +158,10 @@ def show_job(j: Record) -> None:
     })  # fmt: skip
 
 
-def jobs(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20,
-    as_json: Json = False,
-) -> None:
+@remote(JOBS)
+def jobs(client: FtClient, limit: Limit = 20) -> Any:
     """List jobs, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.jobs.list(limit=limit).take(limit)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (j["id"], str(j.get("state") or j["status"]), j["model"], j.get("fine_tuned_model") or "", ago(j["created_at"]), _where(j))
-        for j in found
-    ]
-    table(("ID", "STATUS", "MODEL", "FINE-TUNED MODEL", "CREATED", ""), rows)
-
-
-def _where(j: Record) -> str:
-    if error := j.get("error"):
-        return str(error["code"])
-    if j.get("total_steps") and not j.get("finished_at"):
-        return f"step {j.get('step') or 0}/{j['total_steps']}"
-    return waiting(j)
+    return client.jobs.list(limit=limit).take(limit)
 
 
 def job(
@@ -179,17 +170,12 @@ def job(
     as_json: Json = False,
 ) -> None:
     """Show a job, or follow it to its end (exit code 0 succeeded, 1 failed, 3 cancelled)."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         if wait:
             _wait(client, job_id, as_json=as_json)
             return
         found = client.jobs.retrieve(job_id)
-    if as_json:
-        print_json(found)
-    else:
-        show_job(found)
+    show(found, show_job, as_json=as_json)
 
 
 def logs(
@@ -202,8 +188,6 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Print a job's events, oldest first, or its training log; with --json one object per line."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         if training:
             pieces = client.jobs.follow_logs(job_id, attempt=attempt) if follow else [client.jobs.logs(job_id, attempt=attempt)]
@@ -219,8 +203,6 @@ def logs(
 
 def metrics(job_id: JobId, as_json: Json = False) -> None:
     """Print the metrics of each step as CSV, during the job or afterwards; with --json as one list."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         if as_json:
             print_json(client.jobs.metrics(job_id)["data"])
@@ -228,51 +210,33 @@ def metrics(job_id: JobId, as_json: Json = False) -> None:
             print(client.jobs.metrics_csv(job_id).decode(), end="")
 
 
-def checkpoints(job_id: JobId, as_json: Json = False) -> None:
+@remote(CHECKPOINTS)
+def checkpoints(client: FtClient, job_id: JobId) -> Any:
     """List a job's checkpoints, newest first; `ft submit --warm-start` accepts them."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.jobs.checkpoints(job_id).all()
-    if as_json:
-        print_json(found)
-        return
-    rows = [(c["id"], str(c["step_number"]), _metrics(c["metrics"]), ago(c["created_at"])) for c in found]
-    table(("ID", "STEP", "METRICS", "CREATED"), rows)
-
-
-def _metrics(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in found.items() if isinstance(value, float))
+    return client.jobs.checkpoints(job_id).all()
 
 
 def _clock(unix_s: float) -> str:
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
-def cancel(job_id: JobId, as_json: Json = False) -> None:
+def _state(job: Mapping[str, Any]) -> str:
+    return f"job {job['id']} is {job.get('state') or job['status']}"
+
+
+@remote(_state)
+def cancel(client: FtClient, job_id: JobId) -> Any:
     """Cancel a job; its last checkpoint stays."""
-    _act("cancel", job_id, as_json=as_json)
+    return client.jobs.cancel(job_id)
 
 
-def pause(job_id: JobId, as_json: Json = False) -> None:
+@remote(_state)
+def pause(client: FtClient, job_id: JobId) -> Any:
     """Pause a job: it saves a checkpoint and releases its GPUs."""
-    _act("pause", job_id, as_json=as_json)
+    return client.jobs.pause(job_id)
 
 
-def resume(job_id: JobId, as_json: Json = False) -> None:
+@remote(_state)
+def resume(client: FtClient, job_id: JobId) -> Any:
     """Queue a paused job again; it resumes from its checkpoint."""
-    _act("resume", job_id, as_json=as_json)
-
-
-def _act(method: Literal["cancel", "pause", "resume"], job_id: str, *, as_json: bool) -> None:
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        act: Callable[[str], Record] = getattr(client.jobs, method)
-        changed = act(job_id)
-    if as_json:
-        print_json(changed)
-    else:
-        say(f"job {job_id} is {changed.get('state') or changed['status']}")
+    return client.jobs.resume(job_id)

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, console, escape, print_json
+from control_plane.cli.output import Json, console, escape
+from control_plane.cli.record_views import add_commands, show
 from control_plane.cli.tenant.job_progress import wall_clock
+from control_plane.cli.tenant.remote import connect
 from control_plane.platform.epoch_time import span_words
 from control_plane.queue.status.messages import by_tier_words, waiting_line
 
@@ -20,22 +22,17 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two se
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Jobs")(queue)
+    add_commands(app, "Jobs", queue)
 
 
 def queue(watch: Watch = False, as_json: Json = False) -> None:
     """Show your waiting jobs with position, reason, expected start and jobs ahead; your running jobs; and free GPUs."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         if watch and not as_json:
             show_repeatedly(lambda: queue_lines(client.queue.retrieve(), now=time.time()))
             return
         found = client.queue.retrieve()
-    if as_json:
-        print_json(found)
-    else:
-        print("\n".join(queue_lines(found, now=time.time())))
+    show(found, lambda found: print("\n".join(queue_lines(found, now=time.time()))), as_json=as_json)
 
 
 def queue_lines(found: Mapping[str, Any], *, now: float) -> list[str]:

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.exits import Exit
-from control_plane.cli.output import Json, ago, fields, number, print_json, say, table
+from control_plane.cli.output import Json, fields, number, print_json, say, table
+from control_plane.cli.record_views import Limit, add_commands, add_group, given, listing, show, since
 from control_plane.cli.tenant.jobs.job_commands import check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.tenant.remote import connect, remote
+
+if TYPE_CHECKING:
+    from control_plane.client import FtClient
 
 MICROS = 1_000_000
 SweepId = Annotated[str, typer.Argument(metavar="ID", help="Sweep id (`ft sweep list` lists them).")]
+SWEEPS = listing({
+    "ID": "id", "STATUS": "status", "MODEL": "model", "SUCCEEDED": lambda s: f"{s['counts']['succeeded']}/{s['counts']['total']}",
+    "CREATED": since("created_at"),
+})  # fmt: skip
 FILE_HELP = "A dataset file (it is uploaded first), or the id of an uploaded one."
 
 
 def register(app: typer.Typer) -> None:
-    sweep = typer.Typer(help="Train with several hyperparameters and take the best.", no_args_is_help=True)
-    for name, command in (("create", create), ("show", show), ("list", list_sweeps), ("best", best), ("cancel", cancel)):
-        sweep.command(name)(command)
-    app.add_typer(sweep, name="sweep", rich_help_panel="Jobs")
-    app.command(rich_help_panel="Jobs")(compare)
+    add_group(app, "sweep", {
+        "create": create, "show": show_sweep, "list": list_sweeps, "best": best, "cancel": cancel,
+    }, help="Train with several hyperparameters and take the best.", panel="Jobs")  # fmt: skip
+    add_commands(app, "Jobs", compare)
 
 
 def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
@@ -65,63 +73,40 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Submit a job for each combination; jobs beyond your limit wait in the sweep."""
-    from control_plane.cli.tenant.remote import connect
-
-    settings: dict[str, Any] = {"strategy": strategy, "parameters": parse_parameters(parameter), "max_jobs": max_jobs, "seed": seed}
-    settings |= {"metric": metric, "goal": goal}
+    settings = given(
+        strategy=strategy, parameters=parse_parameters(parameter), max_jobs=max_jobs, seed=seed, metric=metric, goal=goal
+    )  # fmt: skip
     options: dict[str, Any] = {"column_map": None, "policies": None, "model": None}
-    for given in (file, validation_file):
-        check_given(given)
+    check_given(file, validation_file)
     with connect() as client:
-        body: dict[str, Any] = {
-            "model": model, "training_file": file_id_of(client, file, options), "suffix": suffix, "method": method,
-            "hyperparameters": parse_hyperparameters(hp or []) or None,
-        }  # fmt: skip
-        if validation_file is not None:
-            body["validation_file"] = file_id_of(client, validation_file, options)
-        requested = {k: v for k, v in body.items() if v is not None}
-        varied: Any = {k: v for k, v in settings.items() if v is not None}
-        made = client.sweeps.create(**requested, sweep=varied)
+        made = client.sweeps.create(sweep=settings, **given(
+            model=model, training_file=file_id_of(client, file, options), suffix=suffix, method=method,
+            hyperparameters=parse_hyperparameters(hp or []) or None, validation_file=file_id_of(client, validation_file, options),
+        ))  # fmt: skip
         if not wait:
-            if as_json:
-                print_json(made)
-                return
-            print(made["id"])
-            say(f"{len(made['trials'])} trials; `ft sweep show {made['id']}` shows them")
+            show(made, lambda m: f"{len(m['trials'])} trials; `ft sweep show {m['id']}` shows them", prints="id", as_json=as_json)
             return
         say(f"sweep {made['id']}: {len(made['trials'])} trials")
         found = client.sweeps.wait(made["id"])
-    _shown(found, as_json=as_json)
+    show(found, _show, as_json=as_json)
     if found["status"] != "succeeded":
         raise typer.Exit(Exit.CANCELLED if found["status"] == "cancelled" else Exit.FAILED)
 
 
-def show(sweep_id: SweepId, as_json: Json = False) -> None:
+@remote(lambda found: _show(found))
+def show_sweep(client: FtClient, sweep_id: SweepId) -> Any:
     """Show the trials of a sweep, with the best one marked."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.sweeps.retrieve(sweep_id)
-    _shown(found, as_json=as_json)
+    return client.sweeps.retrieve(sweep_id)
 
 
-def list_sweeps(limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100)] = 20, as_json: Json = False) -> None:
+@remote(SWEEPS)
+def list_sweeps(client: FtClient, limit: Limit = 20) -> Any:
     """List sweeps, newest first."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.sweeps.list(limit=limit).take(limit)
-    if as_json:
-        print_json(found)
-        return
-    rows = [(s["id"], s["status"], s["model"], f"{s['counts']['succeeded']}/{s['counts']['total']}", ago(s["created_at"])) for s in found]
-    table(("ID", "STATUS", "MODEL", "SUCCEEDED", "CREATED"), rows)
+    return client.sweeps.list(limit=limit).take(limit)
 
 
 def best(sweep_id: SweepId, as_json: Json = False) -> None:
     """Show the best trial so far; exit code 1 if none has succeeded with the metric."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         found = client.sweeps.retrieve(sweep_id)
     if found["best"] is None:
@@ -134,29 +119,13 @@ def best(sweep_id: SweepId, as_json: Json = False) -> None:
     fields({"job": one["job_id"], "parameters": _named(one["parameters"]), found["metric"]: one["value"], "model": one["fine_tuned_model"]})
 
 
-def cancel(sweep_id: SweepId, as_json: Json = False) -> None:
+@remote("sweep {sweep_id} is {status}")
+def cancel(client: FtClient, sweep_id: SweepId) -> Any:
     """Cancel a sweep and its unfinished jobs."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.sweeps.cancel(sweep_id)
-    if as_json:
-        print_json(done)
-    else:
-        say(f"sweep {sweep_id} is {done['status']}")
+    return client.sweeps.cancel(sweep_id)
 
 
-def compare(
-    job_ids: Annotated[list[str], typer.Argument(metavar="JOB JOB ...", help="Ids of two or more jobs.")], as_json: Json = False
-) -> None:
-    """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.jobs.compare(job_ids)
-    if as_json:
-        print_json(found)
-        return
+def _compared(found: Mapping[str, Any]) -> None:
     jobs = found["jobs"]
     scores = sorted({name for j in jobs for name in j["eval_metrics"] if not name.startswith("base/")})
     rows = [(name, *(_cell(v) for v in values)) for name, values in found["differing"].items()]
@@ -166,10 +135,13 @@ def compare(
     table(("", *(j["id"] for j in jobs)), rows)
 
 
-def _shown(found: Mapping[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
+@remote(_compared)
+def compare(client: FtClient, job_ids: Annotated[list[str], typer.Argument(metavar="JOB JOB ...", help="Ids of two or more jobs.")]) -> Any:
+    """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
+    return client.jobs.compare(job_ids)
+
+
+def _show(found: Mapping[str, Any]) -> None:
     chosen = found["best"]["number"] if found["best"] else None
     names = list(found["parameters"])
     rows = [

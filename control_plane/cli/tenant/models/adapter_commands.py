@@ -9,53 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, percent, print_json, say, table
+from control_plane.cli.output import Json, ago, percent
+from control_plane.cli.record_views import add_commands, add_group, listing, show, since
+from control_plane.cli.tenant.jobs.evaluation_commands import tell
 from control_plane.cli.tenant.models import registry_commands
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import Record
+    from control_plane.client import FtClient
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
 
 
 def register(app: typer.Typer) -> None:
-    for command in (models, promote, rollback):
-        app.command(rich_help_panel="Models")(command)
-    group = typer.Typer(help="List adapters; trace, approve, or evaluate one again.", no_args_is_help=True)
-    group.command("list")(adapters)
-    group.command("evaluate")(evaluate)
-    group.command("evaluations")(evaluations)
+    add_commands(app, "Models", models, promote, rollback)
+    group = add_group(
+        app,
+        "adapters",
+        {"list": adapters, "evaluate": evaluate, "evaluations": evaluations},
+        help="List adapters; trace, approve, or evaluate one again.",
+        panel="Models",
+    )
     registry_commands.register_adapters(group)
-    app.add_typer(group, name="adapters", rich_help_panel="Models")
 
 
-def models(as_json: Json = False) -> None:
-    """List base models, your routes and your adapters."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.models.list().all()
-    if as_json:
-        print_json(found)
-        return
-    table(("MODEL", "OWNER", "CREATED"), [(m["id"], m["owned_by"], ago(m["created"]) if m.get("created") else "") for m in found])
-
-
-def adapters(as_json: Json = False) -> None:
-    """List adapters, newest first: stage, serving state, and score compared with the base's."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.adapters.list().all()
-    if as_json:
-        print_json(found)
-        return
-    rows = [(a["id"], a["name"], a["stage"], a["observed"], _score(a), ago(a.get("created_at"))) for a in found]
-    table(("ID", "MODEL", "STAGE", "SERVED", "SCORE (BASE)", "CREATED"), rows)
-
-
-def _score(a: Record) -> str:
+def _score(a: dict[str, Any]) -> str:
     """Metric of its method: preference accuracy, exact matches, or similarity to expected answers; perplexity if no answers were
     compared."""
     metrics = a.get("metrics") or {}
@@ -66,30 +45,49 @@ def _score(a: Record) -> str:
     return "" if own is None or base is None else f"perplexity {own:.2f} ({base:.2f})"
 
 
-def promote(adapter: AdapterId, as_json: Json = False) -> None:
+def _verdict(evaluation: dict[str, Any]) -> str:
+    if evaluation["state"] == "failed":
+        return f"could not be judged: {evaluation['error']['message'] if evaluation['error'] else None}"
+    why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""
+    return f"{evaluation['outcome'] or evaluation['state']}{why}"
+
+
+MODELS = listing({"MODEL": "id", "OWNER": "owned_by", "CREATED": lambda m: ago(m["created"]) if m.get("created") else ""})
+ADAPTERS = listing({
+    "ID": "id", "MODEL": "name", "STAGE": "stage", "SERVED": "observed", "SCORE (BASE)": _score, "CREATED": since("created_at"),
+})  # fmt: skip
+EVALUATIONS = listing({
+    "ID": "id", "KIND": "kind", "BASE": lambda e: e["base_digest"][:12], "VERDICT": _verdict, "CREATED": since("created_at"),
+})  # fmt: skip
+
+
+@remote(MODELS)
+def models(client: FtClient) -> Any:
+    """List base models, your routes and your adapters."""
+    return client.models.list().all()
+
+
+@remote(ADAPTERS)
+def adapters(client: FtClient) -> Any:
+    """List adapters, newest first: stage, serving state, and score compared with the base's."""
+    return client.adapters.list().all()
+
+
+def _promoted(changed: dict[str, Any]) -> str:
+    detail = f"\n  {changed['detail']}" if changed["detail"] else ""
+    return f"{changed['name']} is in {changed['stage']}; on the inference servers it is {changed['observed']}{detail}"
+
+
+@remote(_promoted)
+def promote(client: FtClient, adapter: AdapterId) -> Any:
     """Promote an adapter to production: it is loaded on the fleet and answers under its name."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        changed = client.adapters.promote(adapter)
-    if as_json:
-        print_json(changed)
-        return
-    say(f"{changed['name']} is in {changed['stage']}; on the inference servers it is {changed['observed']}")
-    if changed["detail"]:
-        say(f"  {changed['detail']}")
+    return client.adapters.promote(adapter)
 
 
-def rollback(adapter: AdapterId, as_json: Json = False) -> None:
+@remote("serving {serving[name]} again; {withdrawn[name]} is withdrawn")
+def rollback(client: FtClient, adapter: AdapterId) -> Any:
     """Withdraw a production adapter in favor of the one promoted before it."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.adapters.rollback(adapter)
-    if as_json:
-        print_json(done)
-        return
-    say(f"serving {done['serving']['name']} again; {done['withdrawn']['name']} is withdrawn")
+    return client.adapters.rollback(adapter)
 
 
 def evaluate(
@@ -99,16 +97,11 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate an adapter again, on the present files of its base model."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         found = client.adapter_evaluations.create(adapter, eval_config=_rules(config))
         if wait:
             found = client.adapter_evaluations.wait(adapter, found["id"])
-    if as_json:
-        print_json(found)
-    else:
-        say(f"evaluation {found['id']}: {_verdict(found)}")
+    show(found, lambda e: f"evaluation {e['id']}: {_verdict(e)}", as_json=as_json)
     if wait and found["outcome"] != "passed":
         raise typer.Exit(1)
 
@@ -123,9 +116,6 @@ def evaluations(
     as_json: Json = False,
 ) -> None:
     """List finished and pending evaluations of an adapter, newest first; or show one."""
-    from control_plane.cli.tenant.jobs.evaluation_commands import tell
-    from control_plane.cli.tenant.remote import connect
-
     if evaluation is None and (samples or html is not None):
         raise InvalidRequest(
             f"--samples and --html are of one evaluation: `ft adapters evaluations {adapter} EVALUATION`", param="evaluation"
@@ -137,11 +127,7 @@ def evaluations(
             tell(client.adapter_evaluations.report(adapter, evaluation), page, samples=listed, html=html, as_json=as_json)
             return
         found = client.adapter_evaluations.list(adapter).all()
-    if as_json:
-        print_json(found)
-        return
-    rows = [(e["id"], e["kind"], e["base_digest"][:12], _verdict(e), ago(e["created_at"])) for e in found]
-    table(("ID", "KIND", "BASE", "VERDICT", "CREATED"), rows)
+    show(found, EVALUATIONS, as_json=as_json)
 
 
 def _rules(config: str | None) -> dict[str, Any] | None:
@@ -154,10 +140,3 @@ def _rules(config: str | None) -> dict[str, Any] | None:
     if not isinstance(rules, dict):
         raise InvalidRequest(f'--config {config[:80]!r} is not a JSON object; for example {{"max_items": 50}}', code="invalid_eval_config")
     return rules
-
-
-def _verdict(evaluation: Record) -> str:
-    if evaluation["state"] == "failed":
-        return f"could not be judged: {evaluation['error']['message'] if evaluation['error'] else None}"
-    why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""
-    return f"{evaluation['outcome'] or evaluation['state']}{why}"

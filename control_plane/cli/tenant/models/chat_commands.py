@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.tenant.remote import connect
 
 if TYPE_CHECKING:
     from control_plane.client import FtClient
@@ -26,8 +27,6 @@ def chat(
     as_json: Json = False,
 ) -> None:
     """Ask a model; the answer streams. `ft chat MODEL -` reads the question from standard input."""
-    from control_plane.cli.tenant.remote import connect
-
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     options: dict[str, Any] = {"temperature": temperature, **({"max_tokens": max_tokens} if max_tokens else {})}
     with connect() as client:

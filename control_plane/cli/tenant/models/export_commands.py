@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from control_plane.client import Record
+    from control_plane.client import FtClient, Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
 Format = Annotated[str, typer.Option("--format", help="adapter, merged, gguf or tokenizer.")]
@@ -43,8 +44,6 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export an adapter, merged weights, a GGUF file or the tokenizer: to a directory, to a Hub, or both."""
-    from control_plane.cli.tenant.remote import connect
-
     if out is None and push is None:
         raise InvalidRequest("choose a destination: -o DIR, --push ORG/NAME, or both", param="out")
     endpoint = _endpoint(push, token)
@@ -69,21 +68,16 @@ def export(
     _tell(made, out, pushed, as_json=as_json)
 
 
+@remote("{file}: {members} files, {bytes} bytes, verified against its manifest")
 def export_data(
-    out: Annotated[Path, typer.Option("--out", "-o", help="New file for the ZIP archive.")] = Path("ft-export.zip"), as_json: Json = False
-) -> None:
+    client: FtClient, out: Annotated[Path, typer.Option("--out", "-o", help="New file for the ZIP archive.")] = Path("ft-export.zip")
+) -> Any:
     """Download everything your tenant has stored as one ZIP archive: files, datasets, adapters, logs, and records as JSON lines."""
-    from control_plane.cli.tenant.remote import connect
-
     if out.exists():
         raise Conflict(f"{out} exists; name a new file", code="file_exists", param="out")
-    with connect() as client:
-        sha256 = client.data_export.download(out)
+    sha256 = client.data_export.download(out)
     members = _verified(out)
-    if as_json:
-        print_json({"file": str(out), "sha256": sha256, "members": len(members), "bytes": sum(m["bytes"] for m in members)})
-    else:
-        say(f"{out}: {len(members)} files, {sum(m['bytes'] for m in members)} bytes, verified against its manifest")
+    return {"file": str(out), "sha256": sha256, "members": len(members), "bytes": sum(m["bytes"] for m in members)}
 
 
 def _verified(archive: Path) -> list[dict[str, Any]]:

@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from control_plane.cli.output import Json, ago, fields, print_json, say, table
+from control_plane.cli.output import Json, fields, print_json, say, table
+from control_plane.cli.record_views import add_commands, listing, since
+from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import Record
+    from control_plane.client import FtClient
+
 Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id or model name, such as the `model` of a response.")]
 Note = Annotated[str | None, typer.Option("--note", help="Note, kept with the decision.")]
+PENDING = listing({"ID": "id", "MODEL": "name", "JOB": "job_id", "CREATED": since("created_at")})
+DELETIONS = listing({
+    "ID": "id", "OF": "subject_id", "STATUS": "status", "ASKED FOR": since("requested_at"),
+    "": lambda d: d["waiting_for"] or d["reason"],
+})  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
-    app.command("deletions", rich_help_panel="Models")(deletions)
+    add_commands(app, "Models", deletions)
 
 
 def register_adapters(group: typer.Typer) -> None:
@@ -35,8 +43,6 @@ def lineage(
     as_json: Json = False,
 ) -> None:
     """Trace a model back: evaluation, job, spec, base model, dataset, uploaded file."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         found = client.models.lineage(name, verify=verify)
     if as_json:
@@ -91,49 +97,33 @@ def _show(one: dict[str, Any]) -> None:
         table(("LINK", "", ""), [(link["link"], message[link["holds"]], link["detail"]) for link in one["links"]])
 
 
-def pending(as_json: Json = False) -> None:
+@remote(PENDING)
+def pending(client: FtClient) -> Any:
     """List adapters that wait for approval."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        found = client.adapters.list(approval="pending").all()
-    if as_json:
-        print_json(found)
-        return
-    table(("ID", "MODEL", "JOB", "CREATED"), [(a["id"], a["name"], a["job_id"], ago(a["created_at"])) for a in found])
+    return client.adapters.list(approval="pending").all()
 
 
+def _decided(adapter: Mapping[str, Any]) -> str:
+    servable = adapter["approval"] == "approved" and adapter["stage"] != "production"
+    next_step = f"; `ft promote {adapter['id']}` serves it" if servable else ""
+    return f"{adapter['name']} is {adapter['approval']} and in {adapter['stage']}{next_step}"
+
+
+@remote(_decided)
 def approve(
+    client: FtClient,
     adapter: Reference,
     note: Note = None,
     promote: Annotated[bool, typer.Option("--promote", help="Promote it to production at once.")] = False,
-    as_json: Json = False,
-) -> None:
+) -> Any:
     """Approve an adapter whose job requires approval, so that it can be promoted."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.adapters.approve(adapter, note=note, promote=promote)
-    _decided(done, as_json=as_json)
+    return client.adapters.approve(adapter, note=note, promote=promote)
 
 
-def reject(adapter: Reference, note: Note = None, as_json: Json = False) -> None:
+@remote(_decided)
+def reject(client: FtClient, adapter: Reference, note: Note = None) -> Any:
     """Reject an adapter, so that it cannot be promoted."""
-    from control_plane.cli.tenant.remote import connect
-
-    with connect() as client:
-        done = client.adapters.reject(adapter, note=note)
-    _decided(done, as_json=as_json)
-
-
-def _decided(adapter: Record, *, as_json: bool) -> None:
-    if as_json:
-        print_json(adapter)
-        return
-    next_step = (
-        f"; `ft promote {adapter['id']}` serves it" if adapter["approval"] == "approved" and adapter["stage"] != "production" else ""
-    )
-    say(f"{adapter['name']} is {adapter['approval']} and in {adapter['stage']}{next_step}")
+    return client.adapters.reject(adapter, note=note)
 
 
 def deletions(
@@ -142,8 +132,6 @@ def deletions(
     as_json: Json = False,
 ) -> None:
     """List deletions, or show one with its proof."""
-    from control_plane.cli.tenant.remote import connect
-
     with connect() as client:
         found: Any = client.deletions.list().all() if deletion is None else client.deletions.retrieve(deletion)
     if output is not None:
@@ -154,5 +142,4 @@ def deletions(
     elif as_json or deletion is not None:
         print_json(found)
     else:
-        rows = [(d["id"], d["subject_id"], d["status"], ago(d["requested_at"]), d["waiting_for"] or d["reason"]) for d in found]
-        table(("ID", "OF", "STATUS", "ASKED FOR", ""), rows)
+        DELETIONS(found)

@@ -55,6 +55,12 @@ CREATE TABLE operator_keys (
     CONSTRAINT uq_operator_keys_sha256 UNIQUE (sha256)
 );
 
+CREATE UNLOGGED TABLE rate_limits (
+    name text NOT NULL,
+    full_at double precision NOT NULL,
+    CONSTRAINT pk_rate_limits PRIMARY KEY (name)
+) WITH (fillfactor = 50);
+
 CREATE TABLE scheduler_state (
     id serial,
     rounds bigint NOT NULL DEFAULT 0,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control_plane.cli.tenant.job_progress import JobView
+from control_plane.cli.tenant.job_progress import JobView, job_view
 from control_plane.platform.job_events import as_reported, metrics_event
 
 
@@ -21,7 +21,7 @@ def step(number: int, **measured: float) -> dict[str, Any]:
 
 
 def test_lines_thin_the_steps_and_keep_every_validation(capsys: pytest.CaptureFixture[str]) -> None:
-    with JobView() as view:
+    with job_view() as view:
         for number in range(1, 101):
             view.event(step(number, **{"rewards/margins": 0.5}))
             if number in (33, 66):
@@ -39,7 +39,7 @@ def test_a_bar_shows_margin_and_validation_loss_once_they_were_measured(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
     job = {"status": "running", "state": "running", "step": 2, "total_steps": 9, "loss": 0.5, "tokens_per_s": 1200.0}
-    with JobView() as view:
+    with job_view() as view:
         view.event(step(1))
         view.job(job)
         first = news_of(view)
@@ -57,7 +57,7 @@ def test_a_stage_that_is_not_counted_shows_no_count_and_an_evaluation_shows_its_
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
     setup = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": 84, "eta_s": None}
-    with JobView() as view:
+    with job_view() as view:
         shown = []
         for state, evaluation in (("provisioning", None), ("evaluating", None), ("evaluating", setup)):
             view.job({"status": "running", "state": state, "evaluation": evaluation})  # type: ignore[typeddict-item]
