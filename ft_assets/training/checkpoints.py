@@ -9,7 +9,7 @@
 A part that the manifest lists and the directory lacks is damage, and so is a part that it does not list: a resume that silently does
 without the optimizer or the schedule trains a different model. Random state is not stored: it is a function of seed and step.
 
-``commit`` does everything; a saver that continues training meanwhile calls ``begin``, fills the draft, and has a thread ``seal`` it.
+A saver calls ``begin``, fills the draft, and ``seal`` digests and commits it, in another thread while training continues.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ft_assets.durable_files import in_threads, sha256_of, swap_names, sync_to_d
 from ft_assets.errors import IntegrityError
 from ft_assets.training.disk_space import directory_bytes, raising_disk_full
 from ft_assets.training.spec import TrainingSpec, canonical_json
+from ft_assets.typed_json import from_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -70,9 +71,6 @@ class Manifest:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Counters and losses at the step. A resume continues the counters."""
     format: int = FORMAT
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
@@ -168,30 +166,6 @@ def seal(
     return manifest
 
 
-def commit(
-    target: Path,
-    write: Callable[[Path], None],
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Iterable[str] = RESUMABLE,
-) -> Manifest:
-    """Calls `write` to fill a draft beside `target`, then seals it. An existing `target` is replaced.
-
-    Raises ``DiskFull`` with the space needed; the draft is removed and earlier checkpoints are kept.
-    """
-    draft = begin(target)
-    try:
-        with raising_disk_full(draft, expected_bytes=size_of_newest(target.parent)):
-            write(draft)
-        return seal(draft, target, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=required)
-    finally:
-        discard(draft)
-
-
 def write_manifest(
     directory: Path,
     *,
@@ -217,7 +191,7 @@ def write_manifest(
         metrics=dict(metrics or {}),
     )
     path = directory / MANIFEST
-    body = manifest.to_dict()
+    body = asdict(manifest)
     path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
         sync_to_disk(synced)
@@ -243,8 +217,9 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
             raise IntegrityError(f"{name} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
         if body.pop("sha256") != _own_digest(body):
             raise IntegrityError(f"{name} does not match its own digest: it was modified; use the previous checkpoint")
-        files = {_plain(str(k)): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
-        return Manifest(**{**body, "files": files, "required": tuple(body["required"])})
+        for part in body["files"]:
+            _check_inside(part)
+        return from_json(Manifest, body)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the previous checkpoint") from e
 
@@ -290,7 +265,9 @@ def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] =
     """Returns the manifest of a sound checkpoint from which `spec` may resume; raises ``IntegrityError`` with the reason otherwise."""
     manifest = verify(directory, required=required)
     if manifest.resume_sha256 != spec.resume_sha256:
-        raise IntegrityError(f"{directory} was written by another training ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})")
+        raise IntegrityError(
+            f"{directory} was written by a different training job ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})"
+        )
     if STATE not in manifest.required:
         raise IntegrityError(f"{directory} is a finished model and not a checkpoint: it has no state to resume from")
     if step_name(manifest.step) != directory.name:
@@ -390,12 +367,11 @@ def _renamed(path: Path, why: str) -> Path:
     return aside
 
 
-def _plain(name: str) -> str:
-    """Returns `name` if it stays inside the directory."""
+def _check_inside(name: str) -> None:
+    """Raises ``ValueError`` if `name` is not a path inside the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
         raise ValueError(f"{name!r} is not a path inside the checkpoint")
-    return name
 
 
 def _own_digest(body: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ Rules, in order; every rule is evaluated, so that a quarantined adapter shows al
    score is enough. Of preferences the metric is the accuracy of implicit rewards (the base's is 0.5), and the chance alone decides.
    Generated answers short of a perfect score must also match their own expected answers better than those of other items, depend on
    their prompts no less than the base's do, and do better than the prompt repeated (``controls``; beyond noise: a lead 5 %, a fall 1 %,
-   or 5 % of fewer than 7 items). Of free text a judge decides, where one has measured (rule 7) and no metric was chosen: more pairs won
+   or 5 % of fewer than 7 items). Of free text a judge decides, if it ran (rule 7) and no metric was chosen: more pairs won
    than lost, by chance in 5 % of cases at most.
 4. ``perplexity``: on validation it is at most `max_perplexity_ratio` times the base's; of preferences, that of the wanted answers. Unless
    a ratio below 1 is asked for, a rise fails only beyond noise: 1 %, or 5 % of fewer than 7 examples, which cannot tell as much. Blocks
@@ -42,7 +42,7 @@ from typing import Any
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import NEXT_STEPS, NOT_MEASURED, NOTHING, OK, PASSED, QUARANTINED, Basis, Finding, Verdict
 from ft_assets.evals.scoring import controls, significance
-from ft_assets.evals.scoring.pairwise import Judged
+from ft_assets.evals.scoring.judge import Judged
 from ft_assets.evals.scoring.report import PREFERENCE_ACCURACY, Aim, EvalReport, Score
 from ft_assets.evals.scoring.scores import COHERENT, PERPLEXITY, REFUSED
 from ft_assets.evals.suites import answer_metrics
@@ -126,7 +126,7 @@ def task_metric(config: EvalConfig, *, aim: Aim, literal: bool) -> str:
 
 
 def _finding(rule: str, failure: str | None, detail: str, *, warning: str | None = None, **values: Any) -> Finding:
-    """Returns a failure, else a warning, else fine. Whether it blocks is decided for all rules at once."""
+    """Returns a failure, else a warning, else fine. Whether it blocks is decided for all rules together."""
     code = failure or warning or OK
     step = NEXT_STEPS.get(code, "")
     return Finding(rule=rule, code=code, passed=failure is None, blocking=True, detail=detail, values=values, next_step=step)

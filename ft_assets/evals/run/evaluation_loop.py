@@ -1,4 +1,4 @@
-"""Runs every suite on every subject, and stores each answer at once.
+"""Runs every suite on every subject, and stores each answer immediately.
 
 1. The base answers first: it is the reference, and the application check needs its answers.
 2. Before it is scored, the adapter must be shown to change the base's logits on prompts of the job itself.
@@ -196,23 +196,22 @@ class Evaluation:
         if self.run.judge is None or suite is None or candidate is None or base is None:
             return None
         self.heart.phase("judging", subject="adapter", suite=suite.id)
-        given = dict(self.run.judge)
-        limit, family, others = given.pop("max_items"), given.pop("family", ""), given.pop("others", ())
+        given = self.run.judge
         pairs = judge.pairs_of(
             [r for r in suite.requests if isinstance(r, Generate)],
             candidate[suite.id]["answers"],
             base[suite.id]["answers"],
-            limit=limit,
+            limit=given.max_items,
             expected={item.id: item.expected for item in suite.items},
         )
-        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given['model']}")
+        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given.model}")
         known: dict[str, Any] = dict(self.journal.answered(*key).answers)
 
         def keep(id_: str, verdict: dict[str, Any]) -> None:
             self.journal.append(*key, {id_: verdict}, seconds=0.0)
 
-        with Endpoint(given.pop("url"), **given) as endpoint:
-            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=family, others=others)
+        with Endpoint(given.url, model=given.model) as endpoint:
+            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=given.family, others=given.others)
         self.milestones.passed("judged", num_items=len(pairs), failed=found.failed)
         return found.to_dict()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 
@@ -58,7 +59,7 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            run_file.write_json(self._path, {"time": time.time(), **self._state, "eta_s": self._eta_s()})
+            write_json(self._path, {"time": time.time(), **self._state, "eta_s": self._eta_s()})
 
     def _eta_s(self) -> float | None:
         """Returns the seconds that the rest takes at the pace so far."""

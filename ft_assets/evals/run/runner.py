@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.evaluation_loop import Evaluation
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with spans.span("evaluation"), Journal(run.out_dir / run_file.JOURNAL_NAME) as journal:
             result = Evaluation(run, heart, journal).result()
-        run_file.write_json(run.out_dir / run_file.RESULT_NAME, result)
+        write_json(run.out_dir / run_file.RESULT_NAME, result)
         heart.phase("done")
         return run_file.EXIT_OK
     except Stopped:
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         return run_file.EXIT_STOPPED
     except FtError as e:
         _say(f"{e.code}: {e}")
-        run_file.write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
+        write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
         return run_file.EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_file.EXIT_INTERNAL
     except Exception:
         log.exception("the evaluation failed")

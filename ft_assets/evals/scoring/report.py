@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.scoring import controls, samples
 from ft_assets.evals.scoring.controls import Control
-from ft_assets.evals.scoring.pairwise import Judged, tally
+from ft_assets.evals.scoring.judge import Judged, tally
 from ft_assets.evals.scoring.samples import Sample, most_telling
 from ft_assets.evals.scoring.scores import (
     CAPABILITY,
@@ -33,6 +33,7 @@ from ft_assets.evals.suites import golden
 from ft_assets.evals.suites import suite_items as suites
 from ft_assets.evals.suites.suite_items import GOLDEN, SAFETY, Item
 from ft_assets.training.methods import Method
+from ft_assets.typed_json import from_json
 
 __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build", "sample_rows"]
 
@@ -57,10 +58,6 @@ class SuiteRun:
     """By subject."""
     cached: tuple[str, ...] = ()
     """Subjects whose answers were known from an earlier evaluation."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{**data, "cached": tuple(data.get("cached", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,22 +136,7 @@ class EvalReport:
                 f"the eval report has format {stored}, and this version reads {FORMAT} at most; read it with the version that wrote it",
                 code="unknown_report_format",
             )
-        known = {f.name for f in fields(cls)}
-        judged = data.get("judge")
-        return cls(
-            **{
-                **{k: v for k, v in data.items() if k in known},
-                "scores": tuple(Score.from_dict(s) for s in data["scores"]),
-                "samples": tuple(Sample.from_dict(s) for s in data["samples"]),
-                "golden_faults": tuple((a, b) for a, b in data["golden_faults"]),
-                "controls": tuple(Control.from_dict(c) for c in data.get("controls", ())),
-                "suites": tuple(SuiteRun.from_dict(s) for s in data.get("suites", ())),
-                "judge": Judged.from_dict(judged) if judged else None,
-                "classifiers": tuple(data.get("classifiers", ())),
-                "cost": Cost(**data.get("cost", {})),
-                "format": stored,
-            }
-        )
+        return from_json(cls, {**data, "format": stored}, ignore_unknown=True)
 
 
 def aim_of(method: Method, *, num_answers: int) -> Aim:
@@ -183,7 +165,7 @@ def build(
     """
     if result.get("format") != FORMAT:
         raise InvalidRequest(
-            f"an eval result of format {result.get('format')!r} cannot be reported on; evaluate again", code="bad_eval_result"
+            f"the eval result has format {result.get('format')!r}, which is not a supported format; evaluate again", code="bad_eval_result"
         )
     subjects, proof = result["subjects"], result.get("applied") or {}
     scored = bool(subjects.get("base")) and bool(subjects.get("adapter"))
@@ -222,7 +204,7 @@ def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: s
     if not subjects.get("base") or not subjects.get("adapter"):
         return []
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
-    return [s.to_dict() for s in samples.all_samples(result, holdout, metric=metric)]
+    return [asdict(s) for s in samples.all_samples(result, holdout, metric=metric)]
 
 
 def _digest(described: Mapping[str, Any]) -> str:

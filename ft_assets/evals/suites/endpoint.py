@@ -1,7 +1,7 @@
 """Client of a model behind OpenAI's chat completions, for the judge and a guard model.
 
-Greedy, without a stream. Transient failures are retried with growing, jittered pauses; others are raised at once. The key is read from the
-environment at each call and is not stored.
+Greedy, without a stream. Transient failures are retried with growing, jittered pauses; others are raised immediately. The key is read
+from the environment at each call and is not stored.
 """
 
 from __future__ import annotations

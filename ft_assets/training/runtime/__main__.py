@@ -51,7 +51,7 @@ class Attempt:
             self.leave(Outcome.PREEMPTED, why, {})
 
     def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
-        """Writes the evidence and ends the process at once: no teardown may hang or override the exit code."""
+        """Writes the evidence and ends the process immediately: no teardown may hang or override the exit code."""
         with self._lock:
             self._leaver = self._leaver or threading.get_ident()
         while self._leaver != threading.get_ident():

@@ -32,7 +32,6 @@ MAX_WRITE_S = 1800.0
 """Seconds, longer than any checkpoint takes: after this, waiting for one that hangs no longer counts as progress."""
 TOUCH_S = 5.0
 """Seconds between two heartbeats of a step that waits for a checkpoint."""
-STATE = "trainer_state.json"
 
 
 class Saver:
@@ -130,7 +129,7 @@ class Saver:
             (draft / f".part-{rank}").touch()
             return
         self._await_parts(draft, world_size)
-        (draft / STATE).write_text(json.dumps(state, sort_keys=True))
+        (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
         step = int(state["step"])
         checkpoints.seal(
             draft,

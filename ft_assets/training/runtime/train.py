@@ -11,7 +11,6 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,8 +20,9 @@ from transformers import set_seed
 from ft_assets.errors import IntegrityError
 from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
+from ft_assets.training.checkpoints import STATE
 from ft_assets.training.runtime import parallel
-from ft_assets.training.runtime.checkpoint_writer import STATE, Saver
+from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.model import precision
 from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
@@ -139,17 +139,12 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
         checkpoints.set_aside_newer(directory, step)
     if found is None:
         return None
-    state = _state(found)
+    state = json.loads((found / STATE).read_text())
     strategy.load(found)
     last = state.pop("last")
-    loop.resume(RunState.from_dict(state), last)
+    loop.resume(RunState(**state), last)
     log.info("resuming from %s", found.name)
     return found.name
-
-
-def _state(directory: Path) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((directory / STATE).read_text())
-    return body
 
 
 def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> int:

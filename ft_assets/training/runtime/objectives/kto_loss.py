@@ -13,10 +13,9 @@ import torch
 import trl.trainer.kto_trainer as library
 from trl.trainer.kto_config import KTOConfig
 
-from ft_assets.training.runtime.model.weights import lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, reference_reader
+from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet, reference_reader
 from ft_assets.training.runtime.objectives.batches import Judged
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, reference_trainer
 from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
 from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.run_errors import BadInput
@@ -42,7 +41,7 @@ class Kto(Preference):
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
         """Estimates the distance over all rows of the step, without dropout, like the reference."""
         total, rows = torch.zeros((), dtype=torch.float64, device=self._device), 0
-        with self._quiet(model):
+        with quiet(model):
             for batch in batches:
                 mismatched = self._train.scored(batch)[1]
                 total += (log_probabilities(model, mismatched) - batch["ref_KL_logps"]).sum().double()
@@ -74,16 +73,8 @@ def build(given: Ingredients) -> Preference:
         undesirable_weight=settings["undesirable_weight"],
         precompute_ref_log_probs=True,
     )
-    rows = Prepared.from_dict({"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]})
-    with unhashed(library):
-        trainer = _Trainer(
-            given.base,
-            args=single_device(config),
-            data_collator=unused,
-            train_dataset=rows,
-            processing_class=given.tokenizer,
-            peft_config=lora_config(given.spec, given.base),
-        )
+    rows = {"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]}
+    trainer = reference_trainer(given, library, _Trainer, config, rows)
     pad = given.tokenizer.pad_token_id or 0
     held_out = None
     if given.pack.validation is not None:

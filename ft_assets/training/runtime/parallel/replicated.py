@@ -20,7 +20,7 @@ from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
 COLLECTIVE_TIMEOUT = timedelta(minutes=40)
-"""Seconds, longer than one rank may write or read a large checkpoint while the others wait; the follower detects hangs."""
+"""Seconds, longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
 
 
 class Replicated:
