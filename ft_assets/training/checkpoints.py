@@ -20,10 +20,10 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from ft_assets.durable_files import in_threads, sha256_of, swap_names, sync_to_disk
 from ft_assets.errors import IntegrityError
@@ -65,12 +65,24 @@ class Manifest:
     """Number of ranks that wrote it."""
     required: tuple[str, ...]
     """Patterns that must each match a part: what the writer's strategy needs to resume."""
-    files: Mapping[str, Part]
+    files: Mapping[str, Part] = field(default_factory=dict)
     """Every file of the directory except the manifest, by relative path."""
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Counters and losses at the step. A resume continues the counters."""
     format: int = FORMAT
+
+    @classmethod
+    def of(cls, spec: TrainingSpec, *, required: Iterable[str] = RESUMABLE, **facts: Any) -> Self:
+        """Returns the manifest of what a training of `spec` wrote, before its files are known; `facts` are the fields named like that."""
+        return cls(
+            spec_sha256=spec.sha256,
+            resume_sha256=spec.resume_sha256,
+            strategy=spec.strategy,
+            world_size=spec.world_size,
+            required=tuple(required),
+            **facts,
+        )
 
 
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
@@ -137,65 +149,33 @@ def discard(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def seal(
-    draft: Path,
-    target: Path,
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Iterable[str] = RESUMABLE,
-) -> Manifest:
-    """Digests the files in `draft`, makes it durable, re-reads it, and renames it to `target`; any thread may call this.
+def seal(draft: Path, target: Path, manifest: Manifest) -> Manifest:
+    """Digests the files in `draft` for `manifest`, makes it durable, re-reads it, and renames it to `target`; any thread may call this.
 
     A crash at any moment leaves `target` as it was or complete, and a failure removes the draft. After success, a second call returns the
     manifest that the first one wrote.
     """
-    if not draft.exists() and (done := _sealed_before(target, spec, step=step, attempt=attempt)):
+    if not draft.exists() and (done := _sealed_before(target, manifest)):
         return done
-    needed = tuple(required)
     try:
         with raising_disk_full(draft):
-            write_manifest(draft, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=needed)
-        manifest = verify(draft, required=needed)
+            write_manifest(draft, manifest)
+        written = verify(draft)
         _put_in_place(draft, target)
     finally:
         discard(draft)
-    return manifest
+    return written
 
 
-def write_manifest(
-    directory: Path,
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Sequence[str] = (),
-) -> Manifest:
-    """Makes every file of `directory` durable, digests it, and writes the manifest last."""
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Makes every file of `directory` durable, digests it, and writes `manifest` with the digests last."""
     names = _relative_files(directory)
-    manifest = Manifest(
-        step=step,
-        attempt=attempt,
-        spec_sha256=spec.sha256,
-        resume_sha256=spec.resume_sha256,
-        strategy=spec.strategy,
-        world_size=spec.world_size,
-        required=tuple(required),
-        files=dict(zip(names, in_threads(_durable_part, [directory / name for name in names]), strict=True)),
-        created_at=created_at,
-        metrics=dict(metrics or {}),
-    )
+    parts = in_threads(_durable_part, [directory / name for name in names])
+    body = asdict(replace(manifest, files=dict(zip(names, parts, strict=True))))
     path = directory / MANIFEST
-    body = asdict(manifest)
     path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
         sync_to_disk(synced)
-    return manifest
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -339,12 +319,13 @@ def manifest_digest(directory: Path) -> str:
     return sha256_of(directory / MANIFEST)
 
 
-def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int) -> Manifest | None:
+def _sealed_before(target: Path, manifest: Manifest) -> Manifest | None:
     try:
         found = read_manifest(target)
     except IntegrityError:
         return None
-    return found if (found.step, found.attempt, found.spec_sha256) == (step, attempt, spec.sha256) else None
+    same = all(getattr(found, name) == getattr(manifest, name) for name in ("step", "attempt", "spec_sha256"))
+    return found if same else None
 
 
 def _put_in_place(draft: Path, target: Path) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.packs.manifest import file_sha256
-from ft_assets.durable_files import sync_to_disk, write_durable
+from ft_assets.durable_files import sync_to_disk, write_durable, write_json
 from ft_assets.errors import IntegrityError
 from ft_assets.training.spec import Quantization
 from ft_assets.typed_json import from_json
@@ -78,11 +78,7 @@ class ReferenceManifest:
 
     def write(self, directory: Path, *, name: str = MANIFEST) -> None:
         """Writes the manifest atomically; every file that it lists must already exist."""
-        partial = directory / f".{name}.tmp"
-        with partial.open("w") as stream:
-            json.dump(asdict(self), stream, indent=1, sort_keys=True)
-            write_durable(stream)
-        partial.replace(directory / name)
+        write_json(directory / name, asdict(self), durable=True)
         sync_to_disk(directory)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.errors import InvalidRequest
@@ -109,11 +110,9 @@ class Evaluation:
     def _previous(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
         """The last accepted adapter is only a comparison: if it cannot be loaded, it is omitted."""
         try:
-            if not self._known_whole("previous"):
+            if not (known := self._known_whole("previous")):
                 self._add("previous", self.run.previous_adapter_dir)
-                with self.subject.applied("previous"):
-                    answered["previous"] = self._sections("previous")
-            else:
+            with nullcontext() if known else self.subject.applied("previous"):
                 answered["previous"] = self._sections("previous")
         except InvalidRequest as e:
             return {"previous_error": e.to_dict()}

@@ -145,7 +145,7 @@ def known_key(digest: str, environment: str) -> str:
 
 def capability_id(name: str) -> str:
     """Returns the suite id of a capability suite."""
-    return f"capability/{name}"
+    return f"{suite_items.CAPABILITY}/{name}"
 
 
 def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:

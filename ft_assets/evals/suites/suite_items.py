@@ -23,7 +23,7 @@ from ft_assets.typed_json import from_json
 Message = Mapping[str, Any]
 Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
 
-GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
+GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
 """Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
 PROTOCOL = 4
 """Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""

@@ -131,16 +131,9 @@ class Saver:
         self._await_parts(draft, world_size)
         (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
         step = int(state["step"])
-        checkpoints.seal(
-            draft,
-            self._directory / checkpoints.step_name(step),
-            step=step,
-            attempt=self._run.attempt,
-            spec=self._run.spec,
-            created_at=time.time(),
-            metrics=metrics,
-            required=self.parts,
-        )
+        facts = {"step": step, "attempt": self._run.attempt, "created_at": time.time(), "metrics": metrics}
+        manifest = checkpoints.Manifest.of(self._run.spec, required=self.parts, **facts)
+        checkpoints.seal(draft, self._directory / checkpoints.step_name(step), manifest)
         checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last, keep_step=self._best(state))
 
     def _await_parts(self, draft: Path, world_size: int) -> None:

@@ -10,7 +10,6 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -170,13 +169,6 @@ def _write_final(run_file: RunFile, strategy: Strategy, progress: Progress, step
     strategy.save_weights(draft, base_model=spec.base_model)
     if strategy.rank:
         return
-    checkpoints.seal(
-        draft,
-        target,
-        step=step,
-        attempt=run_file.attempt,
-        spec=spec,
-        created_at=time.time(),
-        metrics=cast(Mapping[str, Any], {"num_tokens": progress.num_tokens}),
-        required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"],
-    )
+    facts = {"step": step, "attempt": run_file.attempt, "created_at": time.time(), "metrics": {"num_tokens": progress.num_tokens}}
+    manifest = checkpoints.Manifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
+    checkpoints.seal(draft, target, manifest)

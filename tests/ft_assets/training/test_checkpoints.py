@@ -94,7 +94,7 @@ def test_a_draft_is_sealed_by_another_thread_and_sealing_twice_is_sealing_once(t
     found: list[checkpoints.Manifest] = []
 
     def work() -> None:
-        found.append(seal(drafts[0], target, spec=SPEC, step=10, attempt=1, created_at=1.0))
+        found.append(seal(drafts[0], target, checkpoints.Manifest.of(SPEC, step=10, attempt=1, created_at=1.0)))
 
     for _ in range(2):
         thread = threading.Thread(target=work)
@@ -102,7 +102,7 @@ def test_a_draft_is_sealed_by_another_thread_and_sealing_twice_is_sealing_once(t
         thread.join()
     assert found == [verify(target)] * 2
     with pytest.raises(FileNotFoundError):
-        seal(drafts[0], target, spec=SPEC, step=10, attempt=2, created_at=1.0)
+        seal(drafts[0], target, checkpoints.Manifest.of(SPEC, step=10, attempt=2, created_at=1.0))
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -228,7 +228,7 @@ def test_a_draft_that_is_gone_is_not_sealed_by_a_damaged_checkpoint_in_its_place
     target = save(tmp_path, 1)
     (target / MANIFEST).write_text("torn")
     with pytest.raises(FileNotFoundError):
-        seal(tmp_path / ".tmp-gone", target, spec=SPEC, step=1, attempt=1, created_at=0.0)
+        seal(tmp_path / ".tmp-gone", target, checkpoints.Manifest.of(SPEC, step=1, attempt=1, created_at=0.0))
 
 
 def test_one_may_be_kept_and_not_none(tmp_path: Path) -> None:

@@ -17,6 +17,6 @@ def commit(target: Path, write: Callable[[Path], None], **facts: Any) -> Manifes
     try:
         with raising_disk_full(draft, expected_bytes=checkpoints.size_of_newest(target.parent)):
             write(draft)
-        return checkpoints.seal(draft, target, **facts)
+        return checkpoints.seal(draft, target, Manifest.of(**facts))
     finally:
         checkpoints.discard(draft)

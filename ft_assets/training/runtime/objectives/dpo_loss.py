@@ -9,7 +9,7 @@ from trl.trainer.dpo_config import DPOConfig
 
 from ft_assets.training.runtime.objectives import Ingredients, reference_reader
 from ft_assets.training.runtime.objectives.batches import Pairs
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, reference_trainer
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 
 
 class _Trainer(LossOnly, library.DPOTrainer):
@@ -36,6 +36,4 @@ def build(given: Ingredients) -> Preference:
     )
     rows = {"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]}
     trainer = reference_trainer(given, library, _Trainer, config, rows)
-    pad = given.tokenizer.pad_token_id or 0
-    held_out = None if given.pack.validation is None else Pairs(given.pack.validation, validation, pad=pad)
-    return Preference(given, trainer, train=Pairs(given.pack.train, train, pad=pad), validation=held_out)
+    return Preference(given, trainer, **parts(given, Pairs, train, validation))

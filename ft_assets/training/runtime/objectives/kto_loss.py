@@ -15,10 +15,9 @@ from trl.trainer.kto_config import KTOConfig
 
 from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet, reference_reader
 from ft_assets.training.runtime.objectives.batches import Judged
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, reference_trainer
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
 from ft_assets.training.runtime.parallel import reduce_sum
-from ft_assets.training.runtime.run_errors import BadInput
 
 
 class _Trainer(LossOnly, library.KTOTrainer):
@@ -75,10 +74,4 @@ def build(given: Ingredients) -> Preference:
     )
     rows = {"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]}
     trainer = reference_trainer(given, library, _Trainer, config, rows)
-    pad = given.tokenizer.pad_token_id or 0
-    held_out = None
-    if given.pack.validation is not None:
-        if validation is None:
-            raise BadInput("the validation rows have no reference log-probabilities; compute the reference log-probabilities again")
-        held_out = Judged(given.pack.validation, validation, pad=pad)
-    return Kto(given, trainer, train=Judged(given.pack.train, train, pad=pad), validation=held_out)
+    return Kto(given, trainer, **parts(given, Judged, train, validation))

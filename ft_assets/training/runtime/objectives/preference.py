@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import torch
 from datasets import Dataset
 from peft import get_peft_model
+from pyarrow import Table
+from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training import methods
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
@@ -72,6 +74,7 @@ def single_device(config: Any) -> Any:
 
 def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config: Any) -> Preference:
     """Builds the objective of a method on pairs without a reference."""
+    add_fused_lm_head(given.base, outputs=("log_probs", "mean_logits"))
     model = given.base
     if (lora := lora_config(given.spec, given.base)) is not None:
         torch.manual_seed(given.spec.seed)
@@ -79,13 +82,27 @@ def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config
         model = get_peft_model(given.base, lora)
     rows = Prepared.from_dict({"prompt": [""], "chosen": [""], "rejected": [""]})
     trainer = trainer_class(model, args=single_device(config), data_collator=unused, train_dataset=rows, processing_class=given.tokenizer)
-    pad = given.tokenizer.pad_token_id or 0
-    validation = given.pack.validation
-    return Preference(
-        given,
-        trainer,
-        train=Pairs(given.pack.train, None, pad=pad),
-        validation=None if validation is None else Pairs(validation, None, pad=pad),
+    return Preference(given, trainer, **parts(given, Pairs, None, None))
+
+
+def parts(given: Ingredients, rows: Callable[..., Rows], train: Table | None, validation: Table | None) -> dict[str, Any]:
+    """Returns both parts of the pack as `rows` with their references, by the names of arguments of :class:`Preference`."""
+    pad, held_out = given.tokenizer.pad_token_id or 0, given.pack.validation
+    return {
+        "train": rows(given.pack.train, train, pad=pad),
+        "validation": None if held_out is None else rows(held_out, validation, pad=pad),
+    }
+
+
+def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor, *, routed: bool) -> Any:
+    """Scores the tokens where `labelled` is not 0, without logits of the whole batch. `routed`: with the router's loss."""
+    return model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        labels=batch["input_ids"].masked_fill(labelled == 0, -100),
+        use_cache=False,
+        fused_lm_head=True,
+        **({"output_router_logits": True} if routed else {}),
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
+from ft_assets.training.runtime.pack_loader import values_and_offsets
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
 
 SELF_TEST_WINDOWS = 2
@@ -154,17 +154,11 @@ class _Windows:
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows = table.num_rows
-        self._columns = {name: _flat(table, name) for name in ("input_ids", "labels", "seq_lengths")}
+        self._columns = {name: values_and_offsets(table, name) for name in ("input_ids", "labels", "seq_lengths")}
 
     def window(self, row: int) -> Window:
         ids, labels, lengths = (values[offsets[row] : offsets[row + 1]] for values, offsets in self._columns.values())
         return Window(input_ids=ids, labels=labels, seq_lengths=lengths)
-
-
-def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    lengths = pc.list_value_length(table[name]).to_numpy().astype(np.int64)
-    values = pc.list_flatten(table[name]).to_numpy()
-    return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:
