@@ -70,10 +70,6 @@ class Endpoint:
         self._takes_schema = True
         self._lock = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        return f"{self.url}#{self.model}"
-
     def __enter__(self) -> Self:
         return self
 

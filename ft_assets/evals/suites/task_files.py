@@ -206,7 +206,11 @@ class _Loader(yaml.SafeLoader):
     """Parses ``!function module.name`` as a text."""
 
 
-_Loader.add_constructor("!function", _Loader.construct_scalar)
+def _named_function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    return str(loader.construct_scalar(node))
+
+
+_Loader.add_constructor("!function", _named_function)
 
 
 def _definitions(root: Path) -> Iterator[Definition]:
