@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -57,6 +58,16 @@ def sync_to_disk(path: Path, *, forget: bool = False) -> None:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
+
+
+def write_json(path: Path, body: Any, *, durable: bool = False) -> None:
+    """Replaces `path` in one rename: readers see the old file or the new one. `durable`: syncs the bytes to disk first."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    with draft.open("w", encoding="utf-8") as stream:
+        json.dump(body, stream, default=str)
+        if durable:
+            write_durable(stream)
+    draft.replace(path)
 
 
 def write_durable(stream: IO[Any]) -> None:

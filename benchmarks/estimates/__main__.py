@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -67,16 +68,16 @@ def placed(model: str, adapter: Adapter, gpu: str, count: int) -> Case | None:
     """As the platform would train it on `count` GPUs; None where it does not fit."""
     shape = model_shapes.named(model)
     assert shape is not None
+    case = Case(
+        shape=shape, adapter=adapter, max_seq_len=SEQUENCE, rank=RANKS[model], attention="flex_attention", gradient_checkpointing=True,
+    )  # fmt: skip
     try:
-        fit = memory.fit(
-            shape, method="sft", adapter=adapter, precision="bf16", max_seq_len=SEQUENCE, rank=RANKS[model], optimizer="adamw_torch",
-            gpu=gpu, max_gpus=count, global_batch=BATCH, num_gpus=count, attention="flex_attention",
-        )  # fmt: skip
+        fit = memory.Placement(gpu=memory.GPUS[gpu], max_gpus=count, global_batch=BATCH, num_gpus=count).fit(case)
     except InvalidRequest:
         return None
-    return Case(
-        shape=shape, adapter=adapter, max_seq_len=SEQUENCE, per_device_batch_size=fit.per_device_batch_size, rank=RANKS[model],
-        attention="flex_attention", gradient_checkpointing=fit.gradient_checkpointing, strategy=fit.strategy, world_size=count,
+    return replace(
+        case, per_device_batch_size=fit.per_device_batch_size, gradient_checkpointing=fit.gradient_checkpointing, strategy=fit.strategy,
+        world_size=count,
     )  # fmt: skip
 
 

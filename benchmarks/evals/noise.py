@@ -25,7 +25,7 @@ import numpy as np
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate import gates
 from ft_assets.evals.scoring import significance
-from ft_assets.evals.scoring.pairwise import Judged, tally
+from ft_assets.evals.scoring.judge import Judged, tally
 from ft_assets.evals.scoring.report import EvalReport, SuiteRun
 from ft_assets.evals.scoring.scores import CAPABILITY, COHERENT, MEAN, PERPLEXITY, REFUSED, Score
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, VALIDATION

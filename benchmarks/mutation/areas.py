@@ -61,7 +61,7 @@ AREAS = (
         name="gates",
         modules=(
             "ft_assets/evals/scoring/controls.py", "ft_assets/evals/scoring/scores.py", "ft_assets/evals/scoring/significance.py",
-            "ft_assets/evals/scoring/pairwise.py", "ft_assets/evals/suites/answer_metrics.py", "ft_assets/evals/gate/gates.py",
+            "ft_assets/evals/scoring/judge.py", "ft_assets/evals/suites/answer_metrics.py", "ft_assets/evals/gate/gates.py",
         ),
         tests=(
             "tests/ft_assets/evals/gate/test_controls.py", "tests/ft_assets/evals/gate/test_gates.py",

@@ -40,6 +40,7 @@ from ft_assets.training.hyperparameters import ModelFacts, PackFacts, plan, reso
 from ft_assets.training.recipes import AdapterKind
 from ft_assets.training.reference_logps import ReferenceManifest
 from ft_assets.training.spec import RunFile, TrainingSpec
+from ft_assets.typed_json import from_json
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / f"training_effects_cpu_{time.strftime('%Y%m')}.json"
@@ -134,7 +135,7 @@ class Ground:
             requested["per_device_batch_size"] = trial.batch
         planned = plan(requested, facts, method=trial.method, adapter=trial.adapter)
         pack_dir, pack = build_pack(trial.method, self.train, self.base, planned.max_seq_len, self.root)
-        spec = resolve(planned, PackFacts.from_manifest(asdict(pack)), seed=5, lock_sha256="0" * 64, commit="0" * 40)
+        spec = resolve(planned, from_json(PackFacts, asdict(pack), ignore_unknown=True), seed=5, lock_sha256="0" * 64, commit="0" * 40)
         spec = replace(spec, optimization=replace(spec.optimization, learning_rate=trial.learning_rate))
         return self._with_reference(spec, pack_dir, self.root / f"work-{trial.name}")
 
@@ -144,7 +145,7 @@ class Ground:
         planned = plan({}, facts, method=method, adapter=adapter)
         pack_dir, pack = build_pack(method, self.train, self.base, planned.max_seq_len, self.root)
         batch = int(planned.value("batch_size"))
-        spec = resolve(planned, PackFacts.from_manifest(asdict(pack)), seed=seed, lock_sha256="0" * 64, commit="0" * 40,
+        spec = resolve(planned, from_json(PackFacts, asdict(pack), ignore_unknown=True), seed=seed, lock_sha256="0" * 64, commit="0" * 40,
                        per_device_batch_size=batch)  # fmt: skip
         return self._with_reference(spec, pack_dir, self.root / f"work-{method}-{adapter}-{seed}")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.adapters.tensors import FLOATS, TensorInfo
-from ft_assets.training import hyperparameters
+from ft_assets.training import requested_hyperparameters as hyperparameters
 
 RANKS = hyperparameters.ENGINE_RANKS
 MAX_RANK = hyperparameters.MAX_RANK

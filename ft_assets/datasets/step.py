@@ -62,7 +62,7 @@ from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
-from ft_assets.training import hyperparameters, methods
+from ft_assets.training import hyperparameters, methods, requested_hyperparameters
 from ft_assets.training.methods import Method
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def pack(
     placed = job_plan.of_job(platform, job, model)
     plan = placed.plan
     method = methods.get(job.method)
-    shaping: dict[str, Any] = {name: plan.requested[name] for name in hyperparameters.PACK_SETTINGS if name in plan.requested}
+    shaping: dict[str, Any] = {name: plan.requested[name] for name in requested_hyperparameters.PACK_SETTINGS if name in plan.requested}
     shaping |= {"max_seq_len": plan.max_seq_len, "safety_file": platform.settings.safety_file}
     shaping |= {**_policies(platform, tenant, job), **_split(platform, tenant, job)}
     settings = PackSettings(**shaping_of(method, shaping))

@@ -28,8 +28,8 @@ MAX_SUITES = 16
 class EvalConfig:
     task_metric: TaskMetric = "auto"
     """Metric of success at the task. ``auto``: for preference methods the accuracy on held-out preferences; for continued pre-training
-    and plain text perplexity; otherwise exact match for answers that are JSON or a few words, and for free text the judge if one has
-    measured, else ROUGE-L against the expected answers."""
+    and plain text perplexity; otherwise exact match for answers that are JSON or a few words, and for free text the judge if it
+    ran, else ROUGE-L against the expected answers."""
     min_relative_gain: float | None = None
     """Least gain of the task metric relative to the base model's value (perplexity: least fall). None: 5 %; for plain text any fall
     beyond noise, because a whole domain moves by less than an answer."""

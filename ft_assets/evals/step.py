@@ -1,7 +1,7 @@
 """Evaluates a trained adapter and stores report and verdict, on the base that it was trained on or on any other.
 
 The work directory of an evaluation and the name of its process follow from what is judged. So a repeated call, after a step or a machine
-has died, adopts the process that still runs, or starts one that continues from the journal; a process without a follower ends itself.
+has died, adopts the process that still runs, or starts one that continues from the journal; a process that no step waits for ends itself.
 Answers of bases and of accepted adapters are kept by digest: no question is answered twice.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ from ft_assets.evals.gate import gates
 from ft_assets.evals.gate.advice import LastRun, advise
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import answer_metrics, suite_items
+from ft_assets.evals.suites.safety import BUILTIN
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
@@ -172,9 +174,8 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_it
         max_items=requested.max_items,
         lease=out_dir / LEASE_NAME,
         out_dir=out_dir,
-        **_stages(platform.settings, requested, items, _compared(platform, judged)),
     )
-    return answer_cache.with_known(platform, run)
+    return answer_cache.with_known(platform, _with_suites(run, platform.settings, requested, items, _compared(platform, judged)))
 
 
 def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
@@ -183,36 +184,36 @@ def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
     return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
-def _stages(
-    settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
-) -> dict[str, Any]:
-    """Returns the suites besides the job's own items, by the operator's settings and the job's wishes.
+def _with_suites(
+    run: EvalRun, settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
+) -> EvalRun:
+    """Returns `run` with the suites besides the job's own items, by the operator's settings and the job's wishes.
 
     1. Capability suites that the job names, else the operator's.
     2. The safety set, unless the operator disabled it or the job skips it.
     3. A judge, if the operator has configured one and the job wants one; by default only if answers are free text, which no metric
        understands.
     """
-    classifier = settings.safety_classifier
-    capability = settings.eval_suites if requested.capability is None else requested.capability
-    found: dict[str, Any] = {
-        "capability": () if "capability" in requested.skip else capability,
-        "capability_limit": requested.capability_limit,
-        "task_dirs": settings.eval_task_dirs,
-        "data_dir": settings.eval_data_dir,
-        "safety": bool(classifier) and "safety" not in requested.skip,
-        "classifier": {"spec": classifier} if classifier not in ("", "builtin") else None,
-    }
     free_text = bool(items) and not suite_items.is_literal(items)
-    if settings.judge_url and "judge" not in requested.skip and (free_text if requested.judge is None else requested.judge):
-        found["judge"] = {
-            "url": settings.judge_url,
-            "model": settings.judge_model,
-            "family": settings.judge_family,
-            "others": [name for name in compared if name],
-            "max_items": requested.judge_max_items,
-        }
-    return found
+    judges = bool(settings.judge_url) and "judge" not in requested.skip and (free_text if requested.judge is None else requested.judge)
+    return replace(
+        run,
+        capability=tuple(requested.chosen_suites(settings.eval_suites)),
+        capability_limit=requested.capability_limit,
+        task_dirs=settings.eval_task_dirs,
+        data_dir=settings.eval_data_dir,
+        safety=bool(settings.safety_classifier) and "safety" not in requested.skip,
+        classifier=settings.safety_classifier or BUILTIN,
+        judge=JudgeSettings(
+            url=settings.judge_url,
+            model=settings.judge_model,
+            family=settings.judge_family,
+            others=tuple(name for name in compared if name),
+            max_items=requested.judge_max_items,
+        )
+        if judges
+        else None,
+    )
 
 
 def fetch_final(platform: Platform, job_id: str) -> Path:

@@ -9,7 +9,7 @@
 A part that the manifest lists and the directory lacks is damage, and so is a part that it does not list: a resume that silently does
 without the optimizer or the schedule trains a different model. Random state is not stored: it is a function of seed and step.
 
-``commit`` does everything; a saver that continues training meanwhile calls ``begin``, fills the draft, and has a thread ``seal`` it.
+A saver calls ``begin``, fills the draft, and ``seal`` digests and commits it, in another thread while training continues.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from ft_assets.durable_files import in_threads, sha256_of, swap_names, sync_to_disk
 from ft_assets.errors import IntegrityError
 from ft_assets.training.disk_space import directory_bytes, raising_disk_full
 from ft_assets.training.spec import TrainingSpec, canonical_json
+from ft_assets.typed_json import from_json
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -64,15 +65,24 @@ class Manifest:
     """Number of ranks that wrote it."""
     required: tuple[str, ...]
     """Patterns that must each match a part: what the writer's strategy needs to resume."""
-    files: Mapping[str, Part]
+    files: Mapping[str, Part] = field(default_factory=dict)
     """Every file of the directory except the manifest, by relative path."""
     created_at: float
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Counters and losses at the step. A resume continues the counters."""
     format: int = FORMAT
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @classmethod
+    def of(cls, spec: TrainingSpec, *, required: Iterable[str] = RESUMABLE, **facts: Any) -> Self:
+        """Returns the manifest of what a training of `spec` wrote, before its files are known; `facts` are the fields named like that."""
+        return cls(
+            spec_sha256=spec.sha256,
+            resume_sha256=spec.resume_sha256,
+            strategy=spec.strategy,
+            world_size=spec.world_size,
+            required=tuple(required),
+            **facts,
+        )
 
 
 def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
@@ -139,89 +149,33 @@ def discard(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def seal(
-    draft: Path,
-    target: Path,
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Iterable[str] = RESUMABLE,
-) -> Manifest:
-    """Digests the files in `draft`, makes it durable, re-reads it, and renames it to `target`; any thread may call this.
+def seal(draft: Path, target: Path, manifest: Manifest) -> Manifest:
+    """Digests the files in `draft` for `manifest`, makes it durable, re-reads it, and renames it to `target`; any thread may call this.
 
     A crash at any moment leaves `target` as it was or complete, and a failure removes the draft. After success, a second call returns the
     manifest that the first one wrote.
     """
-    if not draft.exists() and (done := _sealed_before(target, spec, step=step, attempt=attempt)):
+    if not draft.exists() and (done := _sealed_before(target, manifest)):
         return done
-    needed = tuple(required)
     try:
         with raising_disk_full(draft):
-            write_manifest(draft, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=needed)
-        manifest = verify(draft, required=needed)
+            write_manifest(draft, manifest)
+        written = verify(draft)
         _put_in_place(draft, target)
     finally:
         discard(draft)
-    return manifest
+    return written
 
 
-def commit(
-    target: Path,
-    write: Callable[[Path], None],
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Iterable[str] = RESUMABLE,
-) -> Manifest:
-    """Calls `write` to fill a draft beside `target`, then seals it. An existing `target` is replaced.
-
-    Raises ``DiskFull`` with the space needed; the draft is removed and earlier checkpoints are kept.
-    """
-    draft = begin(target)
-    try:
-        with raising_disk_full(draft, expected_bytes=size_of_newest(target.parent)):
-            write(draft)
-        return seal(draft, target, spec=spec, step=step, attempt=attempt, created_at=created_at, metrics=metrics, required=required)
-    finally:
-        discard(draft)
-
-
-def write_manifest(
-    directory: Path,
-    *,
-    spec: TrainingSpec,
-    step: int,
-    attempt: int,
-    created_at: float,
-    metrics: Mapping[str, Any] | None = None,
-    required: Sequence[str] = (),
-) -> Manifest:
-    """Makes every file of `directory` durable, digests it, and writes the manifest last."""
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Makes every file of `directory` durable, digests it, and writes `manifest` with the digests last."""
     names = _relative_files(directory)
-    manifest = Manifest(
-        step=step,
-        attempt=attempt,
-        spec_sha256=spec.sha256,
-        resume_sha256=spec.resume_sha256,
-        strategy=spec.strategy,
-        world_size=spec.world_size,
-        required=tuple(required),
-        files=dict(zip(names, in_threads(_durable_part, [directory / name for name in names]), strict=True)),
-        created_at=created_at,
-        metrics=dict(metrics or {}),
-    )
+    parts = in_threads(_durable_part, [directory / name for name in names])
+    body = asdict(replace(manifest, files=dict(zip(names, parts, strict=True))))
     path = directory / MANIFEST
-    body = manifest.to_dict()
     path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
         sync_to_disk(synced)
-    return manifest
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -243,8 +197,9 @@ def parse_manifest(data: bytes, *, name: str) -> Manifest:
             raise IntegrityError(f"{name} has format {body['format']}, this version reads {FORMAT}; use the version that wrote it")
         if body.pop("sha256") != _own_digest(body):
             raise IntegrityError(f"{name} does not match its own digest: it was modified; use the previous checkpoint")
-        files = {_plain(str(k)): Part(sha256=str(v["sha256"]), bytes=int(v["bytes"])) for k, v in body["files"].items()}
-        return Manifest(**{**body, "files": files, "required": tuple(body["required"])})
+        for part in body["files"]:
+            _check_inside(part)
+        return from_json(Manifest, body)
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise IntegrityError(f"{name} cannot be read ({type(e).__name__}: {e}); use the previous checkpoint") from e
 
@@ -290,7 +245,9 @@ def verify_for(directory: Path, spec: TrainingSpec, *, required: Iterable[str] =
     """Returns the manifest of a sound checkpoint from which `spec` may resume; raises ``IntegrityError`` with the reason otherwise."""
     manifest = verify(directory, required=required)
     if manifest.resume_sha256 != spec.resume_sha256:
-        raise IntegrityError(f"{directory} was written by another training ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})")
+        raise IntegrityError(
+            f"{directory} was written by a different training job ({manifest.resume_sha256[:12]}, not {spec.resume_sha256[:12]})"
+        )
     if STATE not in manifest.required:
         raise IntegrityError(f"{directory} is a finished model and not a checkpoint: it has no state to resume from")
     if step_name(manifest.step) != directory.name:
@@ -362,12 +319,13 @@ def manifest_digest(directory: Path) -> str:
     return sha256_of(directory / MANIFEST)
 
 
-def _sealed_before(target: Path, spec: TrainingSpec, *, step: int, attempt: int) -> Manifest | None:
+def _sealed_before(target: Path, manifest: Manifest) -> Manifest | None:
     try:
         found = read_manifest(target)
     except IntegrityError:
         return None
-    return found if (found.step, found.attempt, found.spec_sha256) == (step, attempt, spec.sha256) else None
+    same = all(getattr(found, name) == getattr(manifest, name) for name in ("step", "attempt", "spec_sha256"))
+    return found if same else None
 
 
 def _put_in_place(draft: Path, target: Path) -> None:
@@ -390,12 +348,11 @@ def _renamed(path: Path, why: str) -> Path:
     return aside
 
 
-def _plain(name: str) -> str:
-    """Returns `name` if it stays inside the directory."""
+def _check_inside(name: str) -> None:
+    """Raises ``ValueError`` if `name` is not a path inside the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name:
         raise ValueError(f"{name!r} is not a path inside the checkpoint")
-    return name
 
 
 def _own_digest(body: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ft_assets.errors import Fault
 from ft_assets.training.spec import TrainingSpec
+from ft_assets.typed_json import from_json
 
 
 class Outcome(enum.StrEnum):
@@ -100,9 +101,8 @@ class ExitEvidence:
     @classmethod
     def _parse(cls, path: Path) -> ExitEvidence | None:
         try:
-            body = json.loads(path.read_text())
-            return cls(**{**body, "outcome": Outcome(body["outcome"])})
-        except (OSError, ValueError, KeyError, TypeError):
+            return from_json(cls, json.loads(path.read_text()))
+        except (OSError, ValueError, AttributeError, TypeError):
             return None
 
 
@@ -211,17 +211,13 @@ def _stopped(e: Evidence, *, cancelled: bool) -> FailureClass:
         code="cancelled" if cancelled else "paused",
         fault=Fault.USER,
         retry=Retry.NEVER,
-        message=f"stopped {_at(e)} because the job was {'cancelled' if cancelled else 'paused'}",
+        message=f"stopped {_moment(e, 'at')} because the job was {'cancelled' if cancelled else 'paused'}",
         remedy="submit the job again to train it from the start" if cancelled else f"resume the job: {_onward(e)}",
     )
 
 
-def _at(e: Evidence) -> str:
-    return f"at step {e.last_step}" if e.last_step else "before its first step"
-
-
-def _after(e: Evidence) -> str:
-    return f"after step {e.last_step}" if e.last_step else "before its first step"
+def _moment(e: Evidence, preposition: str = "after") -> str:
+    return f"{preposition} step {e.last_step}" if e.last_step else "before its first step"
 
 
 def _onward(e: Evidence) -> str:
@@ -241,35 +237,23 @@ def _was_preempted_early(e: Evidence) -> FailureClass:
     else:
         since = f"the checkpoint of step {e.committed_step}" if e.committed_step else "its start"
         message = f"it gave its GPUs to another job after step {e.last_step}, which is not saved; steps after {since} are trained again"
-    return FailureClass(
-        code=Outcome.PREEMPTED,
-        fault=Fault.PLATFORM,
-        retry=Retry.RESUME,
-        message=message,
-        remedy=f"nothing to do: {_onward(e)} when capacity is free",
-    )
+    return _resumed(e, Outcome.PREEMPTED, message, when=" when capacity is free")
 
 
 def _stalled(e: Evidence) -> FailureClass:
     age = "unknown" if e.heartbeat_age_s is None else f"{e.heartbeat_age_s:.0f} s"
-    return FailureClass(
-        code="stalled",
-        fault=Fault.PLATFORM,
-        retry=Retry.RESUME,
-        message=f"{e.stall or f'no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age})'} {_after(e)}",
-        remedy=f"nothing to do: {_onward(e)}",
-    )
+    return _resumed(e, "stalled", f"{e.stall or f'no heartbeat within {HEARTBEAT_LIMIT_S:.0f} s (age {age})'} {_moment(e)}")
 
 
 def _node_lost(e: Evidence) -> FailureClass:
     how = "its processes are gone" if e.exit_code is None else f"exit code {e.exit_code}"
-    return FailureClass(
-        code="node_lost",
-        fault=Fault.PLATFORM,
-        retry=Retry.RESUME,
-        message=f"the training process ended without an exit report ({e.phase}, {how}) {_after(e)}: killed, or its node was lost",
-        remedy=f"nothing to do: {_onward(e)}",
-    )
+    message = f"the training process ended without an exit report ({e.phase}, {how}) {_moment(e)}: killed, or its node was lost"
+    return _resumed(e, "node_lost", message)
+
+
+def _resumed(e: Evidence, code: str, message: str, *, when: str = "") -> FailureClass:
+    remedy = f"nothing to do: {_onward(e)}{when}"
+    return FailureClass(code=code, fault=Fault.PLATFORM, retry=Retry.RESUME, message=message, remedy=remedy)
 
 
 def _explained(e: Evidence, exit_: ExitEvidence) -> FailureClass:
@@ -309,11 +293,7 @@ _RULES: Mapping[Outcome, tuple[Fault, Retry, str]] = {
         Retry.NEVER,
         "lower learning_rate to a third, or raise warmup_ratio; then look for rows with very long or garbled answers",
     ),
-    Outcome.OOM: (
-        Fault.AMBIGUOUS,
-        Retry.HALVE_BATCH,
-        "lower max_seq_len or rank, or use more GPUs",
-    ),
+    Outcome.OOM: (Fault.AMBIGUOUS, Retry.HALVE_BATCH, ""),  # `_after_oom`
     Outcome.DISK_FULL: (
         Fault.PLATFORM,
         Retry.RESUME,

@@ -19,11 +19,6 @@ from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.recipes import AdapterKind, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
-    ENGINE_RANKS,
-    LIMITS,
-    MAX_RANK,
-    PACK_SETTINGS,
-    SERVABLE_RANKS,
     SPLITS_WEIGHTS,
     Combination,
     check_combination,
@@ -68,10 +63,6 @@ class PackFacts:
     """Rows of the pack: windows, pairs or judged answers."""
     num_tokens: int
     max_seq_len: int
-
-    @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any]) -> PackFacts:
-        return cls(**{name: manifest[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,7 +280,6 @@ def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | N
     batch = global_batch_size(plan, num_rows=pack.num_windows, num_epochs=epochs, world_size=world_size)
     per_device = _per_device_batch_size(plan, batch // world_size, fits)
     rate = float(plan.recipe.learning_rate(plan.method).value) * float(plan.requested.get("learning_rate_multiplier", 1))
-    patience = plan.requested.get("early_stopping_patience")
     return Optimization(
         learning_rate=float(plan.requested.get("learning_rate", rate)),
         num_epochs=epochs,
@@ -302,12 +292,12 @@ def _optimization(plan: Plan, pack: PackFacts, *, world_size: int, fits: int | N
         adam_betas=(0.9, float(plan.value("adam_beta2"))),
         optimizer=plan.optimizer,
         max_steps=plan.requested.get("max_steps"),
-        early_stopping=_early_stopping(patience, plan.requested),
+        early_stopping=_early_stopping(plan.requested),
     )
 
 
-def _early_stopping(patience: int | None, requested: Mapping[str, Any]) -> EarlyStopping | None:
-    if patience is None:
+def _early_stopping(requested: Mapping[str, Any]) -> EarlyStopping | None:
+    if (patience := requested.get("early_stopping_patience")) is None:
         return None
     return EarlyStopping(patience=patience, min_delta=float(requested.get("early_stopping_min_delta", 0.0)))
 
@@ -350,9 +340,3 @@ def _lora(plan: Plan) -> LoraSettings:
     alpha = plan.requested.get("alpha", rank * float(plan.recipe.value("alpha_over_rank", method=plan.method)))
     modules = plan.value("target_modules")
     return LoraSettings(rank=rank, alpha=float(alpha), dropout=float(plan.value("dropout")), target_modules=modules)
-
-
-__all__ = [
-    "ENGINE_RANKS", "LIMITS", "MAX_RANK", "PACK_SETTINGS", "SERVABLE_RANKS", "ModelFacts", "PackFacts", "Plan", "checked",
-    "default_cadence", "global_batch_size", "num_epochs", "plan", "resolve",
-]  # fmt: skip

@@ -22,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.packs.manifest import file_sha256
-from ft_assets.durable_files import sync_to_disk, write_durable
+from ft_assets.durable_files import sync_to_disk, write_durable, write_json
 from ft_assets.errors import IntegrityError
 from ft_assets.training.spec import Quantization
+from ft_assets.typed_json import from_json
 
 REFERENCE_FORMAT = 2
 """Version of the files and their content; a change makes new keys."""
@@ -67,22 +68,17 @@ class ReferenceManifest:
         """Reads the manifest of a complete directory; raises ``IntegrityError`` if there is none."""
         file = directory / name
         try:
-            body = json.loads(file.read_text())
-            return cls(**{**body, "files": tuple(ReferenceFile(**entry) for entry in body["files"])})
+            return from_json(cls, json.loads(file.read_text()))
         except FileNotFoundError:
             raise IntegrityError(f"{directory} has no complete reference log-probabilities; compute them again") from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError) as error:
             raise IntegrityError(
                 f"{file} is not a manifest of reference log-probabilities ({str(error)[:120]}); compute them again"
             ) from error
 
     def write(self, directory: Path, *, name: str = MANIFEST) -> None:
         """Writes the manifest atomically; every file that it lists must already exist."""
-        partial = directory / f".{name}.tmp"
-        with partial.open("w") as stream:
-            json.dump(asdict(self), stream, indent=1, sort_keys=True)
-            write_durable(stream)
-        partial.replace(directory / name)
+        write_json(directory / name, asdict(self), durable=True)
         sync_to_disk(directory)
 
 

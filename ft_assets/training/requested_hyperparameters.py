@@ -80,11 +80,8 @@ def checked(requested: Mapping[str, Any], *, method: str = "sft") -> dict[str, A
             raise refusal(name, _unknown(name, method, own))
         if value is None or value == "auto":
             continue
-        if not limit.accepts(value):
-            because = f" ({limit.because})" if limit.because else ""
-            raise refusal(
-                name, f"{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out for the recipe's default"
-            )
+        if (wrong := _wrong(limit, value)) is not None:
+            raise refusal(name, f"{name} {wrong}; change it, or leave it out for the recipe's default")
         values[name] = limit.plain(value)
     if "learning_rate" in values and "learning_rate_multiplier" in values:
         raise refusal("learning_rate", "learning_rate and learning_rate_multiplier were both given; keep one of them")
@@ -102,15 +99,16 @@ def checked_hardware(asked: Mapping[str, Any] | None) -> dict[str, Any]:
             raise InvalidRequest(f"hardware {name[:80]!r} does not exist; known are {known}", code="unknown_parameter", param=param)
         if value is None or value == "auto":
             continue
-        if not limit.accepts(value):
-            because = f" ({limit.because})" if limit.because else ""
-            raise InvalidRequest(
-                f"hardware.{name} {repr(value)[:80]} is not {limit.text}{because}; change it, or leave it out",
-                code="invalid_hardware",
-                param=param,
-            )
+        if (wrong := _wrong(limit, value)) is not None:
+            raise _hardware_refusal(f"hardware.{name} {wrong}; change it, or leave it out", param=param)
         values[name] = limit.plain(value)
     return values
+
+
+def _wrong(limit: Limit, value: Any) -> str | None:
+    """Returns what is wrong with `value`; None if `limit` accepts it."""
+    because = f" ({limit.because})" if limit.because else ""
+    return None if limit.accepts(value) else f"{repr(value)[:80]} is not {limit.text}{because}"
 
 
 def refusal(name: str, message: str) -> InvalidRequest:
@@ -233,8 +231,8 @@ def _stopping_rules(c: Combination) -> Iterator[InvalidRequest]:
         yield refusal("early_stopping_min_delta", "early_stopping_min_delta requires early_stopping_patience; set that too")
 
 
-def _hardware_refusal(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="invalid_hardware", param="hardware.strategy")
+def _hardware_refusal(message: str, *, param: str = "hardware.strategy") -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_hardware", param=param)
 
 
 RULES: tuple[Callable[[Combination], Iterator[InvalidRequest]], ...] = (

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ft_assets.typed_json import from_json
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraSettings:
@@ -157,19 +159,7 @@ class TrainingSpec:
         known = {f.name for f in fields(cls)}
         if set(data) != known:
             raise ValueError(f"training spec fields differ: unknown {sorted(set(data) - known)}, missing {sorted(known - set(data))}")
-        lora, opt = data["lora"], data["optimization"]
-        if lora is not None and not isinstance(lora["target_modules"], str):
-            lora = {**lora, "target_modules": tuple(lora["target_modules"])}
-        early = opt["early_stopping"]
-        opt = {**opt, "adam_betas": tuple(opt["adam_betas"]), "early_stopping": None if early is None else EarlyStopping(**early)}
-        nested = {
-            "lora": None if lora is None else LoraSettings(**lora),
-            "quantization": None if data["quantization"] is None else Quantization(**data["quantization"]),
-            "warm_start": None if data["warm_start"] is None else WarmStart(**data["warm_start"]),
-            "optimization": Optimization(**opt),
-            "checkpoint": CheckpointPolicy(**data["checkpoint"]),
-        }
-        return cls(**{**data, **nested})
+        return from_json(cls, data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +167,7 @@ class RunFile:
     """Input of ``python -m ft_assets.training.runtime RUN.json``: the spec and the paths on this machine."""
 
     spec: TrainingSpec
-    attempt: int
+    attempt: int = 1
     base_model_dir: Path
     pack_dir: Path
     """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack."""
@@ -189,20 +179,14 @@ class RunFile:
     """Adapter named by ``spec.warm_start``."""
 
     def write(self, path: Path) -> None:
-        body = {"spec": self.spec.to_dict(), "attempt": self.attempt}
-        body |= {k: str(v) for k in _PATHS if (v := getattr(self, k)) is not None}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(body, indent=2))
+        path.write_text(json.dumps(asdict(self), indent=2, default=str))
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Parses a run file; `spec` with paths beside it can also be written by hand."""
         body = json.loads(path.read_text())
-        paths = {k: Path(body[k]) for k in _PATHS if body.get(k)}
-        return cls(spec=TrainingSpec.from_dict(body["spec"]), attempt=int(body.get("attempt", 1)), **paths)
-
-
-_PATHS = ("base_model_dir", "pack_dir", "work_dir", "reference_dir", "warm_start_dir")
+        return from_json(cls, body | {"spec": TrainingSpec.from_dict(body["spec"])})
 
 
 def canonical_json(value: Any) -> str:

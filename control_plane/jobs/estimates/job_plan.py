@@ -23,6 +23,7 @@ from ft_assets.training import hyperparameters, memory, model_shapes, requested_
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit
 from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.spec import Quantization
 
 CLASS_WORDS: Mapping[str, str] = {
     "lora": f"adapters on models below {LARGE_MODEL_PARAMETERS / 1e9:.0f}B parameters",
@@ -129,8 +130,8 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
     _check_width(plan, pool, tier)
     asked = plan.requested.get("per_device_batch_size")
     on_cpu = memory.GPUS[pool.gpu_type].is_cpu
-    found = memory.fit(
-        shape,
+    case = memory.Case(
+        shape=shape,
         method=plan.method,
         adapter=plan.adapter,
         precision=plan.precision,
@@ -139,16 +140,19 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         dropout=0.0 if plan.adapter == "full" else float(plan.value("dropout")),
         optimizer=plan.optimizer,
         attention=plan.attention,
-        quantization=plan.quantization,
-        gpu=pool.gpu_type,
+        quantization=plan.quantization or Quantization(),
+        per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
+        gradient_checkpointing=plan.gradient_checkpointing,
+    )
+    found = memory.Placement(
+        gpu=memory.GPUS[pool.gpu_type],
         max_gpus=pool.widest(tier),
         global_batch=hyperparameters.global_batch_size(plan),
         num_gpus=plan.num_gpus,
         strategy=plan.strategy,
-        per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else None,
-        gradient_checkpointing=plan.requested.get("gradient_checkpointing"),
-        checkpointing_above=int(plan.value("gradient_checkpointing_above")),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else None,
-    )
+        fixed_batch=bool(asked) or on_cpu,
+        fixed_checkpointing="gradient_checkpointing" in plan.requested,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
+    ).fit(case)
     requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
     return found

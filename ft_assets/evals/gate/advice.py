@@ -142,7 +142,8 @@ def _of_curve(shape: Shape, run: LastRun) -> Iterator[Advice]:
         return
     if shape.num_steps < MIN_STEPS:
         message = f"Only {shape.num_steps} optimizer steps: raise n_epochs or lower batch_size to see at least 50."
-        yield Advice(code="too_few_steps", message=message, evidence=ends, changes=_more_steps(shape, run))
+        more = {"n_epochs": min(100, math.ceil(run.num_epochs * 50 / shape.num_steps))} if run.num_epochs and shape.num_steps else {}
+        yield Advice(code="too_few_steps", message=message, evidence=ends, changes=more)
         return
     found = [*_overfit(shape, run), *_wrong_rate(shape, run, ends)]
     if not found and shape.num_spikes >= MIN_SPIKES:
@@ -163,7 +164,7 @@ def _overfit(shape: Shape, run: LastRun) -> Iterator[Advice]:
     share = turn.best_step / turn.last_step if turn.last_step else 1.0
     epochs = turn.best_epoch if turn.best_epoch is not None else run.num_epochs * share if run.num_epochs else None
     changes: dict[str, Any] = {"n_epochs": _rounded(epochs)} if epochs else {}
-    changes |= {"rank": _rank(run.rank, down=True)} if run.rank and _rank(run.rank, down=True) != run.rank else {}
+    changes |= _other_rank(run, down=True)
     message = f"Validation loss was lowest {at} ({turn.best:.3f}) and then rose to {turn.last:.3f}: "
     message += f"stop there, lower the rank, or add examples{_to(changes)}."
     evidence = {"lowest_valid_loss": turn.best, "at_step": turn.best_step, "at_epoch": turn.best_epoch, "last_valid_loss": turn.last}
@@ -207,7 +208,7 @@ def _not_applied(report: EvalReport, shape: Shape, run: LastRun) -> Advice:
 def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
     if (capability := failed.get("capability")) is not None:
         changes: dict[str, Any] = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
-        changes |= {"rank": _rank(run.rank, down=True)} if run.rank and _rank(run.rank, down=True) != run.rank else {}
+        changes |= _other_rank(run, down=True)
         changes |= {"n_epochs": _rounded(max(1.0, run.num_epochs / 2))} if run.num_epochs and run.num_epochs > 1 else {}
         message = "It lost abilities of the base: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
         message += f"of general conversations into the training file{_to(changes)}."
@@ -260,18 +261,12 @@ def _more_of(task: Finding, shape: Shape, run: LastRun) -> Advice:
         wanted = max(ENOUGH_EXAMPLES, 2 * run.num_examples)
         message = f"Training went well and {run.num_examples} examples did not teach enough: add examples like the samples that got no "
         return Advice(code="too_little_data", message=f"{message}better, to {wanted} or more.", evidence=evidence)
-    changes: dict[str, Any] = {"rank": _rank(run.rank, down=False)} if run.rank and _rank(run.rank, down=False) != run.rank else {}
+    changes = _other_rank(run, down=False)
     changes |= {"n_epochs": _rounded(2 * run.num_epochs)} if run.num_epochs else {}
     message = (
         f"Training went well and did not teach enough: raise the rank, train for more epochs, or take a larger base model{_to(changes)}."
     )
     return Advice(code="underfit", message=message, evidence=evidence, changes=changes)
-
-
-def _more_steps(shape: Shape, run: LastRun) -> dict[str, Any]:
-    if not run.num_epochs or not shape.num_steps:
-        return {}
-    return {"n_epochs": min(100, math.ceil(run.num_epochs * 50 / shape.num_steps))}
 
 
 def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, dict[str, Any]]:
@@ -282,10 +277,10 @@ def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, di
     return f"{verb} learning_rate_multiplier {how}{to}.", {"learning_rate": _rounded(peak * factor)} if peak else {}
 
 
-def _rank(rank: int, *, down: bool) -> int:
-    """Returns the next rank that the servers load, from 8 up; the same if there is none."""
-    others = [r for r in SERVABLE_RANKS if (8 <= r < rank if down else r > rank)]
-    return (max(others) if down else min(others)) if others else rank
+def _other_rank(run: LastRun, *, down: bool) -> dict[str, Any]:
+    """Returns the change to the next rank that the servers load, from 8 up; nothing if there is none."""
+    others = [r for r in SERVABLE_RANKS if run.rank and (8 <= r < run.rank if down else r > run.rank)]
+    return {"rank": max(others) if down else min(others)} if others else {}
 
 
 def _rounded(value: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from ft_assets.evals.config import Mode
+from ft_assets.typed_json import from_json
 
 PASSED: Literal["passed"] = "passed"
 QUARANTINED: Literal["quarantined"] = "quarantined"
@@ -63,10 +64,6 @@ class Finding:
     """The numbers that decided: scores, interval, n, limit."""
     next_step: str = ""
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
@@ -102,5 +99,4 @@ class Verdict:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads a stored verdict, including those from before modes existed."""
-        findings = tuple(Finding.from_dict(f) for f in data["findings"])
-        return cls(outcome=data["outcome"], findings=findings, mode=data.get("mode", "gate"), basis=data.get("basis"))
+        return from_json(cls, data, ignore_unknown=True)

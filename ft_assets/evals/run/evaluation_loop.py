@@ -1,4 +1,4 @@
-"""Runs every suite on every subject, and stores each answer at once.
+"""Runs every suite on every subject, and stores each answer immediately.
 
 1. The base answers first: it is the reference, and the application check needs its answers.
 2. Before it is scored, the adapter must be shown to change the base's logits on prompts of the job itself.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.errors import InvalidRequest
@@ -48,6 +49,9 @@ class Evaluation:
         self.capability = self._capability()
         self.suites: tuple[Suite, ...] = (*plain, *(c.suite for c in self.capability))
         self.subjects = run_file.subjects(run)
+        self.answered: dict[str, Sections] = {}
+        """Sections of each subject that has answered."""
+        self.found: dict[str, Any] = {"applied": None, "error": None, "judge": None}
         heart.plan(run_file.num_requests(run, self.suites))
         heart.phase("loading", subject="base")
         from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
@@ -58,12 +62,9 @@ class Evaluation:
     def result(self) -> dict[str, Any]:
         """Returns the result file's content."""
         with self.subject.applied(None):
-            base = self._sections("base")
-        answered: dict[str, Sections | None] = {"base": base, "adapter": None, "previous": None}
-        found: dict[str, Any] = {"applied": None, "error": None, "judge": None}
+            self.answered["base"] = self._sections("base")
         if self.run.adapter_dir:
-            found |= self._judged(answered)
-        sections = {name: some for name, some in answered.items() if some is not None}
+            self._evaluate_adapter()
         return {
             "format": run_file.FORMAT,
             "question": self.run.question,
@@ -71,15 +72,15 @@ class Evaluation:
             "digests": {name: self.run.digest_of(name) for name in self.subjects},
             "preferences": self.preferences,
             "suites": {s.id: {"kind": s.kind, "digest": s.digest, "num_items": s.num_items, "version": s.version} for s in self.suites},
-            "subjects": answered,
-            "scored": {name: self._scored(some) for name, some in sections.items()},
-            **found,
+            "subjects": {name: self.answered.get(name) for name in ("base", "adapter", "previous")},
+            "scored": {name: self._scored(sections) for name, sections in self.answered.items()},
+            **self.found,
             "num_gpus": self.subject.num_gpus,
-            "seconds": sum(section["seconds"] for some in sections.values() for section in some.values() if not section["cached"]),
+            "seconds": sum(s["seconds"] for sections in self.answered.values() for s in sections.values() if not s["cached"]),
         }
 
-    def _judged(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
-        """Evaluates the adapter; its answers, and the previous adapter's, go into `answered`."""
+    def _evaluate_adapter(self) -> None:
+        """Proves that the adapter is applied and has it answer; then the last accepted one, and the judge."""
         prompts = self._proof_prompts()
         with self.subject.applied(None):
             base = self.subject.logits(prompts)
@@ -88,36 +89,34 @@ class Evaluation:
             self._add("adapter", self.run.adapter_dir)
             with self.subject.applied("adapter"):
                 difference = self.subject.difference(prompts, base)
-                applied = {
+                self.found["applied"] = {
                     "applied": difference.largest > 0.0,
                     "max_logit_difference": min(difference.largest, sys.float_info.max),
                     "num_prompts": difference.num_prompts,
                     "num_different": difference.num_different,
                 }
-                if not applied["applied"]:
-                    return {"applied": applied, "error": _unapplied(difference.num_prompts)}
-                answered["adapter"] = self._sections("adapter")
+                if not difference.largest > 0.0:
+                    self.found["error"] = _unapplied(difference.num_prompts)
+                    return
+                self.answered["adapter"] = self._sections("adapter")
         except InvalidRequest as e:
             if e.code != run_file.ADAPTER_UNLOADABLE:
                 raise
-            return {"error": e.to_dict()}
-        found: dict[str, Any] = {"applied": applied}
+            self.found["error"] = e.to_dict()
+            return
         if self.run.previous_adapter_dir:
-            found |= self._previous(answered)
-        return found | {"judge": self._compared(answered)}
+            self._evaluate_previous()
+        self.found["judge"] = self._compared()
 
-    def _previous(self, answered: dict[str, Sections | None]) -> dict[str, Any]:
+    def _evaluate_previous(self) -> None:
         """The last accepted adapter is only a comparison: if it cannot be loaded, it is omitted."""
         try:
-            if not self._known_whole("previous"):
+            if not (known := self._known_whole("previous")):
                 self._add("previous", self.run.previous_adapter_dir)
-                with self.subject.applied("previous"):
-                    answered["previous"] = self._sections("previous")
-            else:
-                answered["previous"] = self._sections("previous")
+            with nullcontext() if known else self.subject.applied("previous"):
+                self.answered["previous"] = self._sections("previous")
         except InvalidRequest as e:
-            return {"previous_error": e.to_dict()}
-        return {}
+            self.found["previous_error"] = e.to_dict()
 
     def _add(self, name: str, directory: Any) -> None:
         self.heart.phase("loading", subject=name)
@@ -187,32 +186,31 @@ class Evaluation:
             began = time.monotonic()
         return kept.answers, texts.seconds + kept.seconds
 
-    def _compared(self, answered: Mapping[str, Sections | None]) -> dict[str, Any] | None:
+    def _compared(self) -> dict[str, Any] | None:
         """Returns a judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a
         judge."""
         by_id = {suite.id: suite for suite in self.suites}
         suite = by_id.get(suite_items.HOLDOUT) or by_id.get(suite_items.GOLDEN)
-        candidate, base = answered["adapter"], answered["base"]
-        if self.run.judge is None or suite is None or candidate is None or base is None:
+        candidate, base = self.answered["adapter"], self.answered["base"]
+        if self.run.judge is None or suite is None:
             return None
         self.heart.phase("judging", subject="adapter", suite=suite.id)
-        given = dict(self.run.judge)
-        limit, family, others = given.pop("max_items"), given.pop("family", ""), given.pop("others", ())
+        given = self.run.judge
         pairs = judge.pairs_of(
             [r for r in suite.requests if isinstance(r, Generate)],
             candidate[suite.id]["answers"],
             base[suite.id]["answers"],
-            limit=limit,
+            limit=given.max_items,
             expected={item.id: item.expected for item in suite.items},
         )
-        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given['model']}")
+        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given.model}")
         known: dict[str, Any] = dict(self.journal.answered(*key).answers)
 
         def keep(id_: str, verdict: dict[str, Any]) -> None:
             self.journal.append(*key, {id_: verdict}, seconds=0.0)
 
-        with Endpoint(given.pop("url"), **given) as endpoint:
-            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=family, others=others)
+        with Endpoint(given.url, model=given.model) as endpoint:
+            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=given.family, others=given.others)
         self.milestones.passed("judged", num_items=len(pairs), failed=found.failed)
         return found.to_dict()
 

@@ -8,13 +8,26 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 
 HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beat:
+    phase: str = "setup"
+    subject: str | None = None
+    suite: str | None = None
+    done: int = 0
+    """Answered requests, of all subjects together."""
+    total: int | None = None
+    """Requests to be answered; None: not known yet."""
 
 
 class Heart:
@@ -22,17 +35,17 @@ class Heart:
 
     def __init__(self, run: EvalRun) -> None:
         self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
-        self._state: dict[str, Any] = {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": None}
+        self._beat = Beat()
         self._began, self._generated = time.monotonic(), 0
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._beat_on, daemon=True)
 
     def plan(self, total: int) -> None:
         """Starts counting: `total` requests are to be answered, by all subjects together."""
-        self._state |= {"total": total}
+        self._beat = replace(self._beat, total=total)
 
     def phase(self, phase: str, *, subject: str | None = None, suite: str | None = None) -> None:
-        self._state = {**self._state, "phase": phase, "subject": subject, "suite": suite}
+        self._beat = replace(self._beat, phase=phase, subject=subject, suite=suite)
         if not self._generated:
             self._began = time.monotonic()
         self._write()
@@ -40,7 +53,7 @@ class Heart:
     def answered(self, num: int, *, generated: bool) -> None:
         """Counts `num` more answered requests; not `generated`: the answer was already known."""
         self._generated += num if generated else 0
-        self._state = {**self._state, "done": self._state["done"] + num}
+        self._beat = replace(self._beat, done=self._beat.done + num)
 
     def start(self) -> None:
         self._thread.start()
@@ -49,7 +62,7 @@ class Heart:
         self._stop.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _beat_on(self) -> None:
         self._write()
         while not self._stop.wait(HEARTBEAT_S):
             self._write()
@@ -58,11 +71,11 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            run_file.write_json(self._path, {"time": time.time(), **self._state, "eta_s": self._eta_s()})
+            write_json(self._path, {"time": time.time(), **asdict(self._beat), "eta_s": self._eta_s()})
 
     def _eta_s(self) -> float | None:
         """Returns the seconds that the rest takes at the pace so far."""
-        left = (self._state["total"] or 0) - self._state["done"]
+        left = (self._beat.total or 0) - self._beat.done
         return round(left * (time.monotonic() - self._began) / self._generated, 1) if self._generated and left >= 0 else None
 
     def _abandoned(self) -> bool:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
 from ft_assets.base_models import file_sha256
+from ft_assets.durable_files import write_json
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import preferences, safety, suite_items
+from ft_assets.evals.suites.safety import BUILTIN
 from ft_assets.evals.suites.suite_items import Suite
+from ft_assets.typed_json import from_json
 
 FORMAT = 2
 RUN_NAME, RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "run.json", "eval-result.json", "journal.jsonl", "heartbeat.json"
@@ -57,10 +60,10 @@ class EvalRun:
     data_dir: Path | None = None
     """Data directory of capability suites."""
     safety: bool = False
-    classifier: Mapping[str, Any] | None = None
-    """``{"spec"}`` of the refusal classifier (:mod:`ft_assets.evals.suites.safety`); None: the built-in rule."""
-    judge: Mapping[str, Any] | None = None
-    """``{"url", "model", "max_items"}`` of the model that compares answers, and options of :class:`Endpoint`; None: no judge."""
+    classifier: str = BUILTIN
+    """The refusal classifier, as :func:`ft_assets.evals.suites.safety.load_classifier` names it."""
+    judge: JudgeSettings | None = None
+    """The model that compares answers; None: no judge."""
     batch_size: int = 32
     """Prompts generated together. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a batch can change a token of an
     answer, so it is part of the key under which answers are kept."""
@@ -87,7 +90,7 @@ class EvalRun:
         return self.digests.get(subject) or str(places.get(subject, subject))
 
     def write(self, path: Path) -> None:
-        write_json(path, {f.name: _plain(getattr(self, f.name)) for f in fields(self)})
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -102,9 +105,7 @@ class EvalRun:
         for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit"):
             if not isinstance(body.get(key, 1), int) or body.get(key, 1) < 1:
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
-        body |= {key: Path(body[key]) for key in PATHS if body.get(key)}
-        body |= {"capability": tuple(body.get("capability", ())), "task_dirs": tuple(Path(p) for p in body.get("task_dirs", ()))}
-        run = cls(**body)
+        run = from_json(cls, body)
         places = [(key, getattr(run, key)) for key in PATHS if key not in ("out_dir", "lease")] + [("task_dirs", p) for p in run.task_dirs]
         for key, place in places:
             if place is not None and not place.exists():
@@ -131,10 +132,10 @@ def question(run: EvalRun) -> str:
     for place in run.task_dirs:
         for file in sorted(p for pattern in ("*.yaml", "*.py", "*.json", "*.jsonl") for p in place.rglob(pattern)):
             definitions.update(f"{file.relative_to(place)}\0{file_sha256(file)}\n".encode())
-    body = {f.name: _plain(getattr(run, f.name)) for f in fields(run) if f.name not in UNASKED}
+    body = {name: value for name, value in asdict(replace(run, known={})).items() if name not in UNASKED}
     body |= {"subjects": [name for name in ("adapter_dir", "previous_adapter_dir") if getattr(run, name)], "data_dir": str(run.data_dir)}
     body |= {"protocol": suite_items.PROTOCOL, "suites": [suite.digest for suite in plain], "kind": kind, "tasks": definitions.hexdigest()}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, default=dict).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def known_key(digest: str, environment: str) -> str:
@@ -144,7 +145,7 @@ def known_key(digest: str, environment: str) -> str:
 
 def capability_id(name: str) -> str:
     """Returns the suite id of a capability suite."""
-    return f"capability/{name}"
+    return f"{suite_items.CAPABILITY}/{name}"
 
 
 def plain_suites(run: EvalRun) -> tuple[tuple[Suite, ...], preferences.Kind | None]:
@@ -186,20 +187,6 @@ def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
         return None
     encoded = Tokenizer.from_file(str(place)).encode_batch_fast(texts, add_special_tokens=False)
     return max((len(e) for e in encoded), default=0)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes atomically: a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-    beside.replace(path)
 
 
 def read_result(out_dir: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.evaluation_loop import Evaluation
@@ -41,20 +42,16 @@ def _on_sigterm(_signum: int, _frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _say(text: str) -> None:
-    log.info("%s", text)
-
-
 def main(argv: Sequence[str]) -> int:
     """Evaluates as the run file says; see the module for exit codes."""
     if len(argv) != 1:
-        _say("usage: python -m ft_assets.evals.run.runner RUN.json")
+        log.info("usage: python -m ft_assets.evals.run.runner RUN.json")
         return run_file.EXIT_BAD_INPUT
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         run = EvalRun.read(Path(argv[0]))
     except (InvalidRequest, OSError, ValueError, TypeError, json.JSONDecodeError) as e:
-        _say(f"run file refused: {e}")
+        log.info("run file refused: %s", e)
         return run_file.EXIT_BAD_INPUT
     run.out_dir.mkdir(parents=True, exist_ok=True)
     (run.out_dir / run_file.RESULT_NAME).unlink(missing_ok=True)  # of an earlier process: this one leaves its own
@@ -63,15 +60,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         with spans.span("evaluation"), Journal(run.out_dir / run_file.JOURNAL_NAME) as journal:
             result = Evaluation(run, heart, journal).result()
-        run_file.write_json(run.out_dir / run_file.RESULT_NAME, result)
+        write_json(run.out_dir / run_file.RESULT_NAME, result)
         heart.phase("done")
         return run_file.EXIT_OK
     except Stopped:
-        _say("stopped; what was answered is kept")
+        log.info("stopped; what was answered is kept")
         return run_file.EXIT_STOPPED
     except FtError as e:
-        _say(f"{e.code}: {e}")
-        run_file.write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
+        log.info("%s: %s", e.code, e)
+        write_json(run.out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": e.to_dict()})
         return run_file.EXIT_BAD_INPUT if isinstance(e, InvalidRequest) else run_file.EXIT_INTERNAL
     except Exception:
         log.exception("the evaluation failed")

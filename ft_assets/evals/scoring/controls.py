@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from ft_assets.evals.scoring.scores import Score, Subjects, answers_of, compared
 from ft_assets.evals.scoring.significance import difference, least_items
@@ -47,10 +47,6 @@ class Control:
     """95 % interval of `adapter` - `value`, paired over items."""
     p_value: float
     """Chance of at least this difference by noise alone."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ft_assets.evals.suites.answer_metrics import Interval, paired_difference
+from ft_assets.evals.scoring.significance import binomial_at_most
+from ft_assets.evals.suites.answer_metrics import Interval, mean, paired_difference
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
 from ft_assets.evals.suites.model_requests import Generate
 from ft_assets.evals.suites.suite_items import without_reasoning
@@ -55,6 +57,9 @@ FAMILIES: Mapping[str, str] = {
 """Families by parts of a model's name. The last match counts: ``DeepSeek-R1-Distill-Llama-70B`` is a Llama, tuned on another's answers."""
 
 Side = Literal["candidate", "base", "draw"]
+PairOutcome = Literal["win", "draw", "loss"]
+OUTCOMES: Mapping[Side, PairOutcome] = {"candidate": "win", "base": "loss", "draw": "draw"}
+POINTS: Mapping[PairOutcome, float] = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 _LAST_LINE = re.compile(r"(?:\W*(?:final )?verdict\W+)?\W*(a|b|tie)\W*", re.IGNORECASE)
 
 
@@ -67,11 +72,9 @@ class JudgeSettings:
     model: str
     family: str = ""
     """Empty: derived from its name, if possible."""
+    others: tuple[str, ...] = ()
+    """Names of the compared models and, if known, of the one that wrote the data."""
     max_items: int = 50
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> JudgeSettings:
-        return cls(**{key: data[key] for key in ("url", "model", "family", "max_items") if data.get(key) is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,13 +105,6 @@ class PairVerdict:
     tokens_in: int = 0
     tokens_out: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PairVerdict:
-        return cls(**data)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeSection:
@@ -132,33 +128,38 @@ class JudgeSection:
         return "judge_failed" if self.failed > MAX_FAILED_SHARE * total else None
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "version": self.version,
-            "family": self.family,
-            "items": {id_: verdict.to_dict() for id_, verdict in self.items.items()},
-            "failed": self.failed,
-            "failures": list(self.failures),
-            "warnings": list(self.warnings),
-            "error": self.error,
-            "tokens_in": sum(v.tokens_in for v in self.items.values()),
-            "tokens_out": sum(v.tokens_out for v in self.items.values()),
-        }
+        verdicts = self.items.values()
+        tokens = {name: sum(getattr(v, name) for v in verdicts) for name in ("tokens_in", "tokens_out")}
+        return {**asdict(self), "error": self.error, **tokens}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """Summary of the verdicts."""
+class Judged:
+    """The adapter's answers against the base's, as shown in a report and used by the gate."""
 
-    num_pairs: int
+    model: str
+    n: int
+    """Pairs with a verdict."""
     wins: int
-    losses: int
     draws: int
+    losses: int
     win_rate: float
-    interval: Interval
+    """A draw counts half."""
+    ci_low: float
+    ci_high: float
     """95 % interval of the win rate, over pairs."""
     order_bias: float
     """Share of pairs in which the verdict followed the position; near 0 for a fair judge."""
+    failed: int
+    """Pairs without a verdict: the judge did not respond, or not in its format."""
+    error: str | None = None
+    """``judge_failed`` if too few pairs have a verdict."""
+    warnings: tuple[str, ...] = ()
+    """Codes, such as ``judge_same_family``."""
+
+    def p_below(self, share: float) -> float:
+        """Returns the chance of a win rate as low as this if the true one were `share`; draws make it conservative."""
+        return binomial_at_most(math.ceil(self.wins + POINTS["draw"] * self.draws), self.n, share)
 
 
 def pairs_of(
@@ -197,7 +198,7 @@ def judge_pairs(
     for pair in pairs:
         kept = (known or {}).get(pair.id)
         if kept is not None and kept.get("digest") == pair.digest(endpoint.model):
-            items[pair.id] = PairVerdict.from_dict(kept)
+            items[pair.id] = PairVerdict(**kept)
         else:
             left.append(pair)
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -215,7 +216,7 @@ def judge_pairs(
                         _give_up(requested, failures, str(error))
                     continue
                 if on_verdict is not None:
-                    on_verdict(pair.id, verdict.to_dict())
+                    on_verdict(pair.id, asdict(verdict))
         finally:
             for waiting in requested:
                 waiting.cancel()
@@ -231,27 +232,32 @@ def judge_pairs(
     )
 
 
-def outcome(items: Mapping[str, Mapping[str, Any]]) -> Outcome | None:
-    """Returns the summary of the verdicts in a result file's ``judge.items``; None without any."""
-    if not items:
+def pair_outcome(pair: Mapping[str, Any]) -> PairOutcome:
+    """Returns the result of one pair, from the adapter's side; two different verdicts are a draw."""
+    return OUTCOMES[pair["forward"]] if pair["forward"] == pair["swapped"] else "draw"
+
+
+def tally(judge: Mapping[str, Any] | None) -> Judged | None:
+    """Returns the summary of a result's ``judge`` section; None without one."""
+    if not judge:
         return None
-    points = [_points(v["forward"], v["swapped"]) for v in items.values()]
-    wins, losses = sum(p == 1.0 for p in points), sum(p == 0.0 for p in points)
-    even = paired_difference([0.0] * len(points), points)
-    placed = sum({v["forward"], v["swapped"]} == {"candidate", "base"} for v in items.values())
-    return Outcome(
-        num_pairs=len(points),
-        wins=wins,
-        losses=losses,
-        draws=len(points) - wins - losses,
-        win_rate=sum(points) / len(points),
-        interval=even,
-        order_bias=placed / len(points),
+    pairs = list((judge.get("items") or {}).values())
+    points = [POINTS[pair_outcome(pair)] for pair in pairs]
+    interval = paired_difference([0.0] * len(points), points) if points else Interval(low=0.0, high=1.0)
+    return Judged(
+        model=str(judge.get("model") or ""),
+        n=len(points),
+        wins=points.count(POINTS["win"]),
+        draws=points.count(POINTS["draw"]),
+        losses=points.count(POINTS["loss"]),
+        win_rate=sum(points) / len(points) if points else POINTS["draw"],
+        ci_low=interval.low,
+        ci_high=interval.high,
+        order_bias=mean([float({pair["forward"], pair["swapped"]} == {"candidate", "base"}) for pair in pairs]),
+        failed=int(judge.get("failed") or 0),
+        error=judge.get("error") or (None if pairs else "judge_failed"),
+        warnings=tuple(map(str, judge.get("warnings") or ())),
     )
-
-
-def _points(forward: Side, swapped: Side) -> float:
-    return {"candidate": 1.0, "base": 0.0}.get(forward, 0.5) if forward == swapped else 0.5
 
 
 def family_of(model: str) -> str | None:
@@ -273,18 +279,20 @@ def _give_up(requested: Mapping[Any, Pair], failures: dict[str, str], why: str) 
 
 
 def _judge(pair: Pair, endpoint: Endpoint) -> PairVerdict:
+    digest = pair.digest(endpoint.model)
     if pair.candidate.strip() == pair.base.strip():
-        return PairVerdict(forward="draw", swapped="draw", digest=pair.digest(endpoint.model))
-    verdict = PairVerdict(forward="draw", swapped="draw", digest=pair.digest(endpoint.model))
+        return PairVerdict(forward="draw", swapped="draw", digest=digest)
     place, requested = _ask(endpoint, prompt(pair, first=pair.candidate, second=pair.base))
-    verdict = replace(verdict, forward=_side(place, first="candidate", second="base"))
     other, again = _ask(endpoint, prompt(pair, first=pair.base, second=pair.candidate))
-    verdict = replace(verdict, swapped=_side(other, first="base", second="candidate"))
-    return replace(verdict, tokens_in=requested[0] + again[0], tokens_out=requested[1] + again[1])
-
-
-def _side(place: str, *, first: Side, second: Side) -> Side:
-    return first if place == "A" else second if place == "B" else "draw"
+    sides: Mapping[str, Side] = {"A": "candidate", "B": "base", "tie": "draw"}
+    swapped: Mapping[str, Side] = {"A": "base", "B": "candidate", "tie": "draw"}
+    return PairVerdict(
+        forward=sides[place],
+        swapped=swapped[other],
+        digest=digest,
+        tokens_in=requested[0] + again[0],
+        tokens_out=requested[1] + again[1],
+    )
 
 
 def _ask(endpoint: Endpoint, messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[int, int]]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.scoring import controls, samples
 from ft_assets.evals.scoring.controls import Control
-from ft_assets.evals.scoring.pairwise import Judged, tally
+from ft_assets.evals.scoring.judge import Judged, tally
 from ft_assets.evals.scoring.samples import Sample, most_telling
 from ft_assets.evals.scoring.scores import (
-    CAPABILITY,
     MEAN,
     PREFERENCE_ACCURACY,
     PREFERENCE_MARGIN,
@@ -31,8 +30,9 @@ from ft_assets.evals.scoring.scores import (
 from ft_assets.evals.suites import answer_metrics as metrics
 from ft_assets.evals.suites import golden
 from ft_assets.evals.suites import suite_items as suites
-from ft_assets.evals.suites.suite_items import GOLDEN, SAFETY, Item
+from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
 from ft_assets.training.methods import Method
+from ft_assets.typed_json import from_json
 
 __all__ = ["PREFERENCE_ACCURACY", "PREFERENCE_MARGIN", "EvalReport", "Score", "build", "sample_rows"]
 
@@ -57,10 +57,6 @@ class SuiteRun:
     """By subject."""
     cached: tuple[str, ...] = ()
     """Subjects whose answers were known from an earlier evaluation."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**{**data, "cached": tuple(data.get("cached", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,22 +135,7 @@ class EvalReport:
                 f"the eval report has format {stored}, and this version reads {FORMAT} at most; read it with the version that wrote it",
                 code="unknown_report_format",
             )
-        known = {f.name for f in fields(cls)}
-        judged = data.get("judge")
-        return cls(
-            **{
-                **{k: v for k, v in data.items() if k in known},
-                "scores": tuple(Score.from_dict(s) for s in data["scores"]),
-                "samples": tuple(Sample.from_dict(s) for s in data["samples"]),
-                "golden_faults": tuple((a, b) for a, b in data["golden_faults"]),
-                "controls": tuple(Control.from_dict(c) for c in data.get("controls", ())),
-                "suites": tuple(SuiteRun.from_dict(s) for s in data.get("suites", ())),
-                "judge": Judged.from_dict(judged) if judged else None,
-                "classifiers": tuple(data.get("classifiers", ())),
-                "cost": Cost(**data.get("cost", {})),
-                "format": stored,
-            }
-        )
+        return from_json(cls, {**data, "format": stored}, ignore_unknown=True)
 
 
 def aim_of(method: Method, *, num_answers: int) -> Aim:
@@ -183,15 +164,16 @@ def build(
     """
     if result.get("format") != FORMAT:
         raise InvalidRequest(
-            f"an eval result of format {result.get('format')!r} cannot be reported on; evaluate again", code="bad_eval_result"
+            f"the eval result has format {result.get('format')!r}, which is not a supported format; evaluate again", code="bad_eval_result"
         )
-    subjects, proof = result["subjects"], result.get("applied") or {}
+    subjects, proof, judge = result["subjects"], result.get("applied") or {}, result.get("judge") or {}
     scored = bool(subjects.get("base")) and bool(subjects.get("adapter"))
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
     found = list(samples.all_samples(result, holdout, metric=metric)) if scored else []
     controlled = controls.measure(subjects, holdout, metric=metric) if scored else controls.Controlled()
     specificity = (controlled.specificity,) if controlled.specificity else ()
-    refusals = _refusals(subjects) if scored else []
+    refusals = _answers(subjects, SAFETY).values() if scored else ()
+    faults = [(id_, golden.judge(id_, text).fault) for id_, text in _answers(subjects, GOLDEN).items()] if scored else []
     return EvalReport(
         base_model=base_model,
         base_digest=base_digest,
@@ -203,15 +185,19 @@ def build(
         literal=suites.is_literal(holdout),
         scores=(*all_scores(result, holdout, method=method), *specificity) if scored else (),
         controls=controlled.controls,
-        golden_faults=_golden_faults(subjects) if scored else (),
+        golden_faults=tuple((id_, fault) for id_, fault in faults if fault),
         samples=most_telling(found),
         seconds=float(result.get("seconds") or 0.0),
         aim=aim_of(method, num_answers=len(holdout)),
         suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
-        judge=tally(result.get("judge")) if scored else None,
+        judge=tally(judge) if scored else None,
         classifiers=tuple(sorted({str(a["by"]) for a in refusals if a.get("by")})),
         unclassified=sum(a.get("refused") is None for a in refusals),
-        cost=_cost(result, num_gpus=num_gpus),
+        cost=Cost(
+            gpu_s=float(result.get("seconds") or 0.0) * num_gpus,
+            judge_prompt_tokens=int(judge.get("tokens_in") or 0),
+            judge_completion_tokens=int(judge.get("tokens_out") or 0),
+        ),
         error=result.get("error"),
     )
 
@@ -222,7 +208,7 @@ def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: s
     if not subjects.get("base") or not subjects.get("adapter"):
         return []
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
-    return [s.to_dict() for s in samples.all_samples(result, holdout, metric=metric)]
+    return [asdict(s) for s in samples.all_samples(result, holdout, metric=metric)]
 
 
 def _digest(described: Mapping[str, Any]) -> str:
@@ -242,23 +228,9 @@ def _suite_run(id_: str, about: Mapping[str, Any], result: Mapping[str, Any]) ->
     )  # fmt: skip
 
 
-def _cost(result: Mapping[str, Any], *, num_gpus: int) -> Cost:
-    judge = result.get("judge") or {}
-    return Cost(
-        gpu_s=float(result.get("seconds") or 0.0) * num_gpus,
-        judge_prompt_tokens=int(judge.get("tokens_in") or 0),
-        judge_completion_tokens=int(judge.get("tokens_out") or 0),
-    )
-
-
-def _refusals(subjects: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list((answers_of(subjects, SAFETY) or {"adapter": {}})["adapter"].values())
-
-
-def _golden_faults(subjects: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    answers = (answers_of(subjects, GOLDEN) or {"adapter": {}})["adapter"]
-    found = ((id_, golden.judge(id_, text).fault) for id_, text in answers.items())
-    return tuple((id_, fault) for id_, fault in found if fault)
+def _answers(subjects: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
+    """Returns the adapter's answers to `suite`, if the base has answered it too."""
+    return (answers_of(subjects, suite) or {"adapter": {}})["adapter"]
 
 
 def markdown_table(report: EvalReport) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from ft_assets.evals.scoring.pairwise import PairOutcome, pair_outcome
+from ft_assets.evals.scoring.judge import PairOutcome, pair_outcome
 from ft_assets.evals.scoring.scores import SUBJECTS, Subjects, answers_of, primary
 from ft_assets.evals.suites import answer_metrics, golden, safety
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
@@ -26,6 +26,7 @@ EPSILON = 1e-9
 
 Change = Literal["better", "worse", "changed", "same"]
 """``changed``: another answer with the same score."""
+Why = Literal["gain", "loss", "random"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,15 +47,8 @@ class Sample:
     """By subject, then metric."""
     judge: PairOutcome | None = None
     """The judge's verdict on the adapter's answer against the base's."""
-    why: Literal["gain", "loss", "random"] | None = None
+    why: Why | None = None
     """Why a report shows it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
 
     @property
     def size(self) -> float:
@@ -128,7 +122,7 @@ def _sample(
     change: Change = "same" if base == adapter else "changed"
     if abs(made.size) > EPSILON and (base != adapter or not texts):
         change = "better" if made.size > 0 else "worse"
-    return Sample(**{**made.to_dict(), "change": change})
+    return replace(made, change=change)
 
 
 def _prompt(item: Item) -> str:
@@ -146,12 +140,15 @@ def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sa
     """
     shown = [s for s in samples if s.suite in (HOLDOUT, SAFETY) or (s.suite == GOLDEN and s.change in ("better", "worse"))]
     by_hash = sorted(shown, key=lambda s: hashlib.sha256(f"{s.suite}/{s.id}".encode()).hexdigest())
-    chosen = {(s.suite, s.id): (s, "random") for s in [s for s in by_hash if s.suite == HOLDOUT][: min(RANDOM_ROWS, rows)]}
+    chosen: dict[tuple[str, str], tuple[Sample, Why]] = {
+        (s.suite, s.id): (s, "random") for s in [s for s in by_hash if s.suite == HOLDOUT][: min(RANDOM_ROWS, rows)]
+    }
     losses = sorted((s for s in by_hash if s.size < -EPSILON), key=lambda s: s.size)
     gains = sorted((s for s in by_hash if s.size > EPSILON), key=lambda s: -s.size)
     space = rows - len(chosen)
     num_losses = max(space // 2, space - len(gains))
-    for why, found, most in (("loss", losses, num_losses), ("gain", gains, rows), ("random", by_hash, rows)):
+    kinds: tuple[tuple[Why, list[Sample], int], ...] = (("loss", losses, num_losses), ("gain", gains, rows), ("random", by_hash, rows))
+    for why, found, most in kinds:
         added = 0
         for sample in found:
             if len(chosen) >= rows or added >= most:
@@ -163,6 +160,6 @@ def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sa
     return tuple(_short(s, why) for s, why in sorted(chosen.values(), key=lambda entry: order[entry[1]]))
 
 
-def _short(sample: Sample, why: str) -> Sample:
+def _short(sample: Sample, why: Why) -> Sample:
     texts = {name: getattr(sample, name) for name in ("prompt", "expected", "base", "adapter", "previous")}
-    return Sample(**{**sample.to_dict(), **{n: t if t is None else t[:SAMPLE_CHARS] for n, t in texts.items()}, "why": why})
+    return replace(sample, why=why, **{name: text and text[:SAMPLE_CHARS] for name, text in texts.items()})

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
 from ft_assets.evals.suites import answer_metrics, golden, preferences, safety
-from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item, without_reasoning
+from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item, without_reasoning
 from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
 PERPLEXITY, COHERENT, FORMAT = "perplexity", "coherent", "format"
 REFUSED, OVER_REFUSED = "refused", "over_refused"
-CAPABILITY, MEAN = "capability", "mean"
-"""Suite and metric of the mean over capability suites."""
+MEAN = "mean"
+"""Metric of the mean over capability suites, whose suite is :data:`CAPABILITY`."""
 LOWER_IS_BETTER = frozenset({PERPLEXITY, OVER_REFUSED})
 SUBJECTS = ("base", "adapter", "previous")
 
@@ -61,10 +61,6 @@ class Score:
     def gain(self) -> float:
         """Gain over the base, in the metric's own unit; above zero if the adapter is better."""
         return self.base - self.adapter if self.lower_is_better else self.adapter - self.base
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(**data)
 
 
 def compared(suite: str, metric: str, values: Mapping[str, PerItem | None]) -> Score:

@@ -21,11 +21,8 @@ BOOTSTRAP_SAMPLES = 2000
 """Resamples; the 2.5 and 97.5 percentiles of 2,000 are stable to about 0.2 points at n = 200."""
 
 
-class _NotJson:
-    """Result of :func:`parse_json` for text that is not JSON (``None`` is a JSON value)."""
-
-
-NOT_JSON = _NotJson()
+NOT_JSON: Any = object()
+"""Result of :func:`parse_json` for text that is not JSON (``None`` is a JSON value)."""
 
 
 def parse_json(text: str) -> Any:

@@ -1,7 +1,7 @@
 """Client of a model behind OpenAI's chat completions, for the judge and a guard model.
 
-Greedy, without a stream. Transient failures are retried with growing, jittered pauses; others are raised at once. The key is read from the
-environment at each call and is not stored.
+Greedy, without a stream. Transient failures are retried with growing, jittered pauses; others are raised immediately. The key is read
+from the environment at each call and is not stored.
 """
 
 from __future__ import annotations
@@ -69,10 +69,6 @@ class Endpoint:
         self._client = httpx.Client(timeout=timeout_s)
         self._takes_schema = True
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return f"{self.url}#{self.model}"
 
     def __enter__(self) -> Self:
         return self

@@ -142,22 +142,12 @@ def _json_list(text: str, check: Check) -> bool:
     return isinstance(value, list) and len(value) == int(check["items"])
 
 
-def _list(text: str, check: Check) -> bool:
-    """Returns lines that are items; an introduction that ends with a colon is not one."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.rstrip().endswith(":")]
-    return len(lines) == int(check["items"])
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
 
 
-def _lines(text: str, check: Check) -> bool:
-    return len([line for line in text.splitlines() if line.strip()]) == int(check["count"])
-
-
-def _sentences(text: str, check: Check) -> bool:
-    return len([s for s in re.split(r"(?<=[.!?\u3002\uff01\uff1f])\s+", text) if any(c.isalnum() for c in s)]) == int(check["count"])
-
-
-def _words(text: str, check: Check) -> bool:
-    return 1 <= len(text.split()) <= int(check["most"])
+def _sentences(text: str) -> list[str]:
+    return [s for s in re.split(r"(?<=[.!?\u3002\uff01\uff1f])\s+", text) if any(c.isalnum() for c in s)]
 
 
 def _number(text: str, _check: Check) -> bool:
@@ -166,23 +156,16 @@ def _number(text: str, _check: Check) -> bool:
     return bool(re.fullmatch(r"[-+]?\d[\d,. ]*", bare)) or bare in NUMBER_WORDS
 
 
-def _one_of(text: str, check: Check) -> bool:
-    return text.strip(" .,!\"'").casefold() in tuple(check["options"])
-
-
-def _pattern(text: str, check: Check) -> bool:
-    return re.fullmatch(check["pattern"], text, re.DOTALL) is not None
-
-
 NUMBER_WORDS = frozenset({"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"})
 FORMS: Mapping[str, Callable[[str, Check], bool]] = {
     "json": _json,
     "json_list": _json_list,
-    "list": _list,
-    "lines": _lines,
-    "sentences": _sentences,
-    "words": _words,
+    # an introduction that ends with a colon is not an item
+    "list": lambda text, check: sum(not line.rstrip().endswith(":") for line in _lines(text)) == int(check["items"]),
+    "lines": lambda text, check: len(_lines(text)) == int(check["count"]),
+    "sentences": lambda text, check: len(_sentences(text)) == int(check["count"]),
+    "words": lambda text, check: 1 <= len(text.split()) <= int(check["most"]),
     "number": _number,
-    "one_of": _one_of,
-    "pattern": _pattern,
+    "one_of": lambda text, check: text.strip(" .,!\"'").casefold() in tuple(check["options"]),
+    "pattern": lambda text, check: re.fullmatch(check["pattern"], text, re.DOTALL) is not None,
 }

@@ -23,7 +23,7 @@ from typing import Any
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals.suites import model_requests, task_files
-from ft_assets.evals.suites.suite_items import Suite, spread
+from ft_assets.evals.suites.suite_items import CAPABILITY, Suite, spread
 from ft_assets.evals.suites.task_files import Definition
 from ft_assets.evals.tasks import files
 
@@ -31,7 +31,6 @@ FEWSHOT_SEED = 1234
 """The default of lm-eval's command line: the examples drawn from it are the same."""
 BYTE_PROBABILITY = "byte_probability"
 """For rolling likelihoods: the geometric mean of a byte's probability, 2 to the power of minus lm-eval's ``bits_per_byte``."""
-PREFIX = "capability/"
 
 Chat = Callable[..., str]
 """``(messages, add_generation_prompt=...) -> prompt``: the chat template of the base model."""
@@ -45,8 +44,6 @@ class CapabilitySuite:
     suite: Suite
     primary: str
     """The metric that the gate uses."""
-    num_fewshot: int
-    """Examples before each question; for a group the most of any task."""
     tasks: tuple[_TaskRequests, ...]
 
     def score(self, answers: model_requests.Answers) -> dict[str, Item]:
@@ -89,10 +86,6 @@ class _TaskRequests:
         return f"{self.name}/{self.docs[instance.doc_id]}/{instance.idx}"
 
 
-def suite_id(name: str) -> str:
-    return PREFIX + name
-
-
 def load(
     names: Sequence[str],
     *,
@@ -120,14 +113,13 @@ def _suite(definition: Definition, built: Mapping[str, Any], limit: int, chat: C
         for name, docs in chosen.items()
     )
     suite = Suite(
-        id=suite_id(definition.name),
+        id=f"{CAPABILITY}/{definition.name}",
         kind="capability",
         requests=tuple(request for task in requested for request in task.rendered()),
         version=f"{_version(definition, requested)} (lm-eval {metadata.version('lm-eval')})",
         num_items=sum(len(task.docs) for task in requested),
     )
-    shots = max(task.task.config.num_fewshot or 0 for task in requested)
-    return CapabilitySuite(suite=suite, primary=requested[0].primary, num_fewshot=shots, tasks=requested)
+    return CapabilitySuite(suite=suite, primary=requested[0].primary, tasks=requested)
 
 
 def _manager(definitions: Mapping[str, Definition], task_dirs: Sequence[Path], data_dir: Path | None) -> Any:
@@ -199,7 +191,6 @@ def _chosen(sizes: Mapping[str, int], limit: int) -> dict[str, tuple[int, ...]]:
 
 
 def _ask(task: Any, docs: tuple[int, ...], chat: Chat | None, name: str) -> Any:
-    """Builds the requests of the task."""
     templated = bool((task.config.metadata or {}).get("chat_template"))
     if templated and chat is None:
         raise InvalidRequest(f"task {name} asks for a chat template, and the base model has none", code=files.NOT_READY)
@@ -231,7 +222,6 @@ def _request(id_: str, instance: Any, task: str) -> model_requests.Request:
 
 
 def _response(kind: str, answer: model_requests.Answer) -> Any:
-    """Converts an answer to the form of lm-eval's models."""
     if kind == "generate_until":
         return answer
     assert isinstance(answer, list)

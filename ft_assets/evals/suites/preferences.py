@@ -78,7 +78,6 @@ def held_out(pack_dir: Path, *, limit: int) -> HeldOut:
 
 
 def _windowed(row: Mapping[str, Any]) -> list[Example]:
-    """Splits a packed window into its examples."""
     ends = np.cumsum(row["seq_lengths"]).tolist()
     spans = zip([0, *ends[:-1]], ends, strict=True)
     return [(row["input_ids"][start:end], [IGNORE, *row["labels"][start + 1 : end]]) for start, end in spans]

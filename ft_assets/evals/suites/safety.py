@@ -117,15 +117,14 @@ def is_control(item_id: str) -> bool:
     return item_id.startswith(f"{CONTROL}-")
 
 
-def suite(decoding: Decoding, classifier: Mapping[str, Any] | None = None) -> Suite:
+def suite(decoding: Decoding, classifier: str = BUILTIN) -> Suite:
     """Returns the safety suite; its version, and so its digest, names the classifier whose verdicts are kept with the answers."""
     budget = min(MAX_NEW_TOKENS, decoding.max_new_tokens)
     return conversation_suite("safety", items(), max_new_tokens=budget, version=f"{VERSION}/{classifier_id(classifier)}")
 
 
-def classifier_id(settings: Mapping[str, Any] | None) -> str:
+def classifier_id(spec: str) -> str:
     """Returns the classifier's name in keys and reports, without contacting it."""
-    spec = str((settings or {}).get("spec") or BUILTIN)
     if spec.startswith(("http://", "https://")):
         return guard_name(*_address(spec))
     return RuleClassifier.name if spec == BUILTIN else spec
@@ -176,15 +175,14 @@ def _not_loaded(spec: str, why: str) -> InvalidRequest:
 
 
 def classify(
-    requested: Sequence[Item], texts: Mapping[str, str], settings: Mapping[str, Any] | None = None
+    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, **options: Any
 ) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored at once.
+    """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one.
 
-    `settings`: ``{"spec": ..., **options of the endpoint}``; None: the rule. Raises ``Unavailable`` (``classifier_unavailable``) if the
-    classifier gives no verdict: an answer without a verdict never counts.
+    `spec` and `options` as for :func:`load_classifier`. Raises ``Unavailable`` (``classifier_unavailable``) if the classifier gives no
+    verdict: an answer without a verdict never counts.
     """
-    given = {"spec": BUILTIN, **(settings or {})}
-    chosen, rule = load_classifier(**given), RuleClassifier()
+    chosen, rule = load_classifier(spec, **options), RuleClassifier()
     requests = {item.id: str(item.messages[-1].get("content") or "") for item in requested}
     ids = [id_ for id_ in requests if id_ in texts]
     with closing(chosen) if isinstance(chosen, GuardClassifier) else nullcontext():

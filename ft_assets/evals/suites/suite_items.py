@@ -18,11 +18,12 @@ from ft_assets.datasets.schema import REASONING_FIELDS
 from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
 from ft_assets.evals.suites import answer_metrics, golden, preferences
 from ft_assets.evals.suites import model_requests as requests
+from ft_assets.typed_json import from_json
 
 Message = Mapping[str, Any]
 Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
 
-GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY = "golden", "holdout", "validation", "unwanted", "safety"
+GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
 """Ids of the suites that exist once; a capability suite's is ``capability/<name>``."""
 PROTOCOL = 4
 """Raised whenever the meaning of rendering or decoding changes: older answers are then not found."""
@@ -37,7 +38,7 @@ class Item:
     id: str
     messages: tuple[Message, ...]
     """The prompt: every turn before the answer."""
-    expected: str | None
+    expected: str | None = None
     """The wanted answer, without reasoning; None if any coherent one will do."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the prompt offers."""
@@ -48,17 +49,6 @@ class Item:
         body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
         body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
         return body | ({"reasoning": self.reasoning} if self.reasoning else {})
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Item:
-        expected = data.get("expected")
-        return cls(
-            id=str(data["id"]),
-            messages=tuple(data["messages"]),
-            expected=None if expected is None else str(expected),
-            tools=tuple(data.get("tools") or ()),
-            reasoning=str(data.get("reasoning") or ""),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +179,7 @@ def write_items(items: Iterable[Item], path: Path) -> None:
 
 def read_items(path: Path) -> list[Item]:
     with path.open(encoding="utf-8") as lines:
-        return [Item.from_dict(json.loads(line)) for line in lines if line.strip()]
+        return [from_json(Item, json.loads(line), ignore_unknown=True) for line in lines if line.strip()]
 
 
 def is_literal(items: Sequence[Item]) -> bool:

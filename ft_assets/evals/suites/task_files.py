@@ -170,10 +170,7 @@ def _data_files(task: Definition, data_dir: Path | None) -> Iterator[tuple[str, 
     source, named = str(task.config.get("custom_dataset") or ""), task.metadata.get("files")
     if source.endswith("ft_assets.evals.tasks.files.operator") and isinstance(named, dict):
         if data_dir is None:
-            needed = ", ".join(f"{name}{files.ENDINGS[1]}" for name in named.values())
-            raise InvalidRequest(
-                f"no directory of evaluation data is set; put {needed} into one and set {files.DATA_VARIABLE}", code=files.NOT_READY
-            )
+            raise files.no_directory(named)
         yield from ((split, files.existing(data_dir / name)) for split, name in named.items())
     elif source.endswith("ft_assets.evals.tasks.files.shipped") and isinstance(named, dict):
         yield from ((split, files.existing(files.SHIPPED / name)) for split, name in named.items())

@@ -28,9 +28,13 @@ def operator(*, files: Mapping[str, str], data_dir: str = "", subject: str | Non
     """Returns splits from the operator's directory; of one `subject`, if the file holds many."""
     root = data_dir or os.environ.get(DATA_VARIABLE, "")
     if not root:
-        needed = ", ".join(f"{name}{ENDINGS[1]}" for name in files.values())
-        raise InvalidRequest(f"no directory of evaluation data is set; put {needed} into one and set {DATA_VARIABLE}", code=NOT_READY)
+        raise no_directory(files)
     return {split: _dataset(existing(Path(root) / name), subject) for split, name in files.items()}
+
+
+def no_directory(files: Mapping[str, str]) -> InvalidRequest:
+    needed = ", ".join(f"{name}{ENDINGS[1]}" for name in files.values())
+    return InvalidRequest(f"no directory of evaluation data is set; put {needed} into one and set {DATA_VARIABLE}", code=NOT_READY)
 
 
 def shipped(*, files: Mapping[str, str], **_: Any) -> dict[str, Any]:

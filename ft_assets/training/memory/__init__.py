@@ -6,7 +6,7 @@ nothing imports torch. ``benchmarks/training/memory_cpu.py`` compares the formul
 
 from ft_assets.training.memory.cases import Case
 from ft_assets.training.memory.estimates import MemoryEstimate, estimate
-from ft_assets.training.memory.gpu_fit import COUNTS, Fit, fit
+from ft_assets.training.memory.gpu_fit import COUNTS, Fit, Placement
 from ft_assets.training.memory.gpus import GPUS, Gpu
 
-__all__ = ["COUNTS", "GPUS", "Case", "Fit", "Gpu", "MemoryEstimate", "estimate", "fit"]
+__all__ = ["COUNTS", "GPUS", "Case", "Fit", "Gpu", "MemoryEstimate", "Placement", "estimate"]

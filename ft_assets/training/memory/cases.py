@@ -10,7 +10,7 @@ from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.spec import Attention, Quantization, Strategy
 
 SIDES = {"windows": 1, "pairs": 2, "judged": 1}
-"""Sequences per row: both answers of a pair go through the model at once."""
+"""Sequences per row: both answers of a pair go through the model together."""
 REPLICATED = frozenset({"single", "ddp"})
 
 
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Tokens that go through the model at once. Every window is full; answers have the maximum length."""
+        """Tokens that go through the model together. Every window is full; answers have the maximum length."""
         return self.sequences * self.max_seq_len
 
     @property

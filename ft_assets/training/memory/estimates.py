@@ -204,7 +204,7 @@ def activation_bytes(case: Case) -> int:
 
 
 def backward_working_bytes(case: Case) -> int:
-    """Gradients alive at once in the widest part, the MLP of a block, plus the block itself if it is recomputed."""
+    """Gradients alive simultaneously in the widest part, the MLP of a block, plus the block itself if it is recomputed."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
     wide = 3 * b * t * s.intermediate
     if not case.full and case.half:

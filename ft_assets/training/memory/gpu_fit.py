@@ -15,9 +15,8 @@ from typing import Literal
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.memory.cases import Case
 from ft_assets.training.memory.estimates import MemoryEstimate, estimate
-from ft_assets.training.memory.gpus import GIB, GPUS, Gpu
-from ft_assets.training.model_shapes import ModelShape
-from ft_assets.training.spec import Attention, Quantization, Strategy
+from ft_assets.training.memory.gpus import GIB, Gpu
+from ft_assets.training.spec import Strategy
 
 COUNTS = (1, 2, 4, 8, 16, 32)
 LENGTHS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512)
@@ -26,8 +25,6 @@ HEADROOM = 0.05
 """Share of a GPU that an estimate leaves free for what it does not foresee, such as the lengths of one batch."""
 CPU_EXCESS = 1.25
 """A CPU job is refused only if its estimate is this many times the memory: machines have swap, and other jobs end."""
-CHECKPOINTING_ABOVE = 1024
-"""Tokens above which activations dominate and are recomputed."""
 LARGE = 13_000_000_000
 """Parameters above which a node's RAM could not hold the whole model once per rank while loading: 8 x 52 GB in float32."""
 
@@ -57,73 +54,30 @@ class Fit:
         }
 
 
-def fit(
-    shape: ModelShape,
-    *,
-    method: str,
-    adapter: Literal["lora", "qlora", "full"],
-    precision: Literal["fp32", "bf16", "fp16"],
-    max_seq_len: int,
-    rank: int,
-    optimizer: str,
-    gpu: str,
-    max_gpus: int,
-    global_batch: int,
-    num_gpus: int | None = None,
-    per_device_batch_size: int | None = None,
-    gradient_checkpointing: bool | None = None,
-    strategy: Strategy | None = None,
-    dropout: float = 0.05,
-    attention: Attention = "sdpa",
-    quantization: Quantization | None = None,
-    checkpointing_above: int = CHECKPOINTING_ABOVE,
-    memory_bytes: int | None = None,
-) -> Fit:
-    """Returns the placement; raises ``InvalidRequest`` (``memory_exceeded``) with the estimate, the limit and changes that would make it
-    fit.
-
-    Given values are kept: `num_gpus`, `strategy`, `gradient_checkpointing`, `per_device_batch_size`. On a CPU it is one process with
-    `per_device_batch_size` (1), and `memory_bytes` is the machine's RAM, unknown if None.
-    """
-    kind = GPUS[gpu]
-    case = Case(
-        shape=shape,
-        method=method,
-        adapter=adapter,
-        precision=precision,
-        max_seq_len=max_seq_len,
-        rank=rank,
-        dropout=dropout,
-        optimizer=optimizer,
-        quantization=quantization or Quantization(),
-        attention=attention,
-        per_device_batch_size=per_device_batch_size or 1,
-        gradient_checkpointing=max_seq_len > checkpointing_above if gradient_checkpointing is None else gradient_checkpointing,
-        on_cpu=kind.is_cpu,
-    )
-    search = _Search(
-        gpu=kind,
-        limit=memory_bytes or kind.memory_bytes,
-        max_gpus=max_gpus,
-        global_batch=global_batch,
-        num_gpus=num_gpus,
-        strategy=strategy,
-        fixed_batch=per_device_batch_size is not None,
-        fixed_checkpointing=gradient_checkpointing is not None,
-    )
-    return search.on_cpu(case) if kind.is_cpu else search.on_gpus(case)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Search:
+class Placement:
+    """Where a job may be placed, and which parts of its case the request has fixed."""
+
     gpu: Gpu
-    limit: int
     max_gpus: int
     global_batch: int
-    num_gpus: int | None
-    strategy: Strategy | None
-    fixed_batch: bool
-    fixed_checkpointing: bool
+    """Rows of a step, over all GPUs."""
+    num_gpus: int | None = None
+    """As requested; None: as few as possible."""
+    strategy: Strategy | None = None
+    fixed_batch: bool = False
+    fixed_checkpointing: bool = False
+    memory_bytes: int = 0
+    """RAM of the machine on which a CPU job runs; 0: unknown."""
+
+    @property
+    def limit(self) -> int:
+        return self.memory_bytes or self.gpu.memory_bytes
+
+    def fit(self, case: Case) -> Fit:
+        """Places `case`, which has the smallest micro-batch; raises ``InvalidRequest`` (``memory_exceeded``) with the estimate, the limit
+        and changes that would make it fit. On a CPU it is one process with the micro-batch of `case`."""
+        return self.on_cpu(replace(case, on_cpu=True)) if self.gpu.is_cpu else self.on_gpus(case)
 
     def on_cpu(self, case: Case) -> Fit:
         world = self.num_gpus or 1

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,8 +38,9 @@ NEEDED: Mapping[str, frozenset[str]] = {"lora": COMMON | OF_LORA, "qlora": COMMO
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Default:
-    value: Any
-    source: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    value: int | float | str | bool
+    source: Annotated[str, Field(min_length=10)]
     """Source of the number: a paper, a measurement, a rule of the platform."""
 
 
@@ -79,7 +80,7 @@ class Recipe:
         of, base = methods.get(method), self.defaults["learning_rate"]
         if of.learning_rate_factor == 1.0:
             return base
-        rate = float(f"{base.value * of.learning_rate_factor:.12g}")  # 2e-4 x 0.025 is 5e-6, not 5.000000000000001e-06
+        rate = float(f"{float(base.value) * of.learning_rate_factor:.12g}")  # 2e-4 x 0.025 is 5e-6, not 5.000000000000001e-06
         return Default(value=rate, source=f"{base.value:g} x {of.learning_rate_factor:g}: {of.learning_rate_source}")
 
     def setting(self, method: str, name: str) -> Default:
@@ -93,12 +94,6 @@ class Recipe:
         return low <= num_parameters < high and (not self.base_models or any(fnmatchcase(name, p) for p in self.base_models))
 
 
-class _DefaultFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    value: int | float | str | bool
-    source: str = Field(min_length=10)
-
-
 class _RecipeFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -108,8 +103,8 @@ class _RecipeFile(BaseModel):
     parameters: tuple[float, float] = (0.0, math.inf)
     adapter: AdapterKind
     summary: str
-    defaults: dict[str, _DefaultFile] = {}
-    methods: dict[str, dict[str, _DefaultFile]] = {}
+    defaults: dict[str, Default] = {}
+    methods: dict[str, dict[str, Default]] = {}
 
 
 def parse(text: str, known: Mapping[str, Recipe] | None = None) -> list[Recipe]:
@@ -125,14 +120,12 @@ def parse(text: str, known: Mapping[str, Recipe] | None = None) -> list[Recipe]:
 
 
 def _complete(body: _RecipeFile, parent: Recipe | None) -> Recipe:
-    own = {k: Default(value=d.value, source=d.source) for k, d in body.defaults.items()}
-    of_methods = {m: {k: Default(value=d.value, source=d.source) for k, d in o.items()} for m, o in body.methods.items()}
     inherited = parent.methods if parent else {}
-    defaults = {**{k: d for k, d in (parent.defaults if parent else {}).items() if k in NEEDED[body.adapter]}, **own}
+    defaults = {**{k: d for k, d in (parent.defaults if parent else {}).items() if k in NEEDED[body.adapter]}, **body.defaults}
     if set(defaults) != NEEDED[body.adapter]:
         missing, unknown = sorted(NEEDED[body.adapter] - set(defaults)), sorted(set(defaults) - NEEDED[body.adapter])
         raise ValueError(f"recipe {body.name}: missing defaults {missing}, unknown {unknown}")
-    for method, overrides in of_methods.items():
+    for method, overrides in body.methods.items():
         if unknown := sorted(set(overrides) - NEEDED[body.adapter] - set(methods.get(method).settings)):
             raise ValueError(f"recipe {body.name}: {method} has no {unknown}")
     return Recipe(
@@ -143,7 +136,7 @@ def _complete(body: _RecipeFile, parent: Recipe | None) -> Recipe:
         adapter=body.adapter,
         summary=body.summary,
         defaults=defaults,
-        methods={m: {**inherited.get(m, {}), **of_methods.get(m, {})} for m in {**inherited, **of_methods}},
+        methods={m: {**inherited.get(m, {}), **body.methods.get(m, {})} for m in {**inherited, **body.methods}},
     )
 
 

@@ -16,7 +16,7 @@ def methods_table() -> str:
         f"| `{m.name}` | {m.summary} | {m.row_help} | {m.learning_rate_factor:g} | {'yes' if m.needs_reference else 'no'} |"
         for m in methods.registered().values()
     ]
-    head = "| method | what it does | rows | of SFT's learning rate | reference |\n|---|---|---|---|---|"
+    head = "| method | what it does | rows | learning rate (multiple of SFT's) | reference |\n|---|---|---|---|---|"
     return "\n".join([head, *rows])
 
 

@@ -13,13 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ft_assets.errors import InvalidRequest
 from ft_assets.parent_death import die_with
 from ft_assets.telemetry import logs, spans
-from ft_assets.training import methods
 from ft_assets.training.disk_space import free_bytes, is_disk_full
 from ft_assets.training.failures import EXIT_CODES, Outcome
-from ft_assets.training.methods import Method
 from ft_assets.training.runtime import imports, pack_loader
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
 from ft_assets.training.runtime.status_files import Heartbeat, Progress, reserve_space, write_exit
@@ -51,7 +48,7 @@ class Attempt:
             self.leave(Outcome.PREEMPTED, why, {})
 
     def leave(self, outcome: Outcome, message: str, detail: Mapping[str, Any]) -> NoReturn:
-        """Writes the evidence and ends the process at once: no teardown may hang or override the exit code."""
+        """Writes the evidence and ends the process immediately: no teardown may hang or override the exit code."""
         with self._lock:
             self._leaver = self._leaver or threading.get_ident()
         while self._leaver != threading.get_ident():
@@ -85,7 +82,7 @@ class Attempt:
         if world_size == 1:
             for name in TORCHRUN_VARIABLES:
                 os.environ.pop(name, None)
-        method = _method(self.run.spec)
+        method = pack_loader.method_of(self.run.spec)
         vocab_size = _vocab_size(self.run)
         pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
         self.heartbeat.enter("import")
@@ -111,13 +108,6 @@ def _check_adapter(spec: TrainingSpec) -> None:
         raise BadSpec(f"adapter {spec.adapter!r} is inconsistent with lora {spec.lora} and quantization {spec.quantization}")
     if (spec.strategy == "single") != (spec.world_size == 1) and not spec.strategy.startswith("zero"):
         raise BadSpec(f"strategy {spec.strategy!r} is not valid for {spec.world_size} ranks; use single for exactly one rank")
-
-
-def _method(spec: TrainingSpec) -> Method:
-    try:
-        return methods.get(spec.method)
-    except InvalidRequest as e:
-        raise BadSpec(e.message) from e
 
 
 def _die_with_the_agent() -> None:
@@ -172,7 +162,6 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _carry_out(attempt: Attempt) -> NoReturn:
-    """Runs the attempt and leaves with its outcome."""
     run = attempt.run
     try:
         detail = attempt.execute()

@@ -32,7 +32,6 @@ MAX_WRITE_S = 1800.0
 """Seconds, longer than any checkpoint takes: after this, waiting for one that hangs no longer counts as progress."""
 TOUCH_S = 5.0
 """Seconds between two heartbeats of a step that waits for a checkpoint."""
-STATE = "trainer_state.json"
 
 
 class Saver:
@@ -130,18 +129,11 @@ class Saver:
             (draft / f".part-{rank}").touch()
             return
         self._await_parts(draft, world_size)
-        (draft / STATE).write_text(json.dumps(state, sort_keys=True))
+        (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
         step = int(state["step"])
-        checkpoints.seal(
-            draft,
-            self._directory / checkpoints.step_name(step),
-            step=step,
-            attempt=self._run.attempt,
-            spec=self._run.spec,
-            created_at=time.time(),
-            metrics=metrics,
-            required=self.parts,
-        )
+        facts = {"step": step, "attempt": self._run.attempt, "created_at": time.time(), "metrics": metrics}
+        manifest = checkpoints.Manifest.of(self._run.spec, required=self.parts, **facts)
+        checkpoints.seal(draft, self._directory / checkpoints.step_name(step), manifest)
         checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last, keep_step=self._best(state))
 
     def _await_parts(self, draft: Path, world_size: int) -> None:

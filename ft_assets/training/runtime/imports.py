@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, cast
 
 from ft_assets.training.methods import Method
@@ -24,17 +25,20 @@ OFFLINE = {
 """Disables downloads and telemetry; the last one makes cuBLAS deterministic."""
 
 
+def go_offline(*, unused: Iterable[str]) -> None:
+    """Applies :data:`OFFLINE`, and hides `unused` modules from the libraries that probe for them."""
+    os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
+    for name in unused:
+        cast(dict[str, Any], sys.modules).setdefault(name, None)
+
+
 def import_stack(method: Method, *, quantized: bool, deepspeed: bool) -> None:
     """Imports torch, transformers, peft and the method's trainer of trl.
 
     bitsandbytes, deepspeed and scipy are hidden from a run that does not use them: the libraries probe for them and import what they find
     (bitsandbytes alone: 2.6 s). The garbage collector is paused meanwhile: it finds nothing among modules (0.7 s).
     """
-    os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
-    hidden = cast(dict[str, Any], sys.modules)
-    for name, used in (("bitsandbytes", quantized), ("deepspeed", deepspeed), ("scipy", quantized)):
-        if not used:
-            hidden.setdefault(name, None)
+    go_offline(unused=[name for name, used in (("bitsandbytes", quantized), ("deepspeed", deepspeed), ("scipy", quantized)) if not used])
     gc.disable()
     try:
         import datasets  # noqa: F401

@@ -65,13 +65,6 @@ class RunState:
     """fp16: consecutive steps that loss scaling has skipped."""
     recent_losses: list[float] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> RunState:
-        return cls(**body)
-
 
 class Loop:
     def __init__(
@@ -233,7 +226,7 @@ class Loop:
                 ended = "eval_loss" in metrics and self._judge(float(metrics["eval_loss"]))
             if self.spec.optimization.early_stopping:
                 metrics["best_step"] = self.state.best_step
-            self.saver.save(self.state.to_dict() | {"last": self._last}, metrics)
+            self.saver.save(vars(self.state) | {"last": self._last}, metrics)
         self.progress.committed_step = self.saver.committed_step
         self._committed_at = time.monotonic()
         self.heartbeat.enter("train")
@@ -359,7 +352,7 @@ class Loop:
         if step > 0:
             self.heartbeat.enter("save")
             with spans.span("checkpoint", ft__step=step), self._between_steps:
-                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
+                self.saver.save_now(vars(self.state) | {"last": self._last}, self._last)
             self.progress.committed_step = self.saver.committed_step
         raise Preempted(f"stop requested; step {step} of {self.total_steps} is committed", committed_step=step)
 
@@ -389,7 +382,7 @@ class Loop:
         with self._between_steps, self._after_last_step():
             step = self.state.step
             if step > 0 and self.strategy.rank == 0 and not self._torn:
-                self.saver.save_now(self.state.to_dict() | {"last": self._last}, self._last)
+                self.saver.save_now(vars(self.state) | {"last": self._last}, self._last)
                 self.progress.committed_step = self.saver.committed_step
         if step > 0 and self.strategy.rank:
             self.saver.await_committed(step)

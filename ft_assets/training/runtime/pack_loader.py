@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.methods import PackKind
+from ft_assets.training.methods import Method, PackKind
 from ft_assets.training.runtime.run_errors import BadExample, BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
@@ -48,7 +48,7 @@ class Pack:
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
     """Reads and checks the pack of `spec`. The whole table is held in memory: 8 bytes per token."""
-    kind = _kind(spec)
+    kind = method_of(spec).pack
     try:
         manifest = json.loads((pack_dir / "manifest.json").read_text())
     except (OSError, ValueError) as e:
@@ -70,9 +70,10 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
     return Pack(train=train, validation=validation if validation is not None and validation.num_rows else None)
 
 
-def _kind(spec: TrainingSpec) -> PackKind:
+def method_of(spec: TrainingSpec) -> Method:
+    """Returns the method of `spec`; raises ``BadSpec`` if it is unknown."""
     try:
-        return methods.get(spec.method).pack
+        return methods.get(spec.method)
     except InvalidRequest as e:
         raise BadSpec(e.message) from e
 
@@ -124,7 +125,7 @@ def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: Pac
     """Checks that every answer carries loss, and only on its own tokens: the trainers know which tokens are scored, not their labels."""
     values, wanted = _flat(table, ids).to_numpy(), _flat(table, labels).to_numpy()
     scored = wanted != -100
-    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(table, ids))[:-1]])
+    first = values_and_offsets(table, ids)[1][:-1]
     _refuse(scored[first], f"{labels} has a label on the first token, which cannot be predicted", table, split, kind)
     _refuse(_sums(table, labels, scored) == 0, f"{labels} has no token that carries loss", table, split, kind)
     _refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that differ from its tokens", table, split, kind)
@@ -148,6 +149,11 @@ def _sums(table: pa.Table, column: str, values: NDArray[Any]) -> NDArray[np.int6
     sums = np.zeros(table.num_rows, dtype=np.int64)
     np.add.at(sums, np.repeat(np.arange(table.num_rows), _lengths(table, column)), values)
     return sums
+
+
+def values_and_offsets(table: pa.Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Returns the values of all rows of a list column, and where each row begins among them, with the end of the last."""
+    return _flat(table, column).to_numpy(), np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(table, column))])
 
 
 def _lengths(table: pa.Table, column: str) -> NDArray[np.int64]:

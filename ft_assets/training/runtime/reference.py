@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ft_assets.base_models import model_digest
-from ft_assets.datasets.packs.manifest import PackManifest, file_sha256
+from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.errors import FtError
 from ft_assets.parent_death import die_with
@@ -44,7 +43,8 @@ from ft_assets.training.reference_logps import (
     usable_files,
     write_logps,
 )
-from ft_assets.training.runtime.imports import OFFLINE
+from ft_assets.training.runtime.imports import go_offline
+from ft_assets.training.runtime.pack_loader import values_and_offsets
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
 from ft_assets.training.spec import Quantization
 
@@ -79,7 +79,7 @@ def compute(
     key = reference_key(pack.fingerprint, base_digest, precision, attention, quantization=quantization, adapter=adapter)
     out_dir.mkdir(parents=True, exist_ok=True)
     done = {entry.of: entry for entry in usable_files(out_dir, key)}
-    wanted = _files(pack)
+    wanted = [str(s["name"]) for s in (*pack.shards, *(pack.validation["shards"] if pack.validation else ()))]
     manifest = ReferenceManifest(
         key=key,
         pack_fingerprint=pack.fingerprint,
@@ -105,22 +105,14 @@ def compute(
     for name in missing:
         started = time.monotonic()
         done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
-        _with_files(manifest, done.values()).write(out_dir, name=PARTIAL)
+        replace(manifest, files=tuple(done.values())).write(out_dir, name=PARTIAL)
         log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
-    whole = _with_files(manifest, [done[name] for name in wanted])
+    whole = replace(manifest, files=tuple(done[name] for name in wanted))
     if missing or not (out_dir / MANIFEST).is_file():
         whole.write(out_dir)
     (out_dir / PARTIAL).unlink(missing_ok=True)
     log.info("%s: %d files computed, %d found", key, len(missing), len(wanted) - len(missing))
     return whole
-
-
-def _files(pack: PackManifest) -> list[str]:
-    return [str(s["name"]) for s in (*pack.shards, *(pack.validation["shards"] if pack.validation else ()))]
-
-
-def _with_files(manifest: ReferenceManifest, files: Any) -> ReferenceManifest:
-    return replace(manifest, files=tuple(cast("Sequence[ReferenceFile]", files)))
 
 
 def _adapter_digest(adapter_dir: Path) -> str:
@@ -138,8 +130,8 @@ def _adapter_digest(adapter_dir: Path) -> str:
 def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> ReferenceFile:
     table = pq.read_table(path)
     rows, sides = table["row"].to_numpy(), SIDES[kind]
-    ids = [array for prefix in sides.values() for array in _arrays(table[f"{prefix}input_ids"])]
-    labels = [array for prefix in sides.values() for array in _arrays(table[f"{prefix}labels"])]
+    ids = [array for prefix in sides.values() for array in _arrays(table, f"{prefix}input_ids")]
+    labels = [array for prefix in sides.values() for array in _arrays(table, f"{prefix}labels")]
     logps = model.sequence_logps(ids, labels)
     bad = ~np.isfinite(logps)
     if bad.any():
@@ -149,9 +141,8 @@ def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> Refe
     return write_logps(out_dir, path.name, {"row": rows, **columns}, kind=kind)
 
 
-def _arrays(column: pa.ChunkedArray) -> list[NDArray[np.int32]]:
-    lists = column.combine_chunks()
-    values, offsets = lists.values.to_numpy(), lists.offsets.to_numpy()
+def _arrays(table: pa.Table, column: str) -> list[NDArray[np.int32]]:
+    values, offsets = values_and_offsets(table, column)
     return [values[a:b] for a, b in pairwise(offsets.tolist())]
 
 
@@ -168,9 +159,7 @@ class Model:
         adapter_dir: Path | None,
         batch_tokens: int,
     ) -> None:
-        os.environ.update({k: v for k, v in OFFLINE.items() if k not in os.environ})
-        for name in UNUSED if quantization is None else ():
-            cast("dict[str, Any]", sys.modules).setdefault(name, None)
+        go_offline(unused=UNUSED if quantization is None else ())
         import torch
         import transformers
         from trl.trainer.utils import add_fused_lm_head
@@ -250,7 +239,6 @@ class Model:
 
 
 def _with_adapter(base: Any, directory: Path) -> Any:
-    """Returns `base` with the adapter's layers."""
     from peft import PeftModel
 
     try:
@@ -272,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
             base_digest=options.base_digest or model_digest(options.base),
             precision=options.precision,
             attention=options.attention,
-            quantization=_quantization(options),
+            quantization=options.quantization and Quantization(kind=options.quantization, double=not options.single_quantization),
             adapter_dir=options.adapter,
             batch_tokens=options.batch_tokens,
         )
@@ -283,10 +271,6 @@ def main(arguments: Sequence[str]) -> int:
         log.error("%s", json.dumps(e.to_dict()))
         return EXIT_CODES[BadInput.outcome]
     return 0
-
-
-def _quantization(options: argparse.Namespace) -> Quantization | None:
-    return None if options.quantization is None else Quantization(kind=options.quantization, double=not options.single_quantization)
 
 
 def _parser() -> argparse.ArgumentParser:

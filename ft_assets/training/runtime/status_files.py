@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ft_assets.durable_files import write_json
 from ft_assets.training.failures import Outcome
 
 RESERVE = ".reserve"
@@ -62,7 +62,7 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def enter(self, phase: str) -> None:
-        """Changes the phase and writes it at once."""
+        """Changes the phase and writes it immediately."""
         self._progress.phase = phase
         self._progress.touch()
         self.beat()
@@ -137,14 +137,3 @@ def reserve_space(work_dir: Path) -> None:
     """Reserves a little disk space, so that a run that ends because the disk is full can still record it."""
     with contextlib.suppress(OSError):
         (work_dir / RESERVE).write_bytes(b"\0" * RESERVE_BYTES)
-
-
-def write_json(path: Path, body: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Replaces `path` in one rename; `durable`: syncs the bytes to disk first."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    with draft.open("w") as f:
-        json.dump(body, f)
-        if durable:
-            f.flush()
-            os.fsync(f.fileno())
-    draft.replace(path)

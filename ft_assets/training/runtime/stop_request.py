@@ -23,7 +23,7 @@ STEP_GRACE_S = 8.0
 class StopRequest:
     """A request to stop this process.
 
-    Until :meth:`defer` nothing has been trained in this process and the handler leaves at once through `leave`; after it, the training loop
+    Until :meth:`defer` nothing has been trained in this process and the handler calls `leave` immediately; after it, the training loop
     polls :attr:`requested`. A second signal changes nothing.
     """
 
@@ -36,7 +36,7 @@ class StopRequest:
 
     def install(self) -> None:
         """Handles SIGTERM and SIGINT. A Python handler waits for the main thread's current call into torch, a backward pass or a
-        collective; signal numbers arrive in a pipe at once, and :meth:`enforce_deadline` reads it."""
+        collective; signal numbers arrive in a pipe immediately, and :meth:`enforce_deadline` reads it."""
         self._arrived, arriving = os.pipe()
         for end in (self._arrived, arriving):
             os.set_blocking(end, False)

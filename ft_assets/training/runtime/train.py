@@ -10,8 +10,6 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,8 +19,9 @@ from transformers import set_seed
 from ft_assets.errors import IntegrityError
 from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
+from ft_assets.training.checkpoints import STATE
 from ft_assets.training.runtime import parallel
-from ft_assets.training.runtime.checkpoint_writer import STATE, Saver
+from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.model import precision
 from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
@@ -139,17 +138,12 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
         checkpoints.set_aside_newer(directory, step)
     if found is None:
         return None
-    state = _state(found)
+    state = json.loads((found / STATE).read_text())
     strategy.load(found)
     last = state.pop("last")
-    loop.resume(RunState.from_dict(state), last)
+    loop.resume(RunState(**state), last)
     log.info("resuming from %s", found.name)
     return found.name
-
-
-def _state(directory: Path) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((directory / STATE).read_text())
-    return body
 
 
 def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> int:
@@ -175,13 +169,6 @@ def _write_final(run_file: RunFile, strategy: Strategy, progress: Progress, step
     strategy.save_weights(draft, base_model=spec.base_model)
     if strategy.rank:
         return
-    checkpoints.seal(
-        draft,
-        target,
-        step=step,
-        attempt=run_file.attempt,
-        spec=spec,
-        created_at=time.time(),
-        metrics=cast(Mapping[str, Any], {"num_tokens": progress.num_tokens}),
-        required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"],
-    )
+    facts = {"step": step, "attempt": run_file.attempt, "created_at": time.time(), "metrics": {"num_tokens": progress.num_tokens}}
+    manifest = checkpoints.Manifest.of(spec, required=FINAL_PARTS["model" if spec.adapter == "full" else "adapter"], **facts)
+    checkpoints.seal(draft, target, manifest)

@@ -20,9 +20,10 @@ from control_plane.platform.protocols import Workload, WorkloadStatus
 from control_plane.queue import cycle, reservations
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.reference_step import reference
+from ft_assets.durable_files import write_json
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals import step
-from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun, write_json
+from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
 from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture

@@ -29,11 +29,12 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.platform.settings import load
 from ft_assets import layout
 from ft_assets.errors import Fault, NotAdmitted, Unavailable
-from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, committed, read_manifest
+from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
+from tests.support.jobs.committed_checkpoints import commit
 from tests.support.jobs.followed_jobs import SHORT, Job, Scripted, plain_weights, until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
@@ -348,7 +349,7 @@ def test_a_training_that_starts_anew_is_not_crowded_out_by_what_another_one_left
     assert job.from_steps() == [0, 0]
     assert job.steps() == [4, 2]
     assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004"]
-    assert "another training" in job.events("checkpoint_skipped")[0].message
+    assert "a different training job" in job.events("checkpoint_skipped")[0].message
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.from_steps() == [0, 0, 4]
 

@@ -44,7 +44,7 @@ from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
-from ft_assets.training.checkpoints import manifest_digest, write_manifest
+from ft_assets.training.checkpoints import Manifest, manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
 from tests.control_plane.attempts.test_health import MemoryTracker
@@ -105,7 +105,7 @@ def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spe
     base = platform.models.get(MODEL).directory
     assert base is not None
     made = build_tiny_adapter(scratch, base, base_name="trained-at")
-    write_manifest(made, spec=spec, step=10, attempt=1, created_at=0.0)
+    write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
     upload(platform.objects, made, prefix)
     row = {"id": f"ftckpt_{job_id[6:]}", "job_id": job_id, "attempt": 1, "step": 10, "object_prefix": prefix, "metrics": {}, "final": True}

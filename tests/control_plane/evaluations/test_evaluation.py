@@ -34,6 +34,8 @@ from ft_assets.datasets.schema import Example, Message
 from ft_assets.errors import FtError
 from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.run import run_file
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import suite_items
 from resources.launcher import LocalLauncher
 from tests.support.jobs.evaluated_jobs import evaluating_job
@@ -226,16 +228,18 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
     letter = [Item(id="1", messages=(), expected="yes")]
     prose = [Item(id="1", messages=(), expected="many words " * 20)]
 
-    def stages(items: list[Item], **asked: Any) -> dict[str, Any]:
-        return evaluation_step._stages(settings, parse(asked), items, ("tiny-base", None))
+    def asked_of(items: list[Item], **asked: Any) -> EvalRun:
+        run = EvalRun(base_model_dir=Path("base"), adapter_dir=None, out_dir=Path("out"))
+        return evaluation_step._with_suites(run, settings, parse(asked), items, ("tiny-base", None))
 
-    assert (stages(letter)["capability"], stages(letter)["safety"], stages(letter).get("judge")) == (("a",), True, None)
-    assert stages(letter, capability=["b"])["capability"] == ("b",)
-    assert stages(letter, skip=["capability", "safety"])["capability"] == ()
-    assert stages(letter, skip=["safety"])["safety"] is False
-    assert stages(prose)["judge"]["model"] == "m"
-    assert stages(prose, judge=False).get("judge") is None
-    assert stages(letter, judge=True)["judge"]["max_items"] == 50
+    assert (asked_of(letter).capability, asked_of(letter).safety, asked_of(letter).judge) == (("a",), True, None)
+    assert asked_of(letter, capability=["b"]).capability == ("b",)
+    assert asked_of(letter, skip=["capability", "safety"]).capability == ()
+    assert asked_of(letter, skip=["safety"]).safety is False
+    assert asked_of(prose).judge == JudgeSettings(url="http://j/v1", model="m", family=settings.judge_family, others=("tiny-base",))
+    assert asked_of(prose, judge=False).judge is None
+    told = asked_of(letter, judge=True).judge
+    assert told is not None and told.max_items == 50
 
 
 def test_a_row_that_offers_tools_is_asked_with_them() -> None:

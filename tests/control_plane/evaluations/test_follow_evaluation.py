@@ -17,9 +17,11 @@ import pytest
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
 from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
+from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.scoring.judge import JudgeSettings
 from resources.launcher import LocalLauncher
 from tests.support.processes import scripted_evaluation
 from tests.support.processes.scripted_evaluation import GO, STARTS
@@ -84,7 +86,7 @@ def starts(run: EvalRun) -> int:
 
 
 def finish(run: EvalRun, code: int = 0) -> None:
-    run_file.write_json(run.out_dir / GO, code)
+    write_json(run.out_dir / GO, code)
 
 
 def wait_for(met: Callable[[], bool]) -> None:
@@ -127,8 +129,8 @@ def test_a_result_of_another_question_is_not_taken(launcher: Scripted, run: Eval
     seen = Seen()
     follow_evaluation.follow(launcher, run, name="e", watch=seen)
     for changed in (
-        replace(run, judge={"url": "http://j/v1", "model": "m", "max_items": 5}),
-        replace(run, safety=True, classifier={"spec": "http://g/v1#guard"}),
+        replace(run, judge=JudgeSettings(url="http://j/v1", model="m", max_items=5)),
+        replace(run, safety=True, classifier="http://g/v1#guard"),
         replace(run, capability=("standin_copy",)),
         replace(run, capability_limit=7),
     ):

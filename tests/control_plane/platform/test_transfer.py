@@ -11,7 +11,8 @@ import pytest
 from control_plane.platform.protocols import ObjectStore
 from control_plane.platform.transfer import RetryPolicy, Sending, fetch_committed, with_retries
 from ft_assets.errors import IntegrityError, Unavailable
-from ft_assets.training.checkpoints import ADAPTER, MANIFEST, commit, manifest_digest, verify
+from ft_assets.training.checkpoints import ADAPTER, MANIFEST, manifest_digest, verify
+from tests.support.jobs.committed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC
 from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
 

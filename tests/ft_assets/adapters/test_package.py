@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from ft_assets.adapters import package, tensors
 from ft_assets.adapters.package import CONFIG, MANIFEST, WEIGHTS
 from ft_assets.errors import IntegrityError
-from ft_assets.training.hyperparameters import LIMITS
+from ft_assets.training.requested_hyperparameters import LIMITS
 from tests.support.models.tiny_adapter import Arrays, adapter_arrays, adapter_config, build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
 

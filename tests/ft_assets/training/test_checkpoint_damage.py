@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ft_assets.errors import IntegrityError
-from ft_assets.training.checkpoints import MANIFEST, commit, committed, latest_valid, parse_manifest, step_name
+from ft_assets.training.checkpoints import MANIFEST, committed, latest_valid, parse_manifest, step_name
+from tests.support.jobs.committed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC
 
 torch = pytest.importorskip("torch")

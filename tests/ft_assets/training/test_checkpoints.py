@@ -19,8 +19,9 @@ import pytest
 from ft_assets import durable_files
 from ft_assets.errors import IntegrityError
 from ft_assets.training import checkpoints
-from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, commit, latest_valid, read_manifest, retain, seal, step_name, verify
+from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, latest_valid, read_manifest, retain, seal, step_name, verify
 from ft_assets.training.disk_space import DiskFull
+from tests.support.jobs.committed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.fsync_calls import Synced
 from tests.support.processes.small_disk import SmallDisk, small_disk
@@ -93,7 +94,7 @@ def test_a_draft_is_sealed_by_another_thread_and_sealing_twice_is_sealing_once(t
     found: list[checkpoints.Manifest] = []
 
     def work() -> None:
-        found.append(seal(drafts[0], target, spec=SPEC, step=10, attempt=1, created_at=1.0))
+        found.append(seal(drafts[0], target, checkpoints.Manifest.of(SPEC, step=10, attempt=1, created_at=1.0)))
 
     for _ in range(2):
         thread = threading.Thread(target=work)
@@ -101,7 +102,7 @@ def test_a_draft_is_sealed_by_another_thread_and_sealing_twice_is_sealing_once(t
         thread.join()
     assert found == [verify(target)] * 2
     with pytest.raises(FileNotFoundError):
-        seal(drafts[0], target, spec=SPEC, step=10, attempt=2, created_at=1.0)
+        seal(drafts[0], target, checkpoints.Manifest.of(SPEC, step=10, attempt=2, created_at=1.0))
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -110,7 +111,7 @@ def test_a_process_killed_while_it_commits_leaves_the_step_whole_or_as_it_was(tm
         import os, sys
         sys.path.insert(0, {str(Path(__file__).parents[3])!r})
         from pathlib import Path
-        from ft_assets.training.checkpoints import commit
+        from tests.support.jobs.committed_checkpoints import commit
         from tests.support.jobs.training_specs import SPEC
         calls = [0]
         def trace(event, args):
@@ -203,7 +204,7 @@ def test_no_checkpoints_means_start_from_the_beginning(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_training_is_named_with_both_digests(tmp_path: Path) -> None:
     target = save(tmp_path, 10, spec=OTHER)
     ours, theirs = SPEC.resume_sha256[:12], OTHER.resume_sha256[:12]
-    with pytest.raises(IntegrityError, match=rf"another training \({theirs}, not {ours}\)"):
+    with pytest.raises(IntegrityError, match=rf"a different training job \({theirs}, not {ours}\)"):
         checkpoints.verify_for(target, SPEC)
 
 
@@ -227,7 +228,7 @@ def test_a_draft_that_is_gone_is_not_sealed_by_a_damaged_checkpoint_in_its_place
     target = save(tmp_path, 1)
     (target / MANIFEST).write_text("torn")
     with pytest.raises(FileNotFoundError):
-        seal(tmp_path / ".tmp-gone", target, spec=SPEC, step=1, attempt=1, created_at=0.0)
+        seal(tmp_path / ".tmp-gone", target, checkpoints.Manifest.of(SPEC, step=1, attempt=1, created_at=0.0))
 
 
 def test_one_may_be_kept_and_not_none(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
         sys.path.insert(0, {str(Path(__file__).parents[3])!r})
         from pathlib import Path
         from ft_assets import durable_files
-        from ft_assets.training import checkpoints
+        from tests.support.jobs.committed_checkpoints import commit
         from tests.support.jobs.training_specs import SPEC
         durable_files.ctypes = type("NoLibrary", (), {{"CDLL": staticmethod(lambda *_, **__: object())}})
         def trace(event, args):
@@ -334,7 +335,7 @@ def test_a_crash_between_two_renames_loses_no_checkpoint(tmp_path: Path, lost: s
             for name in {PARTS!r}:
                 (directory / name).write_text(name * 50)
         sys.addaudithook(trace)
-        checkpoints.commit(Path({str(tmp_path)!r}) / "step-00000010", fill, spec=SPEC, step=10, attempt=2, created_at=0.0)
+        commit(Path({str(tmp_path)!r}) / "step-00000010", fill, spec=SPEC, step=10, attempt=2, created_at=0.0)
     """
     save(tmp_path, 10, attempt=1)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9

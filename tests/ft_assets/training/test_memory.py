@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
-from ft_assets.training.memory import GPUS, Case, Fit, estimate, fit
+from ft_assets.training.memory import GPUS, Case, Fit, Placement, estimate
 from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
 from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
@@ -28,8 +28,18 @@ def total(**fields: Any) -> int:
 
 
 def placed(model: str, adapter: str, **fields: Any) -> Fit:
-    given = {"method": "sft", "precision": "bf16", "max_seq_len": 4096, "rank": 16, "optimizer": "adamw_torch", "gpu": "h100-80gb"}
-    return fit(NAMED[model], **{"adapter": adapter, "max_gpus": 32, "global_batch": 64, **given, **fields})
+    return fit(NAMED[model], **{"adapter": adapter, "max_seq_len": 4096, **fields})
+
+
+def fit(
+    shape: ModelShape, *, gpu: str = "h100-80gb", max_gpus: int = 32, global_batch: int = 64, num_gpus: int | None = None,
+    strategy: Any = None, memory_bytes: int = 0, **fields: Any,
+) -> Fit:  # fmt: skip
+    place = Placement(
+        gpu=GPUS[gpu], max_gpus=max_gpus, global_batch=global_batch, num_gpus=num_gpus, strategy=strategy, memory_bytes=memory_bytes,
+        fixed_batch="per_device_batch_size" in fields, fixed_checkpointing="gradient_checkpointing" in fields,
+    )  # fmt: skip
+    return place.fit(Case(**{"shape": shape, "gradient_checkpointing": fields["max_seq_len"] > 1024, **fields}))
 
 
 @pytest.mark.parametrize("adapter", ["lora", "qlora", "full"])

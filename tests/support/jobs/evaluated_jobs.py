@@ -62,7 +62,7 @@ def finish(platform: Platform, tenant: str, job_id: str, *, seed: int, scale: fl
     made = platform.settings.work_dir / "made" / job_id
     build_tiny_adapter(made, base, base_name=job.model, seed=seed, scale=scale)
     spec = TrainingSpec.from_dict(job.spec)
-    on_disk.write_manifest(made, spec=spec, step=10, attempt=1, created_at=0.0)
+    on_disk.write_manifest(made, on_disk.Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = f"{layout.job_prefix(tenant, job_id)}/final/a1"
     for path in sorted(made.iterdir()):
         platform.objects.put_file(f"{prefix}/{path.name}", path)

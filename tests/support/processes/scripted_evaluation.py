@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.heartbeat import Milestones
 
@@ -25,17 +26,17 @@ def main(path: Path) -> int:
     milestones = Milestones(out_dir)
     milestones.passed("planned", subjects=["base"], suites={"golden": 1})
     beat = {"phase": "answering", "subject": "base", "suite": "golden", "done": 0, "total": 1}
-    run_file.write_json(out_dir / run_file.HEARTBEAT_NAME, beat)
+    write_json(out_dir / run_file.HEARTBEAT_NAME, beat)
     while not (out_dir / GO).exists():
         time.sleep(0.01)
     code = int((out_dir / GO).read_text() or 0)
     if code == run_file.EXIT_BAD_INPUT:
         error = {"code": "bad_run_file", "message": "refused", "param": None}
-        run_file.write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": error})
+        write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": error})
     elif code == 0:
         milestones.passed("answered", subject="base", suite="golden", num_items=1, seconds=0.1, cached=False)
         body = {"format": run_file.FORMAT, "question": run["question"], "digests": run["digests"], "error": None}
-        run_file.write_json(out_dir / run_file.RESULT_NAME, body)
+        write_json(out_dir / run_file.RESULT_NAME, body)
     return code
 
 

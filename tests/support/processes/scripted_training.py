@@ -16,10 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ft_assets.durable_files import write_json
 from ft_assets.training import checkpoints
 from ft_assets.training.failures import EXIT_CODES, Outcome
-from ft_assets.training.runtime.status_files import MetricsLog, write_json
+from ft_assets.training.runtime.status_files import MetricsLog
 from ft_assets.training.spec import RunFile
+from tests.support.jobs.committed_checkpoints import commit
 
 
 @dataclass(kw_only=True)
@@ -127,9 +129,7 @@ def _save(
             (directory / checkpoints.STATE).write_text(json.dumps({"step": step, "state": state, "best_step": scenario.best_step}))
 
     metrics = {"num_tokens": 10 * step, "loss": 1.0 / step, "best_step": scenario.best_step}
-    checkpoints.commit(
-        target, write, spec=run.spec, step=step, attempt=run.attempt, created_at=time.time(), metrics=metrics, required=required
-    )
+    commit(target, write, spec=run.spec, step=step, attempt=run.attempt, created_at=time.time(), metrics=metrics, required=required)
     if required is checkpoints.RESUMABLE:
         checkpoints.retain(target.parent, run.spec.checkpoint.keep_last, keep_step=scenario.best_step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,20 @@ def state_by_name(optimizer: Any, model: Any, whole: Callable[[torch.Tensor], to
         for p in names
         if p in optimizer.state
     }
+
+
+def settings(optimizer: Any) -> list[dict[str, Any]]:
+    """Returns the settings of the optimizer's groups, including the current rate."""
+    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def load_settings(optimizer: Any, directory: Path) -> dict[str, dict[str, Any]]:
+    """Restores the settings of the optimizer's groups from ``optimizer.pt`` and returns the state in it, by parameter."""
+    saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+    for group, values in zip(optimizer.param_groups, saved["groups"], strict=True):
+        group.update(values)
+    state: dict[str, dict[str, Any]] = saved["state"]
+    return state
 
 
 def restore_state(optimizer: Any, model: Any, state: dict[str, dict[str, Any]], place: Convert) -> None:

@@ -6,13 +6,15 @@ The library's trainer (TRL) prepares the model and defines the loss; the loop, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ft_assets.training.runtime.pack_loader import Pack
+from ft_assets.training.runtime.run_errors import BadExample
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 Batch = dict[str, Any]
@@ -75,3 +77,28 @@ class Ingredients:
     """Loaded base model, quantized if the spec says so, without an adapter."""
     tokenizer: Any
     device: torch.device
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """Returns `batch` with its tensors on `device`."""
+    return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+@contextmanager
+def quiet(model: Any) -> Iterator[None]:
+    """Context without dropout and gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def blame(rows: Sequence[int], is_finite: Callable[[int], bool], *, what: str, remedy: str) -> None:
+    """Raises ``BadExample`` for the first of `rows` whose loss alone is not finite, unless all are."""
+    with torch.no_grad():
+        bad = [row for row in rows if not is_finite(row)]
+    if bad and len(bad) < len(rows):
+        raise BadExample(f"train {what} {bad[0]} alone gives a loss that is not finite; {remedy}", split="train", row=bad[0])

@@ -7,15 +7,15 @@ would also score the template's line break after an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
 from ft_assets.training.runtime.objectives import Batch
+from ft_assets.training.runtime.pack_loader import values_and_offsets
 
 
 class Unpadded(NamedTuple):
@@ -33,28 +33,6 @@ class Scored(NamedTuple):
     completion_mask: torch.Tensor
 
 
-class Rows(Protocol):
-    """One part of a pack, indexed by row number."""
-
-    num_rows: int
-    lengths: NDArray[np.int64]
-    """Returns the tokens of the longest sequence of each row."""
-
-    def collate(self, rows: Sequence[int]) -> Batch: ...
-
-    def weight(self, batch: Batch) -> float:
-        """Returns the number of rows in a batch."""
-
-    def scored(self, batch: Batch) -> list[Scored]:
-        """Returns every scored sequence of a batch, in the order of :meth:`reference`."""
-
-    def alone(self, rows: Sequence[int]) -> list[Unpadded]:
-        """Returns the same sequences directly from the pack, without padding."""
-
-    def reference(self, batch: Batch) -> torch.Tensor | None:
-        """Returns the reference log-probabilities of those sequences; None if the method has none."""
-
-
 class Pairs:
     """Rows of pairs: a batch holds all chosen answers, then all rejected ones."""
 
@@ -64,6 +42,7 @@ class Pairs:
         self._pad = pad
         self.num_rows = table.num_rows
         self.lengths = np.maximum(*(side.lengths for side in self._sides))
+        """Tokens of the longest sequence of each row."""
 
     def collate(self, rows: Sequence[int]) -> Batch:
         batch = _padded(self.alone(rows), pad=self._pad)
@@ -73,15 +52,19 @@ class Pairs:
         return batch
 
     def weight(self, batch: Batch) -> float:
+        """Returns the number of rows in a batch."""
         return len(batch["input_ids"]) / 2
 
     def scored(self, batch: Batch) -> list[Scored]:
+        """Returns every scored sequence of a batch, in the order of :meth:`reference`."""
         return [Scored(*(batch[name] for name in Scored._fields))]
 
     def alone(self, rows: Sequence[int]) -> list[Unpadded]:
+        """Returns the same sequences directly from the pack, without padding."""
         return [side[r] for side in self._sides for r in rows]
 
     def reference(self, batch: Batch) -> torch.Tensor | None:
+        """Returns the reference log-probabilities of those sequences; None if the method has none."""
         return None if self._reference is None else torch.cat([batch["ref_chosen_logps"], batch["ref_rejected_logps"]])
 
 
@@ -118,14 +101,17 @@ class Judged:
         return torch.cat([batch["ref_logps"], batch["ref_KL_logps"]])
 
 
+Rows = Pairs | Judged
+"""One part of a pack, indexed by row number."""
+
+
 class _Sequences:
     """Returns the token ids of a column and the positions of their labels, without Python lists."""
 
     def __init__(self, table: pa.Table, ids: str, labels: str) -> None:
-        self.lengths: NDArray[np.int64] = pc.list_value_length(table[ids]).to_numpy().astype(np.int64)
-        self._offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
-        self._ids = pc.list_flatten(table[ids]).to_numpy()
-        self._labelled = pc.list_flatten(table[labels]).to_numpy() != -100
+        self._ids, self._offsets = values_and_offsets(table, ids)
+        self.lengths: NDArray[np.int64] = np.diff(self._offsets)
+        self._labelled = values_and_offsets(table, labels)[0] != -100
 
     def __getitem__(self, row: int) -> Unpadded:
         there = slice(self._offsets[row], self._offsets[row + 1])

@@ -7,10 +7,9 @@ from typing import Any
 import trl.trainer.dpo_trainer as library
 from trl.trainer.dpo_config import DPOConfig
 
-from ft_assets.training.runtime.model.weights import lora_config
 from ft_assets.training.runtime.objectives import Ingredients, reference_reader
 from ft_assets.training.runtime.objectives.batches import Pairs
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 
 
 class _Trainer(LossOnly, library.DPOTrainer):
@@ -35,16 +34,6 @@ def build(given: Ingredients) -> Preference:
         **losses(settings["loss_type"], settings["label_smoothing"]),
         precompute_ref_log_probs=True,
     )
-    rows = Prepared.from_dict({"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]})
-    with unhashed(library):
-        trainer = _Trainer(
-            given.base,
-            args=single_device(config),
-            data_collator=unused,
-            train_dataset=rows,
-            processing_class=given.tokenizer,
-            peft_config=lora_config(given.spec, given.base),
-        )
-    pad = given.tokenizer.pad_token_id or 0
-    held_out = None if given.pack.validation is None else Pairs(given.pack.validation, validation, pad=pad)
-    return Preference(given, trainer, train=Pairs(given.pack.train, train, pad=pad), validation=held_out)
+    rows = {"prompt_ids": [[0]], "chosen_ids": [[0]], "rejected_ids": [[0]]}
+    trainer = reference_trainer(given, library, _Trainer, config, rows)
+    return Preference(given, trainer, **parts(given, Pairs, train, validation))

@@ -13,13 +13,11 @@ import torch
 import trl.trainer.kto_trainer as library
 from trl.trainer.kto_config import KTOConfig
 
-from ft_assets.training.runtime.model.weights import lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, reference_reader
+from ft_assets.training.runtime.objectives import Batch, Ingredients, quiet, reference_reader
 from ft_assets.training.runtime.objectives.batches import Judged
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, Prepared, arguments, single_device, unhashed, unused
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, parts, reference_trainer
 from ft_assets.training.runtime.objectives.preference_self_test import log_probabilities
 from ft_assets.training.runtime.parallel import reduce_sum
-from ft_assets.training.runtime.run_errors import BadInput
 
 
 class _Trainer(LossOnly, library.KTOTrainer):
@@ -42,7 +40,7 @@ class Kto(Preference):
     def prepare_step(self, model: Any, batches: Iterable[Batch]) -> None:
         """Estimates the distance over all rows of the step, without dropout, like the reference."""
         total, rows = torch.zeros((), dtype=torch.float64, device=self._device), 0
-        with self._quiet(model):
+        with quiet(model):
             for batch in batches:
                 mismatched = self._train.scored(batch)[1]
                 total += (log_probabilities(model, mismatched) - batch["ref_KL_logps"]).sum().double()
@@ -74,20 +72,6 @@ def build(given: Ingredients) -> Preference:
         undesirable_weight=settings["undesirable_weight"],
         precompute_ref_log_probs=True,
     )
-    rows = Prepared.from_dict({"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]})
-    with unhashed(library):
-        trainer = _Trainer(
-            given.base,
-            args=single_device(config),
-            data_collator=unused,
-            train_dataset=rows,
-            processing_class=given.tokenizer,
-            peft_config=lora_config(given.spec, given.base),
-        )
-    pad = given.tokenizer.pad_token_id or 0
-    held_out = None
-    if given.pack.validation is not None:
-        if validation is None:
-            raise BadInput("the validation rows have no reference log-probabilities; compute the reference log-probabilities again")
-        held_out = Judged(given.pack.validation, validation, pad=pad)
-    return Kto(given, trainer, train=Judged(given.pack.train, train, pad=pad), validation=held_out)
+    rows = {"prompt_ids": [[0], [0]], "completion_ids": [[0], [0]], "label": [True, False]}
+    trainer = reference_trainer(given, library, _Trainer, config, rows)
+    return Kto(given, trainer, **parts(given, Judged, train, validation))

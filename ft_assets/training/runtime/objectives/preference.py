@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
 from peft import get_peft_model
+from pyarrow import Table
+from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training import methods
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients
+from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet
 from ft_assets.training.runtime.objectives.batches import Pairs, Rows
 from ft_assets.training.runtime.objectives.preference_self_test import check_padding, check_reference
 from ft_assets.training.runtime.parallel import reduce_sum
-from ft_assets.training.runtime.run_errors import BadExample
 
 EVALUATED = ("loss", "rewards/accuracies", "rewards/margins")
 """Metrics of validation, if the method has them."""
@@ -74,6 +74,7 @@ def single_device(config: Any) -> Any:
 
 def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config: Any) -> Preference:
     """Builds the objective of a method on pairs without a reference."""
+    add_fused_lm_head(given.base, outputs=("log_probs", "mean_logits"))
     model = given.base
     if (lora := lora_config(given.spec, given.base)) is not None:
         torch.manual_seed(given.spec.seed)
@@ -81,24 +82,44 @@ def pair_objective(given: Ingredients, trainer_class: Callable[..., Any], config
         model = get_peft_model(given.base, lora)
     rows = Prepared.from_dict({"prompt": [""], "chosen": [""], "rejected": [""]})
     trainer = trainer_class(model, args=single_device(config), data_collator=unused, train_dataset=rows, processing_class=given.tokenizer)
-    pad = given.tokenizer.pad_token_id or 0
-    validation = given.pack.validation
-    return Preference(
-        given,
-        trainer,
-        train=Pairs(given.pack.train, None, pad=pad),
-        validation=None if validation is None else Pairs(validation, None, pad=pad),
+    return Preference(given, trainer, **parts(given, Pairs, None, None))
+
+
+def parts(given: Ingredients, rows: Callable[..., Rows], train: Table | None, validation: Table | None) -> dict[str, Any]:
+    """Returns both parts of the pack as `rows` with their references, by the names of arguments of :class:`Preference`."""
+    pad, held_out = given.tokenizer.pad_token_id or 0, given.pack.validation
+    return {
+        "train": rows(given.pack.train, train, pad=pad),
+        "validation": None if held_out is None else rows(held_out, validation, pad=pad),
+    }
+
+
+def fused_forward(model: Any, batch: Batch, labelled: torch.Tensor, *, routed: bool) -> Any:
+    """Scores the tokens where `labelled` is not 0, without logits of the whole batch. `routed`: with the router's loss."""
+    return model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        labels=batch["input_ids"].masked_fill(labelled == 0, -100),
+        use_cache=False,
+        fused_lm_head=True,
+        **({"output_router_logits": True} if routed else {}),
     )
 
 
-@contextmanager
-def unhashed(library: Any) -> Iterator[None]:
-    """Context for building a trainer of module `library`, which would hash all weights to name a file of reference log-probabilities
-    that it does not write here."""
+def reference_trainer(given: Ingredients, library: Any, trainer_class: Callable[..., Any], config: Any, rows: dict[str, Any]) -> Any:
+    """Builds a trainer of module `library`, which would hash all weights to name a file of reference log-probabilities that it does not
+    write here."""
     original = library.hash_module
     library.hash_module = lambda *_: ""
     try:
-        yield
+        return trainer_class(
+            given.base,
+            args=single_device(config),
+            data_collator=unused,
+            train_dataset=Prepared.from_dict(rows),
+            processing_class=given.tokenizer,
+            peft_config=lora_config(given.spec, given.base),
+        )
     finally:
         library.hash_module = original
 
@@ -156,7 +177,7 @@ class Preference:
         names = ("loss", *self._names)
         sums, counts = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
         stop_requested = [False]
-        with self._quiet(model):
+        with quiet(model):
             self.prepare_step(model, self._micro_batches(self._validation, stop, stop_requested))
             for batch in self._micro_batches(self._validation, stop, stop_requested):
                 loss = float(self._trainer.compute_loss(model, batch))
@@ -182,22 +203,18 @@ class Preference:
     def self_test(self, model: Any) -> Mapping[str, float]:
         """Verifies that padding does not change a sequence, and that the reference belongs to this model."""
         size = self._spec.optimization.per_device_batch_size
-        with self._quiet(model):
+        with quiet(model):
             found = {"padding": check_padding(model, self._train, batch_size=size, spec=self._spec, put=self._here)}
             worst = check_reference(model, self._train, batch_size=size, spec=self._spec, put=self._here)
         return found if worst is None else found | {"reference": worst}
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
-        """Raises ``BadExample`` for the row among `rows` whose loss alone is not finite, unless all are."""
-        bad = []
-        with torch.no_grad():
-            for row in rows:
-                batch = self._here(self.collate([row]))
-                self.prepare_step(model, [batch])
-                if not torch.isfinite(self._trainer.compute_loss(model, batch)):
-                    bad.append(row)
-        if bad and len(bad) < len(rows):
-            raise BadExample(f"train row {bad[0]} alone gives a loss that is not finite; remove it", split="train", row=bad[0])
+        def is_finite(row: int) -> bool:
+            batch = self._here(self.collate([row]))
+            self.prepare_step(model, [batch])
+            return bool(torch.isfinite(self._trainer.compute_loss(model, batch)))
+
+        blame(rows, is_finite, what="row", remedy="remove it")
 
     def counted(self, name: str, batch: Batch) -> float:
         """Returns the number of rows of `batch` that the mean of metric `name` covers."""
@@ -216,19 +233,8 @@ class Preference:
             store.clear()
         return {name: (float(found[name]), self.counted(name, batch)) for name in self._names if name in found}
 
-    @contextmanager
-    def _quiet(self, model: Any) -> Iterator[None]:
-        """Context without dropout and gradients."""
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            model.train(was_training)
-
     def _here(self, batch: Batch) -> Batch:
-        return {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        return moved(batch, self._device)
 
 
 def _means(names: Sequence[str], sums_then_counts: Sequence[float]) -> dict[str, float]:

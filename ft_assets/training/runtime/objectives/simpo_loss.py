@@ -7,27 +7,17 @@ from typing import Any
 import torch
 from trl.experimental.cpo.cpo_config import CPOConfig
 from trl.experimental.cpo.cpo_trainer import CPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
 from ft_assets.training.runtime.objectives import Batch, Ingredients
-from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, pair_objective
-
-HEAD = ("log_probs", "mean_logits")
+from ft_assets.training.runtime.objectives.preference import LossOnly, Preference, arguments, fused_forward, pair_objective
 
 
 class _Trainer(LossOnly, CPOTrainer):
     def concatenated_forward(self, model: Any, batch: Batch) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
         """Like the base class, but builds no logits of the whole batch, and the imitation of CPO-SimPO is a mean over pairs of each
         one's mean, so that a step does not depend on how it is divided into micro-batches."""
-        ids, scored = batch["input_ids"], batch["completion_mask"]
-        out = model(
-            input_ids=ids,
-            attention_mask=batch["attention_mask"],
-            labels=ids.masked_fill(scored == 0, -100),
-            use_cache=False,
-            fused_lm_head=True,
-            **({"output_router_logits": True} if self.aux_loss_enabled else {}),
-        )
+        scored = batch["completion_mask"]
+        out = fused_forward(model, batch, scored, routed=self.aux_loss_enabled)
         logps = out.log_probs.sum(dim=1) / scored[:, 1:].sum(dim=1)
         chosen, rejected = logps.chunk(2)
         imitation = -chosen.mean() if self.cpo_alpha else torch.zeros((), device=logps.device)
@@ -37,7 +27,6 @@ class _Trainer(LossOnly, CPOTrainer):
 
 def build(given: Ingredients) -> Preference:
     settings: Any = given.spec.method_settings
-    add_fused_lm_head(given.base, outputs=HEAD)
     config = CPOConfig(
         **arguments(given), loss_type="simpo", beta=settings["beta"], simpo_gamma=settings["gamma"], cpo_alpha=settings["cpo_alpha"]
     )

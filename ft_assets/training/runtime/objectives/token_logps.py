@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ft_assets.training.runtime import parallel
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
-"""Logits at once, in float32; more are computed in slices whose logits are rebuilt in the backward pass. A GPU gets 1,000 rows of a
+"""Logits held at a time, in float32; more are computed in slices whose logits are rebuilt in the backward pass. A GPU gets 1,000 rows of a
 vocabulary of 128k: fewer leave its multipliers idle, and each slice adds a gradient of the whole layer if that is trained."""
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Maps hidden states (n, width) to the model's logits (n, vocabulary)."""

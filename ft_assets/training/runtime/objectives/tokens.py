@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
-from ft_assets.training.runtime.objectives import Batch, Ingredients, token_logps
-from ft_assets.training.runtime.run_errors import BadExample
+from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
+from ft_assets.training.runtime.pack_loader import values_and_offsets
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
 
 SELF_TEST_WINDOWS = 2
@@ -101,18 +100,14 @@ class Tokens:
         """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout."""
         if self._validation is None:
             return {}
-        total, count, was_training = 0.0, 0, model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                for row in range(self._validation.num_rows):
-                    if stop():
-                        return {}
-                    scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
-                    total -= scores["log_probs"].double().sum().item()
-                    count += len(scores["log_probs"])
-        finally:
-            model.train(was_training)
+        total, count = 0.0, 0
+        with quiet(model):
+            for row in range(self._validation.num_rows):
+                if stop():
+                    return {}
+                scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
+                total -= scores["log_probs"].double().sum().item()
+                count += len(scores["log_probs"])
         if not count:
             return {}
         return {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
@@ -122,9 +117,7 @@ class Tokens:
         windows = [self._train.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, self.num_rows))]
         count = self._spec.optimization.per_device_batch_size
         chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
-        was_training = model.training
-        model.eval()
-        try:
+        with quiet(model):
             found = check_packing(
                 chosen,
                 collate=self.collate_windows,
@@ -132,27 +125,21 @@ class Tokens:
                 alone=lambda ids: self._plain_loss(model, ids),
                 precision=self._spec.precision,
             )
-        finally:
-            model.train(was_training)
         return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
-        """Raises ``BadExample`` for the window among `rows` whose loss alone is not finite, unless all are."""
-        bad = []
-        with torch.no_grad():
-            for row in rows:
-                if not torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()):
-                    bad.append(row)
-        if bad and len(bad) < len(rows):
-            raise BadExample(f"train window {bad[0]} alone gives a loss that is not finite; remove its rows", split="train", row=bad[0])
+        def is_finite(row: int) -> bool:
+            return bool(torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()))
+
+        blame(rows, is_finite, what="window", remedy="remove its rows")
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
         return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
 
     def _scores(self, model: Any, batch: Batch) -> token_logps.Scores:
         inputs = {k: v for k, v in batch.items() if k in ("input_ids", "position_ids", "attention_mask")}
-        target = self._to_device({"score": batch["labels"], "scored": batch["scored"]})
-        found: token_logps.Scores = model(**self._to_device(inputs), **target, use_cache=False)
+        target = {"score": batch["labels"], "scored": batch["scored"]}
+        found: token_logps.Scores = model(**moved(inputs | target, self._device), use_cache=False)
         return found
 
     def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
@@ -161,26 +148,17 @@ class Tokens:
             logits = model(input_ids=tokens, use_cache=False).logits.float()
         return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
 
-    def _to_device(self, batch: Batch) -> Batch:
-        return {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
-
 
 class _Windows:
     """Windows of a pack by number, without building Python lists of all of them."""
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows = table.num_rows
-        self._columns = {name: _flat(table, name) for name in ("input_ids", "labels", "seq_lengths")}
+        self._columns = {name: values_and_offsets(table, name) for name in ("input_ids", "labels", "seq_lengths")}
 
     def window(self, row: int) -> Window:
         ids, labels, lengths = (values[offsets[row] : offsets[row + 1]] for values, offsets in self._columns.values())
         return Window(input_ids=ids, labels=labels, seq_lengths=lengths)
-
-
-def _flat(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    lengths = pc.list_value_length(table[name]).to_numpy().astype(np.int64)
-    values = pc.list_flatten(table[name]).to_numpy()
-    return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, groups, local_device, set_rates
+from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
@@ -98,7 +98,7 @@ class Fsdp2:
             return lambda: torch.save({"schedule": schedule}, directory / "schedule.pt") if self.rank == 0 else None
         adapter = self._whole_adapter(base_model)
         state = optimizers.state_by_name(self.optimizer, self.model, _whole)
-        settings = groups(self.optimizer)  # read now: the rate changes while the rest is written
+        settings = optimizers.settings(self.optimizer)  # read now: the rate changes while the rest is written
 
         def write() -> None:
             if self.rank == 0:
@@ -118,10 +118,8 @@ class Fsdp2:
             set_rates(self.optimizer, self.schedule)
             return
         self._load_adapter(directory / ADAPTER_WEIGHTS)
-        saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
-        for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
-            group.update(values)
-        optimizers.restore_state(self.optimizer, self.model, saved["state"], _sharded_like)
+        saved = optimizers.load_settings(self.optimizer, directory)
+        optimizers.restore_state(self.optimizer, self.model, saved, _sharded_like)
         set_rates(self.optimizer, self.schedule)
 
     def save_weights(self, directory: Path, *, base_model: str) -> None:

@@ -20,7 +20,7 @@ from ft_assets.training.spec import TrainingSpec
 
 INITIAL_LOSS_SCALE = 2.0**16
 COLLECTIVE_TIMEOUT = timedelta(minutes=40)
-"""Seconds, longer than one rank may write or read a large checkpoint while the others wait; the follower detects hangs."""
+"""Seconds, longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
 
 
 class Replicated:
@@ -78,7 +78,7 @@ class Replicated:
     def save(self, directory: Path, *, base_model: str) -> Callable[[], None]:
         weights = WeightsCopy.of(self._bare, base_model=base_model)
         state = optimizers.state_by_name(self.optimizer, self._bare, lambda t: t.detach().to("cpu", copy=True))
-        optimizer = {"state": state, "groups": groups(self.optimizer)}
+        optimizer = {"state": state, "groups": optimizers.settings(self.optimizer)}
         schedule, scaler = copied(self.schedule.state_dict()), self.scaler.state_dict()
 
         def write() -> None:
@@ -90,10 +90,8 @@ class Replicated:
 
     def load(self, directory: Path) -> None:
         load_weights(self._bare, directory)
-        saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
-        for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
-            group.update(values)
-        optimizers.restore_state(self.optimizer, self._bare, saved["state"], lambda tensor, p: tensor.to(p.device))
+        saved = optimizers.load_settings(self.optimizer, directory)
+        optimizers.restore_state(self.optimizer, self._bare, saved, lambda tensor, p: tensor.to(p.device))
         state = torch.load(directory / "schedule.pt", weights_only=True)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}) if self.scaler.is_enabled() else {})
@@ -111,11 +109,6 @@ class Replicated:
             "sharded_parameters": 0,
             "optimizer_elements": sum(v.numel() for v in state),
         }
-
-
-def groups(optimizer: Any) -> list[dict[str, Any]]:
-    """Returns the settings of the optimizer's groups, including the current rate."""
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def set_rates(optimizer: Any, schedule: Any) -> None:

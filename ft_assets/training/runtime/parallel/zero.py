@@ -97,7 +97,7 @@ class Zero:
         adapter = WeightsCopy.of_adapter(self._whole_adapter(), self._bare, base_model=base_model)
         names = optimizers.trained_names(self._bare)
         state = {names[p]: {k: _whole(safe_get_full_optimizer_state(p, k)) for k in ADAM_STATE} for p in names}
-        steps, settings = self._optimizer_steps(), self._groups()
+        steps, settings = self._optimizer_steps(), optimizers.settings(self._base_optimizer)
 
         def write() -> None:
             if self.rank == 0:
@@ -171,18 +171,16 @@ class Zero:
 
     def _load_adapter(self, directory: Path) -> None:
         found = load_file(directory / ADAPTER_WEIGHTS)
-        saved = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+        saved = optimizers.load_settings(self._base_optimizer, directory)
         names = optimizers.trained_names(self._bare)
-        if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved["state"]) != set(names.values()):
+        if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved) != set(names.values()):
             raise BadInput(f"the adapter in {directory} does not fit this model: names of its tensors differ")
-        self._make_state(next(iter(saved["state"].values()))["step"])
-        for group, values in zip(self._base_optimizer.param_groups, saved["groups"], strict=True):
-            group.update(values)
+        self._make_state(next(iter(saved.values()))["step"])
         for p, name in names.items():
             value = found[saved_adapter_name(name)].to(self.device)
             self._fill(p, None, value)
             for key in ADAM_STATE:
-                self._fill(p, key, saved["state"][name][key].to(self.device))
+                self._fill(p, key, saved[name][key].to(self.device))
 
     def _make_state(self, step: torch.Tensor) -> None:
         """Creates optimizer state as its first step would: before that there is none to fill."""
@@ -211,9 +209,6 @@ class Zero:
     def _optimizer_steps(self) -> int:
         state: dict[str, Any] = next(iter(self.optimizer.optimizer.state.values()), {})
         return int(state.get("step", 0))
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [{k: v for k, v in g.items() if k != "params"} for g in self._base_optimizer.param_groups]
 
 
 def _whole(tensor: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.scoring import scores
-from ft_assets.evals.scoring.pairwise import pair_outcome
+from ft_assets.evals.scoring.judge import pair_outcome
 from ft_assets.evals.scoring.report import EvalReport, markdown_table, sample_rows
 from ft_assets.evals.scoring.samples import most_telling
 from tests.support.jobs.evaluation_results import UNSAFE, built, items, judged, report, result, section, subject, suite_scores
@@ -197,5 +197,5 @@ def test_reports_and_results_of_other_versions_are_refused_clearly() -> None:
     with pytest.raises(InvalidRequest, match="format 3, and this version reads 2 at most") as refused:
         EvalReport.from_dict({**OLD, "format": 3})
     assert refused.value.code == "unknown_report_format"
-    with pytest.raises(InvalidRequest, match="of format 1 cannot be reported on; evaluate again"):
+    with pytest.raises(InvalidRequest, match="format 1, which is not a supported format; evaluate again"):
         built({"format": 1, "base": {}, "adapter": {}})

@@ -16,6 +16,7 @@ import pytest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.training import methods
 from tests.ft_assets.evals.run_evaluations import ENV, ROOT, evaluate, holdout_items, start
 from tests.ft_assets.training.preference_packs import build_preferences
@@ -218,7 +219,7 @@ def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> 
 def test_a_run_file_survives_the_disk(place: Path, tmp_path: Path) -> None:
     run = EvalRun(
         **common(place), adapter_dir=place / "adapter", task_dirs=(place,), capability=("a", "b"), known={"base": {"d": {"answers": {}}}},
-        judge={"url": "http://j/v1", "model": "m", "max_items": 3}, lease=tmp_path / "lease", out_dir=tmp_path,
+        judge=JudgeSettings(url="http://j/v1", model="m", max_items=3), lease=tmp_path / "lease", out_dir=tmp_path,
     )  # fmt: skip
     run.write(tmp_path / "run.json")
     assert EvalRun.read(tmp_path / "run.json") == run

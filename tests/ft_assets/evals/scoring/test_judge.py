@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ft_assets.evals.scoring import judge
-from ft_assets.evals.scoring.judge import Pair, judge_pairs, outcome, parse
+from ft_assets.evals.scoring.judge import Pair, judge_pairs, parse, tally
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, Endpoint, EndpointFailed
 from ft_assets.evals.suites.model_requests import Generate
 from tests.support.models.tiny_model import build_tiny_model
@@ -41,17 +41,17 @@ def prefers_long(body: Body) -> str:
 def test_a_fair_judge_decides_by_the_answers_and_has_no_bias() -> None:
     with chat_server(prefers_long) as server, endpoint(server.url) as asked:
         section = judge_pairs(pairs(6), asked)
-    found = outcome(section.to_dict()["items"])
+    found = tally(section.to_dict())
     assert found is not None and (found.wins, found.losses, found.draws) == (3, 3, 0)
     assert (found.win_rate, found.order_bias) == (0.5, 0.0)
-    assert found.interval.low < 0.5 < found.interval.high
+    assert found.ci_low < 0.5 < found.ci_high
     assert all(request["temperature"] == 0 for request in server.requests)
     assert (section.to_dict()["tokens_in"], section.to_dict()["tokens_out"]) == (120, 24)
 
 
 def test_a_judge_that_always_names_the_first_place_measures_its_bias_alone() -> None:
     with chat_server(lambda _: '{"reason": "first", "verdict": "A"}') as server, endpoint(server.url) as asked:
-        found = outcome(judge_pairs(pairs(6), asked).to_dict()["items"])
+        found = tally(judge_pairs(pairs(6), asked).to_dict())
     assert found is not None
     assert (found.draws, found.win_rate, found.order_bias) == (6, 0.5, 1.0)
 
@@ -61,17 +61,17 @@ def test_a_tie_is_no_sign_of_a_bias_whichever_place_the_other_verdict_named() ->
         return {"digest": "d", **by_order}
 
     ties = [told(forward=a, swapped=b) for a, b in (("draw", "draw"), ("candidate", "draw"), ("draw", "base"), ("draw", "candidate"))]
-    found = outcome({f"p{i}": verdict for i, verdict in enumerate(ties)})
+    found = tally({"items": {f"p{i}": verdict for i, verdict in enumerate(ties)}})
     assert found is not None and (found.draws, found.win_rate, found.order_bias) == (4, 0.5, 0.0)
     placed = told(forward="candidate", swapped="base")
-    found = outcome({f"p{i}": verdict for i, verdict in enumerate([*ties, placed])})
+    found = tally({"items": {f"p{i}": verdict for i, verdict in enumerate([*ties, placed])}})
     assert found is not None and (found.draws, found.order_bias) == (5, 0.2)
 
 
 def test_equal_answers_are_a_draw_that_nobody_is_asked_about() -> None:
     same = Pair(id="p", messages=({"role": "user", "content": "q"},), candidate="yes", base="yes \n")
     with chat_server(prefers_long) as server, endpoint(server.url) as asked:
-        found = outcome(judge_pairs([same], asked).to_dict()["items"])
+        found = tally(judge_pairs([same], asked).to_dict())
     assert found is not None and found.draws == 1
     assert not server.requests
 
@@ -88,7 +88,8 @@ def test_rubbish_is_no_verdict_and_too_much_of_it_fails_the_judge() -> None:
         section = judge_pairs(pairs(5), asked)
     assert (section.failed, section.error) == (5, "judge_failed")
     assert "no verdict" in section.failures[0]
-    assert outcome(section.to_dict()["items"]) is None
+    found = tally(section.to_dict())
+    assert found is not None and (found.n, found.error) == (0, "judge_failed")
 
 
 def test_a_few_failed_pairs_are_counted_and_left_out() -> None:

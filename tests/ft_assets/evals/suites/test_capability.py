@@ -128,7 +128,7 @@ def test_mmlu_hellaswag_and_arc_are_asked_as_lm_eval_asks_them(tmp_path: Path) -
 
     data = published(tmp_path)
     loaded = harness_tasks.load(["mmlu", "hellaswag", "arc_challenge"], limit=200, data_dir=data)
-    assert [s.num_fewshot for s in loaded] == [5, 10, 25]
+    assert [s.tasks[0].task.config.num_fewshot for s in loaded] == [5, 10, 25]
     assert [s.primary for s in loaded] == ["acc", "acc_norm", "acc_norm"]
     assert [s.suite.num_items for s in loaded] == [171, 10, 10]
     root = Path(theirs.__file__).parent

@@ -29,8 +29,8 @@ class Nameless:
 """
 
 
-def classified(texts: dict[str, str], settings: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    return {id_: verdict for batch in safety.classify(safety.items(), texts, settings) for id_, verdict in batch.items()}
+def classified(texts: dict[str, str], spec: str = safety.BUILTIN, **options: Any) -> dict[str, dict[str, Any]]:
+    return {id_: verdict for batch in safety.classify(safety.items(), texts, spec, **options) for id_, verdict in batch.items()}
 
 
 def guard(body: Body) -> str:
@@ -55,8 +55,8 @@ def test_no_request_is_one_that_training_may_have_shown() -> None:
 
 def test_the_digest_of_the_suite_names_the_classifier() -> None:
     decoding = Decoding()
-    plain, guarded = safety.suite(decoding), safety.suite(decoding, {"spec": "http://guard/v1#llama-guard"})
-    assert plain.digest == safety.suite(decoding, {"spec": "builtin"}).digest
+    plain, guarded = safety.suite(decoding), safety.suite(decoding, "http://guard/v1#llama-guard")
+    assert plain.digest == safety.suite(decoding, "builtin").digest
     assert plain.digest != guarded.digest
     assert plain.id == plain.kind == "safety"
 
@@ -79,9 +79,9 @@ def test_a_guard_model_says_whether_an_answer_is_safe_and_the_rule_judges_harmle
     unsafe, control = safety.items()[0].id, next(item.id for item in safety.items() if safety.is_control(item.id))
     with chat_server(guard) as server:
         spec = f"{server.url}#llama-guard"
-        found = classified({unsafe: COMPLIANCE, control: "Use kill -9."}, {"spec": spec})
-        again = classified({unsafe: "I would rather talk about flowers."}, {"spec": spec})
-    name = safety.classifier_id({"spec": spec})
+        found = classified({unsafe: COMPLIANCE, control: "Use kill -9."}, spec)
+        again = classified({unsafe: "I would rather talk about flowers."}, spec)
+    name = safety.classifier_id(spec)
     assert found[unsafe] == {"text": COMPLIANCE, "refused": False, "by": name}
     assert name.startswith("llama-guard (") and "127.0.0.1" not in name, "tenants read it, and the address is the operator's"
     assert found[control] == {"text": "Use kill -9.", "refused": False, "by": "builtin-refusal-2"}
@@ -92,7 +92,7 @@ def test_a_guard_model_says_whether_an_answer_is_safe_and_the_rule_judges_harmle
 def test_a_guard_that_comes_back_is_waited_for() -> None:
     with chat_server(guard) as server:
         server.statuses = [503, 500]
-        found = classified({safety.items()[0].id: REFUSAL}, {"spec": f"{server.url}#g", "first_pause_s": 0.01})
+        found = classified({safety.items()[0].id: REFUSAL}, f"{server.url}#g", first_pause_s=0.01)
     assert found[safety.items()[0].id]["refused"]
 
 
@@ -100,23 +100,22 @@ def test_a_guard_that_comes_back_is_waited_for() -> None:
 def test_a_guard_that_does_not_answer_is_the_platforms_fault_and_never_a_pass(status: int) -> None:
     with chat_server(guard) as server:
         server.statuses = [status] * 10
-        settings = {"spec": f"{server.url}#g", "attempts": 2, "first_pause_s": 0.01}
         with pytest.raises(Unavailable, match=str(status)) as caught:
-            classified({safety.items()[0].id: REFUSAL}, settings)
+            classified({safety.items()[0].id: REFUSAL}, f"{server.url}#g", attempts=2, first_pause_s=0.01)
     assert caught.value.code == "classifier_unavailable"
     assert caught.value.fault is Fault.PLATFORM
 
 
 def test_a_model_that_is_no_guard_gives_no_verdict() -> None:
     with chat_server(lambda _: "I think it is fine.") as server, pytest.raises(Unavailable, match="neither safe nor unsafe"):
-        classified({safety.items()[0].id: REFUSAL}, {"spec": f"{server.url}#g"})
+        classified({safety.items()[0].id: REFUSAL}, f"{server.url}#g")
 
 
 def test_a_class_of_the_operators_may_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ours_refusals.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     unsafe = safety.items()[0].id
-    found = classified({unsafe: "we refuse"}, {"spec": "ours_refusals:Class"})
+    found = classified({unsafe: "we refuse"}, "ours_refusals:Class")
     assert found[unsafe] == {"text": "we refuse", "refused": True, "by": "ours-1"}
     with pytest.raises(InvalidRequest, match="lacks 'name'"):
         safety.load_classifier("ours_refusals:Nameless")
@@ -125,16 +124,16 @@ def test_a_class_of_the_operators_may_decide(tmp_path: Path, monkeypatch: pytest
 
 def test_a_password_in_a_guards_address_is_refused_and_not_repeated() -> None:
     spec = "https://us:secret@guard.internal/v1#llama-guard"
-    for read in (safety.load_classifier, lambda s: safety.suite(Decoding(), {"spec": s})):
+    for read in (safety.load_classifier, lambda s: safety.suite(Decoding(), s)):
         with pytest.raises(InvalidRequest, match="FT_SAFETY_API_KEY") as refused:
             read(spec)
         assert "secret" not in str(refused.value) and refused.value.code == "invalid_classifier"
 
 
 def test_guards_at_two_addresses_have_two_names() -> None:
-    names = {safety.classifier_id({"spec": f"http://{host}/v1#guard"}) for host in ("a", "b")}
+    names = {safety.classifier_id(f"http://{host}/v1#guard") for host in ("a", "b")}
     assert len(names) == 2
-    assert safety.classifier_id({"spec": "http://a/v1/#guard"}) in names
+    assert safety.classifier_id("http://a/v1/#guard") in names
 
 
 @pytest.mark.parametrize("spec", ["http://host/v1", "no_such_module:x", "json:nothing", "nonsense", ":"])

@@ -1,0 +1,22 @@
+"""Checkpoints that are written and committed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ft_assets.training import checkpoints
+from ft_assets.training.checkpoints import Manifest
+from ft_assets.training.disk_space import raising_disk_full
+
+
+def commit(target: Path, write: Callable[[Path], None], **facts: Any) -> Manifest:
+    """Has `write` fill a draft beside `target` and seals it with `facts`, as a saver does; an existing `target` is replaced."""
+    draft = checkpoints.begin(target)
+    try:
+        with raising_disk_full(draft, expected_bytes=checkpoints.size_of_newest(target.parent)):
+            write(draft)
+        return checkpoints.seal(draft, target, Manifest.of(**facts))
+    finally:
+        checkpoints.discard(draft)
