@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.datasets.measure import Clock, timed
 from ft_assets.datasets import identity
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.checks.pii import PiiScanner
+from ft_assets.datasets.checks.pii.scanner import PiiScanner
 from ft_assets.datasets.dedup import clusters, minhash, pairs, verify
 from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
 from ft_assets.datasets.ingest import IngestResult, validate_file

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks import content
-from ft_assets.datasets.pipeline.block_result import PARTS, BlockResult
+from ft_assets.datasets.checks.turn_order import order_problems
+from ft_assets.datasets.pipeline.block_result import MAX_FIELD_NAME, PARTS, BlockResult, ReadRow
 from ft_assets.datasets.pipeline.fast_path import chat_reader
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.readers.blocks import LineBlock
@@ -18,38 +17,7 @@ from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import apply_map
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example
-
-MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
-"""Unread fields counted by name, and characters of a name: some files have a different key in each row."""
-OTHER_FIELDS = "(other fields)"
-
-
-@dataclass(slots=True)
-class ReadRow:
-    """An example on its way through the checks of its block."""
-
-    number: int
-    byte_offset: int | None
-    example: Example
-    part: int = 0
-    """1 train, 2 validation by the row's own ``split`` field; 0: it has none."""
-    num_tokens: int = 0
-    untrained_turns: int = 0
-    """Turns of weight 1 without loss: the base model's template writes them differently once more messages follow."""
-    toxicity: float = 0.0
-
-
-def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult, *, quotes: bool = False) -> None:
-    """Counts a bad row and keeps its problems up to the limit; with `quotes`, examples show the row's content."""
-    excerpted = row.value if quotes and isinstance(row, Row) else None
-    result.totals["bad_rows"] += 1
-    for problem in problems:
-        result.counts[problem.code] += 1
-        result.causes.add(problem, row=row.number, byte_offset=row.byte_offset, excerpted=excerpted)
-        if len(result.errors) < MAX_STORED_ERRORS:
-            result.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
 
 
 class BlockReader:
@@ -98,7 +66,7 @@ class BlockReader:
         self._result.totals["rows"] += 1
         example, problems = self._read(row)
         if example is None or problems:
-            report_bad(row, problems, self._result, quotes=self._options.policies.pii in ("off", "warn"))
+            self._result.refuse(row, problems, quotes=self._options.policies.options["pii"] in ("off", "warn"))
             return
         own_split = row.value.get("split")
         yield ReadRow(row.number, row.byte_offset, example, PARTS.get(own_split, 0) if isinstance(own_split, str) else 0)
@@ -125,16 +93,13 @@ class BlockReader:
             self._result.advice.setdefault(*advice)
         example, problems = shapes.to_example(value, found[0], row=row.number)
         if example is not None:
-            problems = list(content.order_problems(example))
+            problems = list(order_problems(example))
         return example, problems
 
     def _count_ignored(self, names: Sequence[str], value: Mapping[str, Any]) -> None:
-        ignored = self._result.ignored
         for name in names:
-            if name == "split" and _is_split(value):
-                continue
-            short = name[:MAX_FIELD_NAME]
-            ignored[short if short in ignored or len(ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += 1
+            if name != "split" or not _is_split(value):
+                self._result.ignore(name[:MAX_FIELD_NAME])
 
 
 def _is_split(value: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The facts of all rows on disk, one file per column: read as a whole when a step needs one, never all at once."""
+"""The values of all examples on disk, one file per column: read as a whole when a step needs one, never all at once."""
 
 from __future__ import annotations
 
@@ -9,40 +9,37 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.pipeline.block_result import FACTS, BlockResult
+from ft_assets.datasets.pipeline.block_result import BlockResult
 
 
 class Columns:
-    """Appended block by block in file order, then read."""
+    """Appended block by block in file order, then read.
+
+    Of every example: `row` (its number), `sha_high` and `sha_low` (the first 128 bits of the content hash), `digest` (sha256 of the
+    canonical form) and `bytes` of that form, `characters`, `tokens` (0: not counted), `part` (0: no split of its own, 1 train, 2
+    validation), `label` (0 none, 1 a good completion, 2 a bad one); and what the checks measure.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._open: dict[str, BinaryIO] = {}
-        self._band_names: list[str] = []
+        self._dtypes: dict[str, np.dtype[Any]] = {}
         self.blocks: list[tuple[int, Path | None]] = []
         """(examples, part file) of each block, in order."""
 
     def __len__(self) -> int:
         return sum(n for n, _ in self.blocks)
 
-    @property
-    def num_bands(self) -> int:
-        return len(self._band_names)
-
     def append(self, result: BlockResult) -> None:
-        for name in FACTS.names or ():
-            self._write(name, np.ascontiguousarray(result.facts[name]))
-        self._write("digest", result.digests)
-        if result.bands is not None:
-            self._band_names = [f"band-{b:02d}" for b in range(result.bands.shape[1])]
-            for index, name in enumerate(self._band_names):
-                self._write(name, np.ascontiguousarray(result.bands[:, index]))
-        self.blocks.append((len(result.facts), result.part))
+        for name, values in result.columns.items():
+            if name not in self._open:
+                self._open[name] = self._path(name).open("wb")
+                self._dtypes[name] = values.dtype
+            values.tofile(self._open[name])
+        self.blocks.append((len(result.columns.get("row", ())), result.part))
 
-    def _write(self, name: str, values: NDArray[Any]) -> None:
-        if name not in self._open:
-            self._open[name] = (self._directory / f"{name}.column").open("wb")
-        values.tofile(self._open[name])
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{name}.column"
 
     def finish(self) -> None:
         """Closes the files; the columns can be read from now on."""
@@ -50,19 +47,16 @@ class Columns:
             stream.close()
 
     def read(self, name: str) -> NDArray[Any]:
-        """Returns one column of :data:`FACTS`, in memory."""
+        """Returns one column, in memory."""
         if not len(self):
-            return np.empty(0, FACTS[name])
-        return np.fromfile(self._directory / f"{name}.column", dtype=FACTS[name])
-
-    def band(self, index: int) -> NDArray[np.uint64]:
-        return np.fromfile(self._directory / f"{self._band_names[index]}.column", dtype=np.uint64)
+            return np.empty(0, np.uint64)
+        return np.fromfile(self._path(name), dtype=self._dtypes[name])
 
     def digests(self) -> Iterator[NDArray[np.uint8]]:
         """Yields the sha256 of the canonical forms, block by block: uint8 of shape (examples, 32)."""
         if not len(self):
             return
-        with (self._directory / "digest.column").open("rb") as stream:
+        with self._path("digest").open("rb") as stream:
             for count, _ in self.blocks:
                 yield np.fromfile(stream, dtype=np.uint8, count=count * 32).reshape(-1, 32)
 

@@ -56,19 +56,8 @@ CODES: Mapping[str, str] = {
     "last_not_assistant": "a conversation that does not end with the assistant",
     "nothing_to_train": "every assistant message has weight 0",
     "identical_preference": "chosen and rejected are the same",
-    "control_token_in_content": "a control token of the tokenizer inside content, where it would become a real one",
-    "example_too_long": "more tokens than max_seq_len",
-    "template_refused": "a conversation that the base model's chat template refuses",
-    "template_unstable": "a conversation whose turns the template rewrites, so that no loss mask can be made",
-    "reasoning_not_rendered": "reasoning in an answer, which the base model's chat template leaves out",
-    "no_chat_template": "a conversation for a base model that has no chat template",
-    # row, by the policies that the tenant chose
-    "near_duplicate": "a row that nearly repeats an earlier one",
-    "contaminated": "a row that shares long passages with an evaluation suite",
-    "toxic": "a row that the classifier scores as toxic",
-    "personal_data": "a row that holds personal data",
 }
-"""Every error code of a report with its meaning; warnings have their own codes in ``pipeline.findings`` and ``checks.quality_warnings``."""
+"""Error codes of files and of the shapes of rows, with their meaning; those of checks are in ``checks.all_codes``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

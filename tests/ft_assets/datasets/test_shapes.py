@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks.content import order_problems
+from ft_assets.datasets.checks.turn_order import order_problems
 from ft_assets.datasets.fields import MAX_MESSAGES, MAX_PROBLEMS
 from ft_assets.datasets.pipeline.fast_path import chat_reader
 from ft_assets.datasets.readers.column_map import apply_map

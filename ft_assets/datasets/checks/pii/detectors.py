@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ft_assets.datasets.checks.pii_accounts import Span, find_cards, find_ibans, find_ssns
-from ft_assets.datasets.checks.pii_contacts import (
+from ft_assets.datasets.checks.pii.accounts import Span, find_cards, find_ibans, find_ssns
+from ft_assets.datasets.checks.pii.contacts import (
     SEPARATOR,
     find_announced,
     find_emails,
@@ -20,7 +20,7 @@ from ft_assets.datasets.checks.pii_contacts import (
     find_national,
     find_north_american,
 )
-from ft_assets.datasets.checks.pii_secrets import KEY_GATES, find_assigned, find_keys, find_private_keys
+from ft_assets.datasets.checks.pii.credentials import KEY_GATES, find_assigned, find_keys, find_private_keys
 
 Finder = Callable[[str], Iterator[Span]]
 Kind = Literal["private_key", "api_key", "iban", "card", "ssn", "email", "ip_address", "phone"]

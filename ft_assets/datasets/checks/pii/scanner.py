@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ft_assets.datasets.checks.pii_patterns import DETECTORS, KINDS, SEPARATOR, SEPARATOR_BYTES, Detector, Kind
+from ft_assets.datasets.checks.pii.detectors import DETECTORS, KINDS, SEPARATOR, SEPARATOR_BYTES, Detector, Kind
 
 ALL: tuple[Kind, ...] = KINDS
 MASK = "]"

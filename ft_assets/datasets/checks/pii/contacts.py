@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from ft_assets.datasets.checks.pii_accounts import JOINT, Span
+from ft_assets.datasets.checks.pii.accounts import JOINT, Span
 
 SEPARATOR = "[ .()/\\-\u00a0\u2010-\u2015\u202f]"
 """Separators between the groups of a telephone number."""

@@ -1,26 +1,12 @@
-"""Errors in an example of the right shape: order of roles, empty answers, control tokens, length.
-
-Each check takes an example and yields problems; none raises or looks at other rows.
-"""
+"""Errors in an example of the right shape: order of roles, empty answers, nothing to train on."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
-
-SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
-"""Text that looks like a control token: a warning while the base model is unknown."""
-
-
-def control_token_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern for any of `tokens`, longest first; without tokens it matches nothing."""
-    longest_first = sorted(set(tokens), key=lambda t: (-len(t), t))
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def order_problems(example: Example) -> Iterator[Problem]:
@@ -86,43 +72,3 @@ def has_consecutive_turns(example: Example) -> bool:
     """Returns whether two user or two assistant messages are adjacent, which the chat templates of Mistral and Gemma refuse."""
     roles = [m.role for m in (*example.messages, *example.chosen)]
     return any(one == other and one in ("user", "assistant") for one, other in itertools.pairwise(roles))
-
-
-def first_match(example: Example, pattern: re.Pattern[str]) -> tuple[str, str] | None:
-    """Returns the first match of `pattern` in the example's texts as (path, match): contents, names, tool calls, tools."""
-    for path, text in _texts(example):
-        if match := pattern.search(text):
-            return path, match.group()
-    return None
-
-
-def control_token_problems(example: Example, pattern: re.Pattern[str]) -> Iterator[Problem]:
-    """Reports control tokens in content: they would be tokenized as real ones and could end or forge a turn."""
-    if (found := first_match(example, pattern)) is not None:
-        path, token = found
-        message = f"contains {token!r}, a control token of the base model's tokenizer"
-        yield Problem(path=path, code="control_token_in_content", message=message, fix=f"remove {token!r} or spell it another way")
-
-
-def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    for name, group in (("messages", example.messages), ("chosen", example.chosen), ("rejected", example.rejected)):
-        for index, message in enumerate(group):
-            yield f"{name}[{index}].content", message.content or ""
-            if message.name is not None:
-                yield f"{name}[{index}].name", message.name
-            if message.reasoning is not None:
-                yield f"{name}[{index}].reasoning", message.reasoning
-            if message.tool_call_id is not None:
-                yield f"{name}[{index}].tool_call_id", message.tool_call_id
-            for position, call in enumerate(message.tool_calls):
-                spelled = f"{call.id or ''} {call.name} {json.dumps(call.arguments, ensure_ascii=False)}"
-                yield f"{name}[{index}].tool_calls[{position}]", spelled
-    if example.text is not None:
-        yield "text", example.text
-    if example.tools:
-        yield "tools", json.dumps(example.tools, ensure_ascii=False)
-
-
-def length_problem(num_tokens: int, max_seq_len: int, *, at_least: bool = False) -> Problem:
-    message = f"{'at least ' if at_least else ''}{num_tokens} tokens, over max_seq_len {max_seq_len}"
-    return Problem(path="", code="example_too_long", message=message, fix="shorten it, raise max_seq_len, or choose the policy 'truncate'")
