@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,21 +160,12 @@ def least_items(alpha: float) -> int:
     return math.ceil(math.log2(1.0 / alpha))
 
 
-def items_needed(drop: float, differing: float, *, alpha: float, power: float = 1.2816) -> int:
+def items_needed(drop: float, differing: float, *, alpha: float) -> int:
     """Returns about how many items show a true fall of `drop` if the models differ on a share `differing` of items, in 90 % of cases.
 
-    The normal approximation of McNemar's test (Connor 1987); `power` is the normal quantile of 90 %.
+    The normal approximation of McNemar's test (Connor 1987).
     """
-    z = math.sqrt(2.0) * _erf_inverse(1.0 - 2.0 * alpha)
+    false_alarm, missed = NormalDist().inv_cdf(1.0 - alpha), NormalDist().inv_cdf(0.9)
     share = max(differing, abs(drop))
-    spread = z * math.sqrt(share) + power * math.sqrt(max(0.0, share - drop * drop))
+    spread = false_alarm * math.sqrt(share) + missed * math.sqrt(max(0.0, share - drop * drop))
     return math.ceil((spread / drop) ** 2) if drop else 0
-
-
-def _erf_inverse(x: float) -> float:
-    """Solves by bisection: x in (-1, 1)."""
-    low, high = -6.0, 6.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if math.erf(middle) < x else (low, middle)
-    return (low + high) / 2
