@@ -161,7 +161,7 @@ class _Validation:
             read_file(self._opened, options, total, columns, workers=workers, progress=self._on_read, block_bytes=self._block_bytes)
         except InvalidDataset as error:
             fix = f"read it with {error.options}" if error.options else "correct the file and upload it again"
-            self._file_problems.append(Problem(path="", code=error.code, message=error.message, fix=fix, options=error.options))
+            self._file_problems.append(Problem(error.code, error.message, fix=fix, options=error.options))
 
     def _write(self, output: Path, columns: Columns, texts: StoredTexts, decision: Decision) -> None:
         numbers, parts = columns.read("row"), columns.read("part")

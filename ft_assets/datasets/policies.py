@@ -22,9 +22,9 @@ READING = frozenset(("encoding", "rows_at"))
 """Settings for parsing a file; their effect is visible in the rows."""
 MAX_KEY = 200
 """Characters of `rows_at`."""
-BAD_ROWS = Option(name="bad_rows", default="fail", choices=("fail", "drop"), help="rows with an error", in_every_id=True)
+BAD_ROWS = Option("bad_rows", ("fail", "drop"), help="rows with an error", in_every_id=True)
 """fail: one bad row refuses the file. drop: bad rows are reported and omitted."""
-ENCODING = Option(name="encoding", default=UTF8, choices=ENCODINGS, help="encoding of the file's text")
+ENCODING = Option("encoding", ENCODINGS, help="encoding of the file's text")
 
 
 def policy_options() -> dict[str, Option]:

@@ -11,7 +11,7 @@ A new check is a module with a subclass of :class:`Check` that overrides what it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -29,38 +29,43 @@ if TYPE_CHECKING:
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
-VERDICTS = ("off", "fail", "drop", "warn", "review")
-"""fail: refuse the file. drop: omit the rows and count them. warn: keep them with a warning. review: keep them, but no job trains on the
-dataset until its tenant has approved it."""
+"""What the policies do with flagged rows. drop: omit and count them. warn: keep them with a warning. review: keep them, but no job trains
+on the dataset until its tenant has approved it. fail: refuse the file. A check may have words of its own, and ``off``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Option:
-    """A policy that an upload may set."""
+    """A policy that an upload may set: one of several words, or a number above 0 and at most 1."""
 
     name: str
-    default: str | float
-    choices: tuple[str, ...] = ()
-    """Accepted words; empty: a number above 0 and at most 1."""
+    values: tuple[str, ...] | float
+    """The words that it accepts, the default first; or the number that is the default."""
+    _: KW_ONLY
     help: str
     """What it applies to."""
     in_every_id: bool = False
     """Part of a dataset's id even at its default. False for an option added later, so that the ids of existing datasets stay."""
 
+    @property
+    def default(self) -> str | float:
+        return self.values[0] if isinstance(self.values, tuple) else self.values
+
     def verify(self, value: Any) -> None:
         """Raises ``InvalidRequest`` for a value of another kind, or outside of the limits."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value not in self.choices if self.choices else not is_number:
-            wanted = ", ".join(self.choices) or "a number above 0 and at most 1"
+        if isinstance(self.values, tuple):
+            wanted, accepted = ", ".join(self.values), value in self.values
+        else:
+            wanted, accepted = "a number above 0 and at most 1", isinstance(value, int | float) and not isinstance(value, bool)
+        if not accepted:
             raise self._refusal(f"{str(value)[:60]!r} is not one of: {wanted}")
-        if not self.choices and not 0.0 < value <= 1.0:
+        if not isinstance(value, str) and not 0.0 < value <= 1.0:
             raise self._refusal(f"{value} is outside of 0 < t <= 1")
 
     def _refusal(self, why: str) -> InvalidRequest:
         return InvalidRequest(f"policy {self.name} {why}", code="invalid_policy", param=f"policies.{self.name}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that a check finds in a row."""
 
@@ -68,6 +73,7 @@ class Finding:
     """Code of a flagged row, of a bad row, and of the problem that refuses a file."""
     meaning: str
     """What the code stands for, in the report's list of problems."""
+    _: KW_ONLY
     message: str = ""
     """Of a bad row; fields in braces are filled in."""
     fix: str = ""
@@ -77,7 +83,7 @@ class Finding:
     """Completes "12 rows are ..."."""
 
     def problem(self, *, path: str = "", **values: Any) -> Problem:
-        return Problem(path=path, code=self.code, message=self.message.format(**values), fix=self.fix.format(**values))
+        return Problem(self.code, self.message.format(**values), path=path, fix=self.fix.format(**values))
 
 
 class Mergeable(Protocol):
@@ -163,7 +169,8 @@ class Check:
 
     def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - for subclasses
         """Returns the check's part of the report's ``stats``, also while it is off."""
-        return {self.name: {"flagged": sum(decision.counts[finding.plural] for finding in self.findings)}}
+        flagged = [decision.counts[finding.plural] for finding in self.findings if finding.plural]
+        return {self.name: {"flagged": sum(flagged)}} if flagged else {}
 
     @classmethod
     def lines(cls, stats: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG003 - for subclasses
@@ -186,4 +193,4 @@ class Check:
             if self.action == "fail" and (count := decision.counts[finding.plural]):
                 rows = [flag["row"] for flag in decision.flagged if flag["code"] == finding.code][:10]
                 message = f"{count} rows are {finding.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
-                yield Problem(path="", code=finding.code, message=message, fix=f"remove them, or choose the policy {self.name}=drop")
+                yield Problem(finding.code, message, fix=f"remove them, or choose the policy {self.name}=drop")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
 """Text that looks like a control token: a warning while the base model is unknown."""
 FOUND = Finding(
-    code="control_token_in_content",
-    meaning="a control token of the tokenizer inside content, where it would become a real one",
+    "control_token_in_content",
+    "a control token of the tokenizer inside content, where it would become a real one",
     message="contains {token!r}, a control token of the base model's tokenizer",
     fix="remove {token!r} or spell it another way",
 )
@@ -30,9 +30,8 @@ class ControlTokens(Check):
     name = "control_tokens"
     options = (
         Option(
-            name="control_tokens",
-            default="reject",
-            choices=("reject", "drop", "escape"),
+            "control_tokens",
+            ("reject", "drop", "escape"),
             help="text like `<|im_end|>` inside content; checked once the base model is known",
             in_every_id=True,
         ),
@@ -76,9 +75,6 @@ class ControlTokens(Check):
             if text is not None and any(first in text for first in self._openings):
                 return True
         return False
-
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, object]:  # noqa: ARG002 - warnings report the counts
-        return {}
 
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
         if count := total.totals["suspect"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +18,13 @@ if TYPE_CHECKING:
 
 class ExactDuplicates(Check):
     name = "exact_duplicates"
-    options = (
-        Option(
-            name="exact_duplicates",
-            default="drop",
-            choices=("drop", "warn"),
-            help="rows equal after normalising white space and Unicode",
-            in_every_id=True,
-        ),
-    )
+    options = (Option("exact_duplicates", ("drop", "warn"), help="rows equal after normalising white space and Unicode", in_every_id=True),)
     order = 40
 
     def decide(self, decision: Decision) -> None:
         first = decision.cluster
         copies = np.flatnonzero(first != np.arange(len(first)))
         decision.flag("exact_duplicate", "exact_duplicates", copies, self.action, of_row=decision.numbers[first[copies]])
-
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
-        exact, near = (decision.counts[name] for name in ("exact_duplicates", "near_duplicates"))
-        dropped = (
-            count for name, count in (("exact_duplicates", exact), ("near_duplicates", near)) if self.policies.options[name] == "drop"
-        )
-        return {"dedup_removed": sum(dropped), "duplicates": {"exact": exact, "near": near}}
 
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - only the decision counts
         if count := decision.counts["exact_duplicates"]:

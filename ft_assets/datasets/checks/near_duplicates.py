@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
-from ft_assets.datasets.dedup import clusters, minhash, pairs, verify
+from ft_assets.datasets.dedup import near_pairs
 from ft_assets.datasets.dedup.normalization import fold, near_text
 
 if TYPE_CHECKING:
@@ -35,17 +35,16 @@ class NearDuplicates(Check):
     name = "near_duplicates"
     options = (
         Option(
-            name="near_duplicates",
-            default="drop",
-            choices=("off", "fail", "drop", "warn", "review"),
+            "near_duplicates",
+            ("drop", "warn", "review", "fail", "off"),
             help="rows sharing 90 % of their character 5-grams (system messages apart); verified, not estimated",
             in_every_id=True,
         ),
     )
     findings = (
         Finding(
-            code="near_duplicate",
-            meaning="a row that nearly repeats an earlier one",
+            "near_duplicate",
+            "a row that nearly repeats an earlier one",
             plural="near_duplicates",
             words="near duplicates of an earlier row",
         ),
@@ -54,7 +53,7 @@ class NearDuplicates(Check):
     needs_texts = True
 
     def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - columns are enough
-        bands = np.ascontiguousarray(minhash.band_keys(kept.folded).T)
+        bands = np.ascontiguousarray(near_pairs.band_keys(kept.folded).T)
         return {_band(number): keys for number, keys in enumerate(bands)}
 
     def decide(self, decision: Decision) -> None:
@@ -70,8 +69,12 @@ class NearDuplicates(Check):
         decision.cluster = near.representative[decision.cluster]
         decision.flag("near_duplicate", "near_duplicates", found, self.action, of_row=decision.numbers[partner[first[found]]])
 
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - with the exact ones
-        return {}
+    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
+        exact, near = (decision.counts[name] for name in ("exact_duplicates", "near_duplicates"))
+        dropped = (
+            count for name, count in (("exact_duplicates", exact), ("near_duplicates", near)) if self.policies.options[name] == "drop"
+        )
+        return {"dedup_removed": sum(dropped), "duplicates": {"exact": exact, "near": near}}
 
     def hint(self, total: BlockResult, decision: Decision) -> str:
         if decision.counts["near_duplicates"] <= MANY * max(total.totals["examples"], 1):
@@ -104,24 +107,24 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
     """Finds near duplicates among the rows marked in `among`; `progress` receives the share of rows done.
 
     Bands are processed one at a time; rows that an earlier band has shown to be near another are left out of the next:
-    :func:`clusters.second_look` finds what that may miss.
+    :func:`near_pairs.second_look` finds what that may miss.
     """
     ids = np.flatnonzero(among)
     search = _Search(texts, columns.read("bytes"), columns.read("label"))
     alive = np.ones(len(among), np.bool_)
-    for band in range(minhash.NUM_BANDS):
+    for band in range(near_pairs.NUM_BANDS):
         candidates = ids[alive[ids]]
-        for left, right in pairs.candidate_blocks(columns.read(_band(band))[candidates]):
+        for left, right in near_pairs.candidate_blocks(columns.read(_band(band))[candidates]):
             search.verify(candidates[left], candidates[right])
         if search.take_news():
-            alive = clusters.kept(len(among), search.found())
-        progress(len(among) * (band + 1) // minhash.NUM_BANDS)
+            alive = near_pairs.kept(len(among), search.found())
+        progress(len(among) * (band + 1) // near_pairs.NUM_BANDS)
     while True:
-        search.verify(*clusters.second_look(len(among), search.found()))
+        search.verify(*near_pairs.second_look(len(among), search.found()))
         if not search.take_news():
             break
     left, right = search.found()
-    kept, representative = clusters.kept(len(among), (left, right)), clusters.representative(len(among), (left, right))
+    kept, representative = near_pairs.kept(len(among), (left, right)), near_pairs.representative(len(among), (left, right))
     return Near(kept=kept, representative=representative, left=left, right=right)
 
 
@@ -157,7 +160,7 @@ class _Search:
             first, second = (batch >> np.uint64(32)).astype(np.int64), (batch & np.uint64(0xFFFFFFFF)).astype(np.int64)
             rows, places = np.unique(np.concatenate((first, second)), return_inverse=True)
             points = fold([near_text(e) for e in self._texts.examples(rows)])
-            near = verify.jaccard(points, places[: len(first)], points, places[len(first) :]) >= np.float32(verify.THRESHOLD)
+            near = near_pairs.jaccard(points, places[: len(first)], points, places[len(first) :]) >= np.float32(near_pairs.THRESHOLD)
             if near.any():
                 self._left.append(first[near])
                 self._right.append(second[near])

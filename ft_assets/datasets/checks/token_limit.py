@@ -17,43 +17,25 @@ if TYPE_CHECKING:
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 TOO_LONG = Finding(
-    code="example_too_long",
-    meaning="more tokens than max_seq_len",
+    "example_too_long",
+    "more tokens than max_seq_len",
     message="{at_least}{num_tokens} tokens, over max_seq_len {max_seq_len}",
     fix="shorten it, raise max_seq_len, or choose the policy 'truncate'",
 )
+REORDER = "order or join the messages as the chat template wants them, remove the row, or choose another base model"
+OMIT_REASONING = "remove the reasoning from the row, or choose a base model whose chat template renders it"
 TEMPLATE_FIX = "change the row so that the model's chat template takes it"
 OF_TEMPLATE = (
-    Finding(
-        code="template_refused",
-        meaning="a conversation that the base model's chat template refuses",
-        fix="order or join the messages as the chat template wants them, remove the row, or choose another base model",
-    ),
-    Finding(
-        code="template_unstable",
-        meaning="a conversation whose turns the template rewrites, so that no loss mask can be made",
-        fix=TEMPLATE_FIX,
-    ),
-    Finding(
-        code="reasoning_not_rendered",
-        meaning="reasoning in an answer, which the base model's chat template leaves out",
-        fix="remove the reasoning from the row, or choose a base model whose chat template renders it",
-    ),
-    Finding(code="no_chat_template", meaning="a conversation for a base model that has no chat template", fix=TEMPLATE_FIX),
+    Finding("template_refused", "a conversation that the base model's chat template refuses", fix=REORDER),
+    Finding("template_unstable", "a conversation whose turns the template rewrites, so that no loss mask can be made", fix=TEMPLATE_FIX),
+    Finding("reasoning_not_rendered", "reasoning in an answer, which the base model's chat template leaves out", fix=OMIT_REASONING),
+    Finding("no_chat_template", "a conversation for a base model that has no chat template", fix=TEMPLATE_FIX),
 )
 
 
 class TokenLimit(Check):
     name = "over_long"
-    options = (
-        Option(
-            name="over_long",
-            default="truncate",
-            choices=("truncate", "drop", "reject"),
-            help="rows with more tokens than `max_seq_len`",
-            in_every_id=True,
-        ),
-    )
+    options = (Option("over_long", ("truncate", "drop", "reject"), help="rows with more tokens than `max_seq_len`", in_every_id=True),)
     findings = (TOO_LONG, *OF_TEMPLATE)
     order = 30
 
@@ -145,5 +127,5 @@ def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> 
         tokenizer.count_tokens(example, escape_control_tokens=escape, most=0)
     except InvalidRequest as error:
         fix = next((finding.fix for finding in OF_TEMPLATE if finding.code == error.code), TEMPLATE_FIX)
-        return Problem(path="", code=error.code, message=error.message, fix=fix)
+        return Problem(error.code, error.message, fix=fix)
     return None

@@ -40,15 +40,14 @@ class Toxicity(Check):
     name = "toxicity"
     options = (
         Option(
-            name="toxicity",
-            default="off",
-            choices=("off", "fail", "drop", "warn", "review"),
+            "toxicity",
+            ("off", "warn", "drop", "review", "fail"),
             help="rows with a classifier score of `toxicity_threshold` or above; see [toxicity.md](toxicity.md)",
             in_every_id=True,
         ),
-        Option(name="toxicity_threshold", default=0.9, help="score of the classifier, 0 to 1, from which a row counts", in_every_id=True),
+        Option("toxicity_threshold", 0.9, help="score of the classifier, 0 to 1, from which a row counts", in_every_id=True),
     )
-    findings = (Finding(code="toxic", meaning="a row that the classifier scores as toxic", plural="toxic", words="scored as toxic"),)
+    findings = (Finding("toxic", "a row that the classifier scores as toxic", plural="toxic", words="scored as toxic"),)
     order = 60
 
     @cached_property

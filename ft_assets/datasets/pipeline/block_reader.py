@@ -77,7 +77,7 @@ class BlockReader:
             return None, [value]
         if not isinstance(value, dict):
             fix = 'write {"messages": [...]} or the like'
-            return None, [Problem(path="", code="not_an_object", message="the row is not a JSON object", fix=fix)]
+            return None, [Problem("not_an_object", "the row is not a JSON object", fix=fix)]
         found = shapes.detect(value)
         if found is None:
             return None, [shapes.unknown_shape(value)]
@@ -87,7 +87,7 @@ class BlockReader:
             self._result.format, self._result.format_reason = found
         if found[0] != self._format:
             message = f"reads as {found[0]}, but the rows before it as {self._format}"
-            return None, [Problem(path="", code="mixed_formats", message=message, fix="put each format into a separate file")]
+            return None, [Problem("mixed_formats", message, fix="put each format into a separate file")]
         self._count_ignored(shapes.unknown_fields(value, found[0]), value)
         if (advice := shapes.advice(value)) is not None:
             self._result.advice.setdefault(*advice)

@@ -43,7 +43,7 @@ class Findings:
             return
         if not self.total.totals["rows"]:
             fix = "write one JSON object per line, or a header and records"
-            yield Problem(path="", code="empty_file", message=f"{filename} holds no rows", fix=fix)
+            yield Problem("empty_file", f"{filename} holds no rows", fix=fix)
             return
         for check in self.checks:
             yield from check.refusals(self.decision)
@@ -56,10 +56,10 @@ class Findings:
             removed = self.total.totals["examples"] - good
             message = f"{good} good examples" + (f" after {removed} duplicates and the like were left out" if removed else "")
             message += f", and a file needs at least {policies.min_examples}"
-            yield Problem(path="", code="too_few_examples", message=message, fix=f"add {policies.min_examples - good} or more examples")
+            yield Problem("too_few_examples", message, fix=f"add {policies.min_examples - good} or more examples")
         if policies.max_examples is not None and good > policies.max_examples:
             message = f"{good} examples, over the {policies.max_examples} that the tier allows"
-            yield Problem(path="", code="too_many_examples", message=message, fix="upload fewer, or change the tier")
+            yield Problem("too_many_examples", message, fix="upload fewer, or change the tier")
 
     def report(
         self,

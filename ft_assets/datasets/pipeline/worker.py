@@ -121,6 +121,6 @@ def _hash_one(row: ReadRow, result: BlockResult) -> _Kept | None:
         return _Kept(row, canonical(row.example), identity.content_hashes([row.example])[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError) as error:
         message = f"holds a value that cannot be stored: {str(error)[:120]}"
-        problem = Problem(path="", code="wrong_type", message=message, fix="use text, and numbers of 64 bits at most")
+        problem = Problem("wrong_type", message, fix="use text, and numbers of 64 bits at most")
         result.refuse(row, [problem])
         return None

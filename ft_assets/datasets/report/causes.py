@@ -118,7 +118,7 @@ def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return list(report.get("problems") or ())
     causes = Causes()
     for error in report["errors"]:
-        problem = Problem(path=error["path"], code=error["code"], message=error["message"], fix=error["fix"])
+        problem = Problem(error["code"], error["message"], path=error["path"], fix=error["fix"])
         causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
     return list(causes.to_list())
 

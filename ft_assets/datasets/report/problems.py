@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ft_assets.storable_text import printable
@@ -60,13 +60,14 @@ CODES: Mapping[str, str] = {
 """Error codes of files and of the shapes of rows, with their meaning; those of checks are in ``checks.all_codes``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
-    path: str
-    """Path of the field, such as ``messages[2].content``; empty for the whole row."""
     code: str
-    """One of :data:`CODES`."""
+    """One of :data:`CODES`, or of a check's findings."""
     message: str
+    _: KW_ONLY
+    path: str = ""
+    """Path of the field, such as ``messages[2].content``; empty for the whole row."""
     fix: str
     options: str = ""
     """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty if none would."""

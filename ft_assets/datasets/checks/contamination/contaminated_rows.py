@@ -23,23 +23,22 @@ class Contamination(Check):
     name = "contamination"
     options = (
         Option(
-            name="contamination",
-            default="drop",
-            choices=("off", "fail", "drop", "warn", "review"),
+            "contamination",
+            ("drop", "warn", "review", "fail", "off"),
             help="rows with more than `contamination_threshold` of their 13-grams in an evaluation suite",
             in_every_id=True,
         ),
         Option(
-            name="contamination_threshold",
-            default=0.5,
+            "contamination_threshold",
+            0.5,
             help="share of a row's 13-grams found in a suite from which it counts as contaminated (GPT-3's and Llama 2's measure)",
             in_every_id=True,
         ),
     )
     findings = (
         Finding(
-            code="contaminated",
-            meaning="a row that shares long passages with an evaluation suite",
+            "contaminated",
+            "a row that shares long passages with an evaluation suite",
             plural="contaminated",
             words="found in an evaluation suite",
         ),

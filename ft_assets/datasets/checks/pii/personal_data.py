@@ -21,8 +21,8 @@ SEPARATOR = "\n\0\n"
 GROUPS = ("messages", "chosen", "rejected")
 """Fields of an example that hold messages."""
 FOUND = Finding(
-    code="personal_data",
-    meaning="a row that holds personal data",
+    "personal_data",
+    "a row that holds personal data",
     message="holds personal data or a secret: {kinds}",
     fix="remove it, or choose the policy pii=redact",
 )
@@ -34,9 +34,8 @@ class PersonalData(Check):
     name = "pii"
     options = (
         Option(
-            name="pii",
-            default="off",
-            choices=("off", "warn", "redact", "reject"),
+            "pii",
+            ("off", "warn", "redact", "reject"),
             help="e-mail, phone, card, IBAN, US SSN, IP address, API key, private key",
             in_every_id=True,
         ),
