@@ -21,12 +21,11 @@ from ft_assets.datasets.checks import checks_of, registered, running
 from ft_assets.datasets.identity import dataset_id
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.columns import Columns
-from ft_assets.datasets.pipeline.decision import Decision, decide
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.findings import Findings
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import read_file
-from ft_assets.datasets.pipeline.texts import StoredTexts
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.row_stream import Opened, open_rows
@@ -90,7 +89,7 @@ def validate_file(
             max_seq_len=max_seq_len,
             suites=suites,
             classifier=classifier,
-            keep=output is not None or any(c.needs_texts and policies.options[c.name] != "off" for c in registered().values()),
+            keep=output is not None or any(c.needs_texts and policies.options.get(c.name) != "off" for c in registered().values()),
         )
         reported = _Throttled(progress, every_s=progress_every_s)
         return _Validation(path, filename, called or filename, options, reported, block_bytes).run(output, workers)
@@ -128,7 +127,9 @@ class _Validation:
         self._read(total, columns, workers)
         columns.finish()
         texts = StoredTexts(columns) if self._options.keep else None
-        decision = decide(checks, columns, texts, progress=self._on_compared)
+        decision = Decision(columns, texts, lambda rows: self._say("duplicates", rows=rows))
+        for check in checks:
+            check.decide(decision)
         findings = Findings(total=total, decision=decision, policies=policies, checks=self._checks)
         self._file_problems += list(findings.refusals(self._filename, refused=bool(self._file_problems)))
         valid = not self._file_problems and (policies.bad_rows == "drop" or not total.totals["bad_rows"])
@@ -183,9 +184,6 @@ class _Validation:
 
     def _on_read(self, rows: int, num_bytes: int) -> None:
         self._say("reading", rows=rows, num_bytes=num_bytes, total_bytes=self._opened.total_bytes if self._opened else 0)
-
-    def _on_compared(self, rows: int) -> None:
-        self._say("duplicates", rows=rows)
 
 
 def _split_sha256(columns: Columns, decision: Decision) -> str:

@@ -15,9 +15,8 @@ from ft_assets.datasets.dedup.normalization import fold, near_text
 
 if TYPE_CHECKING:
     from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.columns import Columns
+    from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
     from ft_assets.datasets.pipeline.decision import Decision
-    from ft_assets.datasets.pipeline.texts import StoredTexts
 
 BATCH_BYTES = 32 << 20
 """Characters of canonical text whose pairs are verified together; normalized, they take about six times as much."""

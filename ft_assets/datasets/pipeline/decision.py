@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.check import Check
 from ft_assets.datasets.checks.exact_duplicates import first_copies
-from ft_assets.datasets.pipeline.columns import Columns
-from ft_assets.datasets.pipeline.texts import StoredTexts
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
 
 MAX_FLAGGED = 250
 """Flagged rows named in a report for each kind: 1,000 in all for the four that ship, as many as bad ones."""
@@ -45,16 +43,6 @@ class Decision:
             self.flagged.append({"row": row, "code": code, "action": action, **dict(zip(details, values, strict=True))})
         if action == "drop":
             self.keep[found] = False
-
-
-def decide(
-    checks: Sequence[Check], columns: Columns, texts: StoredTexts | None, *, progress: Callable[[int], None] = lambda _: None
-) -> Decision:
-    """Returns what `checks`, in the order in which they run, decide about the rows of the file."""
-    decision = Decision(columns, texts, progress)
-    for check in checks:
-        check.decide(decision)
-    return decision
 
 
 def _plain(values: Any) -> list[Any]:

@@ -12,8 +12,7 @@ from ft_assets.datasets import shapes
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.pool import run_blocks
-from ft_assets.datasets.pipeline.worker import Block
+from ft_assets.datasets.pipeline.worker import Block, run_blocks
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.readers.json_rows import parse_json

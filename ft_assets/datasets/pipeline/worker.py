@@ -1,11 +1,15 @@
-"""Pass 1 of one block: reads, checks, hashes and writes its rows, in a process that sees no other block."""
+"""Pass 1 of one block: reads, checks, hashes and writes its rows, in a process that sees no other block; and the processes."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +26,7 @@ from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
 from ft_assets.datasets.schema import canonical
+from ft_assets.errors import Unavailable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,3 +129,43 @@ def _hash_one(row: ReadRow, result: BlockResult) -> _Kept | None:
         problem = Problem("wrong_type", message, fix="use text, and numbers of 64 bits at most")
         result.refuse(row, [problem])
         return None
+
+
+IN_FLIGHT_PER_WORKER = 2
+"""Blocks per worker: one in progress and one waiting, 4 MB each."""
+
+_worker: BlockWorker | None = None
+
+
+def run_blocks(blocks: Iterable[Block], options: BlockOptions, *, workers: int) -> Iterator[BlockResult]:
+    """Yields the result of each block, in the order of `blocks`; with one worker everything runs in this process."""
+    if workers <= 1:
+        worker = BlockWorker(options)
+        yield from map(worker.run, blocks)
+        return
+    context = multiprocessing.get_context("spawn")  # the API's process has threads: a fork could hang
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(options,)) as pool:
+        waiting: deque[Future[BlockResult]] = deque()
+        try:
+            for block in blocks:
+                waiting.append(pool.submit(_run, block))
+                if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise Unavailable("a validation worker died, most likely for want of memory; validate the file again") from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _start(options: BlockOptions) -> None:
+    global _worker
+    _worker = BlockWorker(options)
+
+
+def _run(block: Block) -> BlockResult:
+    if _worker is None:
+        raise AssertionError("the pool starts each worker with its options")
+    return _worker.run(block)

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_assets.datasets.checks.pii import detectors
 from ft_assets.datasets.checks.pii.accounts import iban_length
-from ft_assets.datasets.checks.pii.scanner import ALL, Match, PiiScanner, redact
+from ft_assets.datasets.checks.pii.scanner import ALL, DETECTORS, Match, PiiScanner, redact
 from tests.ft_assets.datasets.examples_of import shared_file
 
 FAST, PLAIN = PiiScanner(), PiiScanner(use_hyperscan=False)
@@ -153,7 +152,7 @@ def test_a_digit_fewer_or_more_is_no_telephone_number(text: str) -> None:
 
 
 def test_every_kind_has_examples_here() -> None:
-    assert set(ALIVE) == set(ALL) == {d.kind for d in detectors.DETECTORS}
+    assert set(ALIVE) == set(ALL) == {d.kind for d in DETECTORS}
 
 
 def test_a_wrong_check_digit_is_no_card_and_no_iban() -> None:
@@ -183,7 +182,7 @@ def test_hyperscan_and_re_find_the_same(text: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(noise)
 def test_whatever_a_finder_finds_its_gate_lets_through(text: str) -> None:
-    for index, detector in enumerate(detectors.DETECTORS):
+    for index, detector in enumerate(DETECTORS):
         if any(True for find in detector.finds for _ in find(text)):
             for scanner in (FAST, PLAIN):
                 assert index in scanner._gate([text]).get(0, set()), detector.kind
