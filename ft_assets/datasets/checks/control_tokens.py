@@ -6,15 +6,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ft_assets.datasets.checks.check import Check, Finding, Option
+from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-    from ft_assets.datasets.pipeline.decision import Decision
 
 SUSPECT = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
 """Text that looks like a control token: a warning while the base model is unknown."""

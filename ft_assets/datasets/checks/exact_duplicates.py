@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ft_assets.datasets.checks.check import ACTIONS, Check, Option
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.columns import Columns
-    from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 
 
 class ExactDuplicates(Check):
@@ -32,16 +27,3 @@ class ExactDuplicates(Check):
 
 
 CHECK = ExactDuplicates
-
-
-def first_copies(columns: Columns) -> NDArray[np.int64]:
-    """Returns for each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
-    high, low = columns.read("sha_high"), columns.read("sha_low")
-    order = np.lexsort((low, high))  # stable: copies stay in file order
-    high, low = high[order], low[order]
-    starts = np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))) if len(order) else np.empty(0, bool)
-    del high, low
-    group_first = order[starts]
-    first = np.empty(len(order), np.int64)
-    first[order] = group_first[np.cumsum(starts) - 1]
-    return first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
 from ft_assets.datasets.dedup import near_pairs
 from ft_assets.datasets.dedup.normalization import fold, near_text
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
-    from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
+from ft_assets.datasets.pipeline.decision import Decision
 
 BATCH_BYTES = 32 << 20
 """Characters of canonical text whose pairs are verified together; normalized, they take about six times as much."""

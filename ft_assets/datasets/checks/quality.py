@@ -7,7 +7,7 @@ A warning never refuses anything; it states what was found, with numbers, and wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,9 @@ from ft_assets.datasets.checks.quality_counts import (
     text_hashes,
 )
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.decision import Decision
 
 MAX_LABEL = 64
 """Longest answer in characters that can be a label: the longest of banking77's 77 intents has 49."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ft_assets.datasets.checks.check import Check, Finding, Option
 from ft_assets.datasets.checks.turn_order import has_consecutive_turns
+from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens.assistant_turns import reasoning_of
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
 from ft_assets.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-    from ft_assets.datasets.pipeline.decision import Decision
-    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 
 TOO_LONG = Finding(
     "example_too_long",
@@ -41,7 +41,6 @@ class TokenLimit(Check):
 
     def screen(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
         """Counts the tokens of each row; without a base model, what its template might refuse."""
-        from ft_assets.datasets.tokens.assistant_turns import reasoning_of
 
         if self.setup.tokenizer is None:
             result.totals["consecutive_turns"] += sum(has_consecutive_turns(row.example) for row in rows)
@@ -52,7 +51,6 @@ class TokenLimit(Check):
         return self._counted(rows, self.setup.tokenizer, self.setup.options.max_seq_len, result)
 
     def _counted(self, rows: list[ReadRow], tokenizer: ChatTokenizer, max_seq_len: int, result: BlockResult) -> list[ReadRow]:
-        from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
 
         out = []
         if self.action != "truncate":  # rows that cannot fit need not be counted exactly

@@ -12,17 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.decision import Decision
 
 LEXICON = Path(__file__).parent / "lexicon.yaml"
 GAPS = {"~": r"(?: \S+){0,5}", "~1": r"(?: \S+)?"}

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.exact_duplicates import first_copies
 from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
 
 MAX_FLAGGED = 250
@@ -43,6 +42,19 @@ class Decision:
             self.flagged.append({"row": row, "code": code, "action": action, **dict(zip(details, values, strict=True))})
         if action == "drop":
             self.keep[found] = False
+
+
+def first_copies(columns: Columns) -> NDArray[np.int64]:
+    """Returns for each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
+    high, low = columns.read("sha_high"), columns.read("sha_low")
+    order = np.lexsort((low, high))  # stable: copies stay in file order
+    high, low = high[order], low[order]
+    starts = np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))) if len(order) else np.empty(0, bool)
+    del high, low
+    group_first = order[starts]
+    first = np.empty(len(order), np.int64)
+    first[order] = group_first[np.cumsum(starts) - 1]
+    return first
 
 
 def _plain(values: Any) -> list[Any]:

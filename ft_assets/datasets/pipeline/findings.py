@@ -79,7 +79,7 @@ class Findings:
             of_file.add(problem, row=None, byte_offset=None)
         given = self._given(column_map)
         problems = [p for causes in (of_file, total.causes) for p in causes.to_list(called=called, given=given)]
-        errors = [e.to_dict() for e in (*file_errors, *total.errors)][:MAX_STORED_ERRORS]
+        errors = [*file_errors, *total.errors][:MAX_STORED_ERRORS]
         if sniffed is not None and sniffed.is_partly_utf8:
             for found in (*problems, *errors):
                 if found["code"] == "invalid_utf8":  # an encoding for one part would garble the other

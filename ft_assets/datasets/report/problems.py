@@ -77,20 +77,11 @@ class Problem:
         for name in ("path", "message", "fix", "options"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
-    def at(self, *, row: int | None, byte_offset: int | None) -> RowError:
-        return RowError(row=row, byte_offset=byte_offset, path=self.path, code=self.code, message=self.message, fix=self.fix)
+    def at(self, *, row: int | None, byte_offset: int | None) -> dict[str, Any]:
+        """Returns the problem as an error of a report.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowError:
-    row: int | None
-    """1-based: the line of a JSONL file, the element of an array, the record of a CSV or Parquet file; None for the whole file."""
-    byte_offset: int | None
-    """Offset of the row in the decompressed file; None if that has no meaning (Parquet)."""
-    path: str
-    code: str
-    message: str
-    fix: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("row", "byte_offset", "path", "code", "message", "fix")}
+        `row`: 1-based line of a JSONL file, element of an array, record of a CSV or Parquet file; None for the whole file. `byte_offset`:
+        of the row in the decompressed file; None if that has no meaning (Parquet).
+        """
+        of_problem = {name: getattr(self, name) for name in ("path", "code", "message", "fix")}
+        return {"row": row, "byte_offset": byte_offset, **of_problem}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option, Setup
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult
-    from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 
 NO_SUITE = -1
 

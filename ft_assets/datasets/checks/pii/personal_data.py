@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ft_assets.datasets.checks.check import Check, Finding, Option
 from ft_assets.datasets.checks.pii.scanner import Match, PiiScanner, redact
+from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example, Message
-
-if TYPE_CHECKING:
-    from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
-    from ft_assets.datasets.pipeline.decision import Decision
 
 SEPARATOR = "\n\0\n"
 """Separates the texts of a row: no text contains NUL, so no match extends from one text into the next."""
