@@ -240,7 +240,7 @@ def personal_data(ground: Ground) -> dict[str, Any]:
     planted = {label.row: label.detail for label in read_labels(path) if label.kind == "pii"}
     texts = {row: near.said(line) for row, line in near.good_lines(path)}
     file = near.write_texts(near.Truth(texts=texts, copies={}), ground.scratch / "personal.texts.jsonl")
-    from ft_assets.datasets.checks.pii import PiiScanner
+    from ft_assets.datasets.checks.pii.scanner import PiiScanner
 
     rows, lines = list(texts), list(texts.values())
     scanner = PiiScanner()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.datasets.measure import Clock, timed
 from ft_assets.datasets import identity
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.checks.pii import PiiScanner
-from ft_assets.datasets.dedup import clusters, minhash, pairs, verify
+from ft_assets.datasets.checks.pii.scanner import PiiScanner
+from ft_assets.datasets.dedup import near_pairs
 from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
 from ft_assets.datasets.ingest import IngestResult, validate_file
 from ft_assets.datasets.packs.build import build_pack
@@ -88,14 +88,14 @@ def stages(rows: Path, suites: Path, model_dir: Path, *, num_tokenized: int) -> 
             texts = [near_text(e) for e in few]
             folded.append(fold(texts))
         with clock.stage("MinHash band keys"):
-            keys.append(minhash.band_keys(folded[-1]))
+            keys.append(near_pairs.band_keys(folded[-1]))
         with clock.stage("contamination"):
             index.shares(folded[-1])
         with clock.stage("personal data"):
             scanner.scan(texts)
     points = CodePoints(np.concatenate([p.codes for p in folded]), _offsets(folded))
     with clock.stage("pairs, true Jaccard, clusters"):
-        near_pairs(points, np.concatenate(keys))
+        rows_kept(points, np.concatenate(keys))
     halves = {
         "template, tokens and mask": examples[:num_tokenized],
         "template and count of tokens": examples[num_tokenized:][:num_tokenized],
@@ -114,25 +114,25 @@ def _offsets(folded: Sequence[CodePoints]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(lengths)))
 
 
-def near_pairs(points: CodePoints, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def rows_kept(points: CodePoints, keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Rows kept, from keys to verified pairs, all texts in memory."""
     n, found = len(points), np.empty((0, 2), np.int64)
     for band in range(keys.shape[1]):
-        found = _with_verified(found, np.stack(pairs.candidate_pairs(np.ascontiguousarray(keys[:, band])), axis=1), points)
+        found = _with_verified(found, np.stack(near_pairs.candidate_pairs(np.ascontiguousarray(keys[:, band])), axis=1), points)
     while True:
-        more = _with_verified(found, np.stack(clusters.second_look(n, (found[:, 0], found[:, 1])), axis=1), points)
+        more = _with_verified(found, np.stack(near_pairs.second_look(n, (found[:, 0], found[:, 1])), axis=1), points)
         if len(more) == len(found):
-            return clusters.kept(n, (found[:, 0], found[:, 1]))
+            return near_pairs.kept(n, (found[:, 0], found[:, 1]))
         found = more
 
 
 def _with_verified(found: NDArray[np.int64], candidates: NDArray[np.int64], points: CodePoints) -> NDArray[np.int64]:
     fresh = np.unique(candidates, axis=0)
-    near = verify.jaccard(points, fresh[:, 0], points, fresh[:, 1]) >= np.float32(verify.THRESHOLD)
+    near = near_pairs.jaccard(points, fresh[:, 0], points, fresh[:, 1]) >= np.float32(near_pairs.THRESHOLD)
     return np.unique(np.concatenate((found, fresh[near])), axis=0)
 
 
 def near_removed(texts: Sequence[str]) -> NDArray[np.int64]:
     """Indexes of the texts that are near an earlier one that stays."""
     points = fold(texts)
-    return np.flatnonzero(~near_pairs(points, minhash.band_keys(points)))
+    return np.flatnonzero(~rows_kept(points, near_pairs.band_keys(points)))

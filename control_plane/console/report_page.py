@@ -9,9 +9,9 @@ from typing import Any
 
 import jinja2
 
+from ft_assets.datasets.checks.contamination.contaminated_rows import contamination_line
 from ft_assets.datasets.report.causes import problems_of
 from ft_assets.datasets.report.histogram import histogram_svg
-from ft_assets.datasets.report.validation_report import contamination_line
 
 TEMPLATES = Path(__file__).parent
 LENGTHS = ("min", "p50", "mean", "p95", "p99", "max", "total")

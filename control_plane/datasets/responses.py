@@ -12,7 +12,7 @@ from control_plane.datasets import schemas, suites
 from control_plane.datasets.validation_state import progress_of
 from control_plane.jobs import results
 from control_plane.platform.epoch_time import epoch_seconds
-from ft_assets.datasets.report.validation_report import contamination
+from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 
 
 def file(row: RowMapping) -> schemas.File:

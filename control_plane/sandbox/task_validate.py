@@ -49,7 +49,7 @@ class Order:
             "filename": self.filename,
             "called": self.called,
             "column_map": dict(self.column_map),
-            "policies": asdict(self.policies),
+            "policies": self.policies.to_dict(),
             "max_seq_len": self.max_seq_len,
             "max_workers": self.max_workers,
             "classifier": self.classifier,

@@ -50,9 +50,9 @@ class Reading:
     def add(self, path: str, code: str, message: str, fix: str, *, options: str = "") -> None:
         if len(self.problems) == MAX_PROBLEMS:
             path, code, message = "", "more_problems", f"the row has more than {MAX_PROBLEMS} problems; the rest of it was not read"
-            self.problems.append(Problem(path=path, code=code, message=message, fix="mend those that are named, and validate again"))
+            self.problems.append(Problem(code, message, path=path, fix="mend those that are named, and validate again"))
             raise TooManyProblemsError
-        self.problems.append(Problem(path=path, code=code, message=message, fix=fix, options=options))
+        self.problems.append(Problem(code, message, path=path, fix=fix, options=options))
 
     def text(self, value: Any, path: str) -> str:
         if isinstance(value, str):

@@ -17,16 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.checks.toxicity import load_classifier
+from ft_assets.datasets.checks import checks_of, registered, running
 from ft_assets.datasets.identity import dataset_id
 from ft_assets.datasets.pass_progress import Progress
-from ft_assets.datasets.pipeline.columns import Columns
-from ft_assets.datasets.pipeline.decision import Decision, decide
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.pipeline.findings import Findings
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.pass_one import Reading, read_file
-from ft_assets.datasets.pipeline.texts import StoredTexts
+from ft_assets.datasets.pipeline.pass_one import read_file
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.row_stream import Opened, open_rows
@@ -90,7 +89,7 @@ def validate_file(
             max_seq_len=max_seq_len,
             suites=suites,
             classifier=classifier,
-            keep=output is not None or policies.near_duplicates != "off",
+            keep=output is not None or any(c.needs_texts and policies.options.get(c.name) != "off" for c in registered().values()),
         )
         reported = _Throttled(progress, every_s=progress_every_s)
         return _Validation(path, filename, called or filename, options, reported, block_bytes).run(output, workers)
@@ -117,27 +116,29 @@ class _Validation:
         self._path, self._filename, self._options, self._say, self._block_bytes = path, filename, options, say, block_bytes
         self._opened: Opened | None = None
         self._file_problems: list[Problem] = []
-        compared = options.suites is not None and options.policies.contamination != "off"
-        self._suites = SuiteIndex.load(options.suites) if compared and options.suites is not None else None
+        self._checks = checks_of(options)
 
     def run(self, output: Path | None, workers: int | None) -> IngestResult:
-        policies = self._options.policies
-        reading = Reading(columns=Columns(self._options.scratch))
-        self._read(reading, workers)
-        reading.columns.finish()
-        texts = StoredTexts(reading.columns) if self._options.keep else None
-        names = list(self._suites.suites) if self._suites is not None else []
-        decision = decide(reading.columns, texts, policies, suites=names, progress=self._on_compared)
-        findings = Findings(reading=reading, decision=decision, policies=policies, suites=names, max_seq_len=self._options.max_seq_len)
+        policies, checks = self._options.policies, running(self._checks)
+        shaping = policies.shaping()
+        for check in checks:  # a classifier or an index that is missing ends the validation here
+            shaping |= check.identity()
+        total, columns = BlockResult(), Columns(self._options.scratch)
+        self._read(total, columns, workers)
+        columns.finish()
+        texts = StoredTexts(columns) if self._options.keep else None
+        decision = Decision(columns, texts, lambda rows: self._say("duplicates", rows=rows))
+        for check in checks:
+            check.decide(decision)
+        findings = Findings(total=total, decision=decision, policies=policies, checks=self._checks)
         self._file_problems += list(findings.refusals(self._filename, refused=bool(self._file_problems)))
-        valid = not self._file_problems and (policies.bad_rows == "drop" or not reading.totals["bad_rows"])
-        content = _content_sha256(reading.columns, decision)
-        settings = {**self._shaping(), "split": _split_sha256(reading.columns, decision)}
+        valid = not self._file_problems and (policies.bad_rows == "drop" or not total.totals["bad_rows"])
+        content = _content_sha256(columns, decision)
         if valid and output is not None and texts is not None:
-            self._write(output, reading.columns, texts, decision)
+            self._write(output, columns, texts, decision)
         report = findings.report(
             valid=valid,
-            dataset_id=dataset_id(content, settings) if valid else None,
+            dataset_id=dataset_id(content, {**shaping, "split": _split_sha256(columns, decision)}) if valid else None,
             file_problems=self._file_problems,
             opened=self._opened,
             filename=self._filename,
@@ -146,7 +147,7 @@ class _Validation:
         )
         return IngestResult(report=report, content_sha256=content, num_rows=int(decision.keep.sum()))
 
-    def _read(self, reading: Reading, workers: int | None) -> None:
+    def _read(self, total: BlockResult, columns: Columns, workers: int | None) -> None:
         options = self._options
         try:
             self._opened = open_rows(
@@ -158,10 +159,10 @@ class _Validation:
                 max_bytes=options.policies.max_bytes,
                 block_bytes=self._block_bytes,
             )
-            read_file(self._opened, options, reading, workers=workers, progress=self._on_read, block_bytes=self._block_bytes)
+            read_file(self._opened, options, total, columns, workers=workers, progress=self._on_read, block_bytes=self._block_bytes)
         except InvalidDataset as error:
             fix = f"read it with {error.options}" if error.options else "correct the file and upload it again"
-            self._file_problems.append(Problem(path="", code=error.code, message=error.message, fix=fix, options=error.options))
+            self._file_problems.append(Problem(error.code, error.message, fix=fix, options=error.options))
 
     def _write(self, output: Path, columns: Columns, texts: StoredTexts, decision: Decision) -> None:
         numbers, parts = columns.read("row"), columns.read("part")
@@ -181,20 +182,8 @@ class _Validation:
         finally:
             writer.close(keep=done)
 
-    def _shaping(self) -> dict[str, object]:
-        """Returns what the dataset's id covers besides its content."""
-        shaping: dict[str, object] = dict(self._options.policies.shaping())
-        if self._suites is not None:
-            shaping["suites"] = self._suites.digest
-        if self._options.policies.toxicity != "off":
-            shaping["classifier"] = load_classifier(self._options.classifier).name
-        return shaping
-
     def _on_read(self, rows: int, num_bytes: int) -> None:
         self._say("reading", rows=rows, num_bytes=num_bytes, total_bytes=self._opened.total_bytes if self._opened else 0)
-
-    def _on_compared(self, rows: int) -> None:
-        self._say("duplicates", rows=rows)
 
 
 def _split_sha256(columns: Columns, decision: Decision) -> str:

@@ -1,103 +1,108 @@
-"""Policies of a validation: one setting per check, given with the upload."""
+"""Policies of a validation, given with the upload: the options of the checks, and how the file is read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any, Self
 
+from ft_assets.datasets.checks import all_options
+from ft_assets.datasets.checks.check import Option
 from ft_assets.datasets.readers.containers import MAX_BYTES
-from ft_assets.datasets.readers.encodings import UTF8, Encoding, encoding_named
+from ft_assets.datasets.readers.encodings import ENCODINGS, UTF8, Encoding, encoding_named
 from ft_assets.errors import InvalidRequest
-
-Verdict = Literal["fail", "drop", "warn", "review"]
-"""fail: refuse the file. drop: omit the rows and count them. warn: keep them with a warning. review: keep them, but no job trains on the
-dataset until its tenant has approved it."""
 
 MIN_TRAINING_EXAMPLES = 10
 """Least good examples in a training file: OpenAI's minimum. A validation file may have fewer."""
 FEW_EXAMPLES = 100
 """Good examples below which a report warns: from here on OpenAI expects clear improvements."""
-OPERATORS = frozenset(("min_examples", "max_examples", "max_bytes"))
+OPERATORS = ("min_examples", "max_examples", "max_bytes")
 """Settings that a tenant does not choose: they come from the tier and from the file's purpose."""
 READING = frozenset(("encoding", "rows_at"))
 """Settings for parsing a file; their effect is visible in the rows."""
 MAX_KEY = 200
 """Characters of `rows_at`."""
+BAD_ROWS = Option("bad_rows", ("fail", "drop"), help="rows with an error", in_every_id=True)
+"""fail: one bad row refuses the file. drop: bad rows are reported and omitted."""
+ENCODING = Option("encoding", ENCODINGS, help="encoding of the file's text")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def policy_options() -> dict[str, Option]:
+    """Returns the settings that decide what happens to rows, by name."""
+    return {BAD_ROWS.name: BAD_ROWS, **all_options()}
+
+
+@dataclass(frozen=True, init=False)
 class Policies:
-    min_examples: int = 1
+    """What an upload or the platform sets. An option of a check is also an attribute: ``policies.pii``."""
+
+    min_examples: int
     """Least good examples in a file. Its use is known only when a job names it: see `MIN_TRAINING_EXAMPLES`."""
-    max_examples: int | None = None
+    max_examples: int | None
     """Limit of the tenant's tier; None: no limit."""
-    max_bytes: int = MAX_BYTES
+    max_bytes: int
     """Limit of the decompressed file."""
-    bad_rows: Literal["fail", "drop"] = "fail"
-    """fail: one bad row refuses the file. drop: bad rows are reported and omitted."""
-    exact_duplicates: Literal["drop", "warn"] = "drop"
-    """Rows whose normalized text is equal; the first is kept."""
-    near_duplicates: Literal["off", "fail", "drop", "warn", "review"] = "drop"
-    """Rows whose text (all except system messages) shares 90 % of its character 5-grams with an earlier row's."""
-    contamination: Literal["off", "fail", "drop", "warn", "review"] = "drop"
-    """Rows that repeat a registered evaluation suite."""
-    contamination_threshold: float = 0.5
-    """Share of a row's 13-grams found in a suite from which it counts as contaminated (GPT-3's and Llama 2's measure)."""
-    pii: Literal["off", "warn", "redact", "reject"] = "off"
-    """Personal data and secrets. redact: replaced by ``[EMAIL]`` and the like. reject: the row is a bad row."""
-    toxicity: Literal["off", "fail", "drop", "warn", "review"] = "off"
-    toxicity_threshold: float = 0.9
-    """Score of the classifier, 0 to 1, from which a row counts."""
-    control_tokens: Literal["reject", "drop", "escape"] = "reject"
-    """Control tokens of the base model inside content. escape: split, so that they are tokenized as plain text."""
-    over_long: Literal["reject", "truncate", "drop"] = "truncate"
-    """Policy for examples over `max_seq_len`, when it and the tokenizer are known; they are counted either way."""
-    encoding: Encoding = "utf-8"
+    options: Mapping[str, Any]
+    """Value of each of :func:`policy_options`."""
+    encoding: Encoding
     """Encoding of the file's text."""
-    rows_at: str | None = None
+    rows_at: str | None
     """Key of the rows, in a file that is one JSON object."""
 
-    def __post_init__(self) -> None:
-        for name in ("contamination_threshold", "toxicity_threshold"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise InvalidRequest(
-                    f"policy {name} {getattr(self, name)} is outside of 0 < t <= 1", code="invalid_policy", param=f"policies.{name}"
-                )
+    def __init__(
+        self,
+        *,
+        min_examples: int = 1,
+        max_examples: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        encoding: Encoding = "utf-8",
+        rows_at: str | None = None,
+        **given: Any,
+    ) -> None:
+        """Raises ``InvalidRequest`` for an option that no check has, or a value that it does not accept."""
+        known = policy_options()
+        for name, value in given.items():
+            if name not in known:
+                raise _unknown(name)
+            known[name].verify(value)
+        chosen = {name: given.get(name, option.default) for name, option in known.items()}
+        own = {"min_examples": min_examples, "max_examples": max_examples, "max_bytes": max_bytes, "encoding": encoding, "rows_at": rows_at}
+        for name, value in {**own, "options": chosen}.items():
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["options"][name]
+        except KeyError:
+            raise AttributeError(f"no policy {name!r}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all settings by name: the arguments that make an equal instance."""
+        limits = {name: getattr(self, name) for name in OPERATORS}
+        return {**limits, **self.options, "encoding": self.encoding, "rows_at": self.rows_at}
 
     def shaping(self) -> dict[str, Any]:
-        """Returns the settings that determine the rows and their parsing: part of the dataset's id."""
-        return {name: value for name, value in asdict(self).items() if name not in OPERATORS | READING}
+        """Returns the settings that determine the rows: part of the dataset's id."""
+        return {n: self.options[n] for n, option in policy_options().items() if option.in_every_id or self.options[n] != option.default}
 
     @classmethod
     def from_request(cls, given: Mapping[str, Any], **limits: Any) -> Self:
         """Returns the tenant's settings over the operator's `limits`; ``InvalidRequest`` names the first unknown setting or value."""
-        types = get_type_hints(cls)
-        known = [f.name for f in fields(cls) if f.name not in OPERATORS]
+        if (name := next((name for name in OPERATORS if name in given), None)) is not None:
+            raise _unknown(name)
         given = {**given, "encoding": encoding_named(given.get("encoding", UTF8))}
-        for name, value in given.items():
-            if name not in known:
-                raise InvalidRequest(
-                    f"policy {str(name)[:60]!r} is not known; there are {', '.join(known)}", code="invalid_policy", param="policies"
-                )
-            if name == "rows_at":
-                _check_key(value)
-                continue
-            choices = get_args(types[name])
-            number = not choices and isinstance(value, int | float) and not isinstance(value, bool)
-            if not number and value not in choices:
-                wanted = ", ".join(choices) or "a number above 0 and at most 1"
-                raise InvalidRequest(
-                    f"policy {name} {str(value)[:60]!r} is not one of: {wanted}", code="invalid_policy", param=f"policies.{name}"
-                )
+        ENCODING.verify(given["encoding"])
+        rows_at = given.get("rows_at")
+        if rows_at is not None and not (isinstance(rows_at, str) and 0 < len(rows_at) <= MAX_KEY):
+            raise InvalidRequest(
+                f"rows_at {str(rows_at)[:60]!r} is not a key of up to {MAX_KEY} characters", code="invalid_policy", param="policies.rows_at"
+            )
         return cls(**{**given, **limits})
 
 
-def _check_key(value: Any) -> None:
-    if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_KEY):
-        raise InvalidRequest(
-            f"rows_at {str(value)[:60]!r} is not a key of up to {MAX_KEY} characters", code="invalid_policy", param="policies.rows_at"
-        )
+def _unknown(name: str) -> InvalidRequest:
+    names = ", ".join((*policy_options(), *sorted(READING)))
+    return InvalidRequest(f"policy {name[:60]!r} is not known; there are {names}", code="invalid_policy", param="policies")
 
 
 def too_few_to_train(num_examples: int) -> str | None:

@@ -124,7 +124,7 @@ def unknown_shape(value: Mapping[str, Any]) -> Problem:
     options = "" if isinstance(value, Mapped) else _mapping(value)
     fix = f"map the columns: {options}" if options else "rename the fields, or map columns as in --map text=prompt,category=completion"
     message = f"has {have}; rows need 'messages', 'prompt' and 'completion', 'chosen' and 'rejected', or 'text'"
-    return Problem(path="", code="unknown_row_shape", message=message, fix=fix, options=options)
+    return Problem("unknown_row_shape", message, fix=fix, options=options)
 
 
 def _mapping(value: Mapping[str, Any]) -> str:
@@ -330,7 +330,7 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
         options = f"--map {shlex.quote(mapped)}"
         fix = f"split it with {options}"
     message = f"'{name}' holds a whole conversation written as text with {found} turns"
-    return Problem(path=name, code="transcript_text", message=message, fix=fix, options=options)
+    return Problem("transcript_text", message, path=name, fix=fix, options=options)
 
 
 def _source(value: Mapping[str, Any], field: str) -> str:

@@ -6,12 +6,13 @@ A warning never refuses anything; it states what was found, with numbers, and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.checks.check import Check, KeptExamples
 from ft_assets.datasets.checks.languages import LANGUAGES, guess_language
 from ft_assets.datasets.checks.quality_counts import (
     DistinctCounts,
@@ -23,6 +24,8 @@ from ft_assets.datasets.checks.quality_counts import (
     text_hashes,
 )
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.schema import Example
 
 MAX_LABEL = 64
@@ -41,6 +44,30 @@ MAX_STORED = 80
 """Characters of an answer that a report quotes."""
 NUM_TOP = 10
 """Answers listed in a report."""
+
+
+class Quality(Check):
+    name = "quality"
+    order = 80
+
+    def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:
+        result.tallies[self.name] = tally = QualityTally()
+        tally.add(kept.examples)
+        return {}
+
+    def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - no row is flagged
+        return {self.name: self._tally(total).stats()}
+
+    def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
+        return ((warning["code"], warning["message"]) for warning in self._tally(total).warnings())
+
+    def _tally(self, total: BlockResult) -> QualityTally:
+        found = total.tallies.get(self.name, QualityTally())
+        assert isinstance(found, QualityTally)
+        return found
+
+
+CHECK = Quality
 
 
 class QualityTally:
@@ -112,7 +139,7 @@ class QualityTally:
             self._spelled.setdefault(int(hashes[index]), answers[index][:MAX_STORED])
         self._sample = np.concatenate([self._sample, np.stack([keys[taken], hashes[taken], languages], axis=1)])
 
-    def merge(self, other: QualityTally) -> None:
+    def merge(self, other: QualityTally, /) -> None:
         """Merges the counts of other rows; `other` is unchanged."""
         for name in ("num_rows", "num_answers", "num_near_empty", "num_short"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

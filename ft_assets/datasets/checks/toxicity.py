@@ -10,9 +10,16 @@ import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.errors import InvalidRequest
 
 LEXICON = Path(__file__).parent / "lexicon.yaml"
@@ -25,6 +32,39 @@ _SPELLINGS = str.maketrans({"\u2019": "'", "@": "a", "$": "s", "\u200b": None, "
 _KEPT = "abcdefghijklmnopqrstuvwxyz0123456789'"
 _ASCII = bytes(ord(c if c in _KEPT else {"@": "a", "$": "s"}.get(c, " ")) for c in (chr(code).lower() for code in range(128))) + b" " * 128
 """The same for ASCII only, as a byte table: five times as fast."""
+
+
+class Toxicity(Check):
+    name = "toxicity"
+    options = (
+        Option(
+            "toxicity",
+            ("off", "warn", "drop", "review", "fail"),
+            help="rows with a classifier score of `toxicity_threshold` or above; see [toxicity.md](toxicity.md)",
+            in_every_id=True,
+        ),
+        Option("toxicity_threshold", 0.9, help="score of the classifier, 0 to 1, from which a row counts", in_every_id=True),
+    )
+    findings = (Finding("toxic", "a row that the classifier scores as toxic", plural="toxic", words="scored as toxic"),)
+    order = 60
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return load_classifier(self.setup.options.classifier)
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"classifier": self._classifier.name}
+
+    def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - columns are enough
+        return {"toxicity": np.array(self._classifier.scores(kept.texts), np.float32)}
+
+    def decide(self, decision: Decision) -> None:
+        score = decision.columns.read("toxicity")
+        found = np.flatnonzero(decision.keep & (score >= self.policies.options["toxicity_threshold"]))
+        decision.flag("toxic", "toxic", found, self.action, score=score[found].round(3))
+
+
+CHECK = Toxicity
 
 
 @runtime_checkable

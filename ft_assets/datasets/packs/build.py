@@ -5,7 +5,7 @@
     val-00000.parquet     the same for the validation part, if any
     rows.parquet          one row per training window: the rows of the uploaded file in it, in order
 
-A pack of preferences has one row per pair instead (``preference_pairs.py``), one of judged answers one per answer (``judged_answers.py``).
+A pack of preferences has one row per pair or per judged answer instead (``answer_packs.py``).
 Equal inputs give byte-identical ids, whatever the number of workers. Building again under the same fingerprint does no work; after a crash
 the finished token shards are used and at most one per worker is repeated.
 """
@@ -18,10 +18,9 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ft_assets.datasets.packs.judged_answers import write_judged_files
+from ft_assets.datasets.packs.answer_packs import write_answer_files
 from ft_assets.datasets.packs.manifest import MANIFEST, PackManifest, verify
 from ft_assets.datasets.packs.pack_settings import PACK_FORMAT, PackKind, PackSettings, pack_fingerprint
-from ft_assets.datasets.packs.preference_pairs import write_pair_files
 from ft_assets.datasets.packs.safety_mix import safety_counts
 from ft_assets.datasets.packs.source import Source
 from ft_assets.datasets.packs.tokenization import PackProgress, ProgressCallback, Tokenized, tokenize
@@ -137,10 +136,8 @@ def _write_parts(
         def written(num_examples: int, num_tokens: int, part: Part = part) -> None:
             report(PackProgress(stage="pack", part=part, num_examples=num_examples, num_tokens=num_tokens))
 
-        if kind == "judged":
-            parts[part] = write_judged_files(shards, out_dir, part=part, settings=settings, written=written)
-        elif kind == "pairs":
-            parts[part] = write_pair_files(shards, out_dir, part=part, settings=settings, written=written)
+        if kind != "windows":
+            parts[part] = write_answer_files(kind, shards, out_dir, part=part, settings=settings, written=written)
         else:
             parts[part] = write_windows(shards, out_dir, part=part, settings=settings, key=key, threads=threads, written=written)
     return parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ft_assets.datasets.packs.answer_rows import num_trained, token_counts
+from ft_assets.datasets.packs.answer_packs import num_trained, prefixes, token_counts
 from ft_assets.datasets.packs.manifest import PackManifest
-
-PAIR = ("chosen", "rejected")
 
 
 def differences(directory: Path) -> list[str]:
@@ -38,7 +36,7 @@ def _of_part(directory: Path, part: Mapping[str, Any], manifest: PackManifest) -
         wrong += [f"{shard['name']}: {found}" for found in _misfits(table, manifest)]
         counted["num_windows"] += table.num_rows
         counted["num_examples"] += _total(table, "seq_lengths") if manifest.kind == "windows" else table.num_rows
-        for prefix in _prefixes(manifest):
+        for prefix in prefixes(manifest.kind):
             counted["num_tokens"] += int(token_counts(table, f"{prefix}input_ids").sum())
             counted["num_trained_tokens"] += num_trained(table, f"{prefix}labels")
     return wrong + [f"{name} is {part[name]}, and its files have {n}" for name, n in counted.items() if part[name] != n]
@@ -47,7 +45,7 @@ def _of_part(directory: Path, part: Mapping[str, Any], manifest: PackManifest) -
 def _misfits(table: pa.Table, manifest: PackManifest) -> list[str]:
     """Returns the rows of one file whose lengths contradict each other or the limit."""
     found: list[str] = []
-    for prefix in _prefixes(manifest):
+    for prefix in prefixes(manifest.kind):
         tokens = token_counts(table, f"{prefix}input_ids")
         found += _rows(f"{prefix}labels and tokens differ in number", tokens != token_counts(table, f"{prefix}labels"))
         found += _rows(f"{prefix}more than {manifest.max_seq_len} tokens", tokens > manifest.max_seq_len)
@@ -55,10 +53,6 @@ def _misfits(table: pa.Table, manifest: PackManifest) -> list[str]:
         sums = [sum(lengths) for lengths in table["seq_lengths"].to_pylist()]
         found += _rows("the lengths of the examples do not add up to the window", token_counts(table, "input_ids") != np.asarray(sums))
     return found
-
-
-def _prefixes(manifest: PackManifest) -> Sequence[str]:
-    return [f"{side}_" for side in PAIR] if manifest.kind == "pairs" else [""]
 
 
 def _rows(what: str, where: np.ndarray[Any, Any]) -> list[str]:

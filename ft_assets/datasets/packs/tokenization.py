@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ft_assets.datasets.packs.judged_answers import judged_tokens, write_judged
+from ft_assets.datasets.packs.answer_packs import num_answer_tokens, write_answers
 from ft_assets.datasets.packs.pack_settings import PackKind, PackSettings
-from ft_assets.datasets.packs.preference_pairs import pair_tokens, write_pairs
 from ft_assets.datasets.packs.source import Source, SourceRow, batches, shard_size
 from ft_assets.datasets.packs.workers import run_here, run_in_workers
 from ft_assets.datasets.split import Part
@@ -63,10 +62,8 @@ class ShardTask:
             "drop_over_long": settings.over_long in ("drop", "reject"),
             "escape_control_tokens": settings.control_tokens == "escape",
         }
-        if self.kind == "pairs":
-            num_tokens = pair_tokens(write_pairs(self.directory, examples, tokenizer, **shared))
-        elif self.kind == "judged":
-            num_tokens = judged_tokens(write_judged(self.directory, examples, tokenizer, **shared))
+        if self.kind != "windows":
+            num_tokens = num_answer_tokens(write_answers(self.directory, examples, tokenizer, self.kind, **shared), self.kind)
         else:
             if any(e.kind == "kto" for e in examples):  # a completion labeled bad must not be imitated
                 message = "rows with 'label' say which completions are good and bad, which supervised training cannot use"

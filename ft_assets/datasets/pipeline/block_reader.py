@@ -1,55 +1,90 @@
-"""Turns the rows of a block into examples of a known shape and valid order; reports all others."""
+"""Turns the rows of a block into examples of a known shape and valid order; reports all others.
+
+A plain conversation of texts whose top-level fields are known takes a fast path, which accepts a row only if both paths would give the same
+example. Its decoder need not handle duplicate keys, depth, NUL and lone surrogates: lines that may contain them take the slow path, which
+explains problems.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks import content
-from ft_assets.datasets.pipeline.block_result import PARTS, BlockResult
-from ft_assets.datasets.pipeline.fast_path import chat_reader
+from ft_assets.datasets.checks.turn_order import order_problems
+from ft_assets.datasets.fields import MAX_MESSAGES
+from ft_assets.datasets.pipeline.block_result import MAX_FIELD_NAME, PARTS, BlockResult, ReadRow
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.json_rows import parse_json, too_long
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import apply_map
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.report.validation_report import MAX_STORED_ERRORS
-from ft_assets.datasets.schema import Example
+from ft_assets.datasets.schema import Example, Message
 
-MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
-"""Unread fields counted by name, and characters of a name: some files have a different key in each row."""
-OTHER_FIELDS = "(other fields)"
+MEANINGFUL = shapes.USED["chat"] | {"chosen", "rejected", "split"}
+"""Fields that change the meaning of a row with messages: rows that have them take the slow path (``split`` is read by both)."""
+MAX_EXTRA_FIELDS = 16
+"""Unknown top-level fields that the decoder supports; rows with more take the slow path."""
 
-
-@dataclass(slots=True)
-class ReadRow:
-    """An example on its way through the checks of its block."""
-
-    number: int
-    byte_offset: int | None
-    example: Example
-    part: int = 0
-    """1 train, 2 validation by the row's own ``split`` field; 0: it has none."""
-    num_tokens: int = 0
-    untrained_turns: int = 0
-    """Turns of weight 1 without loss: the base model's template writes them differently once more messages follow."""
-    toxicity: float = 0.0
+ReadLine = Callable[[bytes, int], tuple[Example, str] | None]
 
 
-def report_bad(row: ReadRow | Row, problems: Sequence[Problem], result: BlockResult, *, quotes: bool = False) -> None:
-    """Counts a bad row and keeps its problems up to the limit; with `quotes`, examples show the row's content."""
-    excerpted = row.value if quotes and isinstance(row, Row) else None
-    result.totals["bad_rows"] += 1
-    for problem in problems:
-        result.counts[problem.code] += 1
-        result.causes.add(problem, row=row.number, byte_offset=row.byte_offset, excerpted=excerpted)
-        if len(result.errors) < MAX_STORED_ERRORS:
-            result.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
+class _StrictMessage(Message, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A message without unused fields: those are counted on the slow path."""
+
+
+def chat_reader(extra_fields: tuple[str, ...], ignored: Counter[str]) -> ReadLine:
+    """Returns a function from a line and its number to its example and its own ``split`` (empty: none), or None if the slow path must parse
+    it.
+
+    Extra fields are counted in `ignored`.
+    """
+    extras = [name for name in extra_fields if name.isidentifier() and name not in MEANINGFUL][:MAX_EXTRA_FIELDS]
+    fields: list[Any] = [("messages", tuple[_StrictMessage, ...]), ("split", str, "")]
+    fields += [(f"extra_{i}", Any, msgspec.field(default=None, name=name)) for i, name in enumerate(extras)]
+    decode = msgspec.json.Decoder(msgspec.defstruct("ChatRow", fields, forbid_unknown_fields=True, gc=False)).decode
+    attributes = [(f"extra_{i}", name) for i, name in enumerate(extras)]
+
+    def read(line: bytes, number: int) -> tuple[Example, str] | None:
+        try:
+            row: Any = decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        if not _is_plain(row.messages) or (row.split and row.split not in PARTS):
+            return None
+        for attribute, name in attributes:
+            if getattr(row, attribute) is not None:
+                ignored[name] += 1
+        return Example(kind="chat", messages=row.messages, row=number), row.split
+
+    return read
+
+
+def _is_plain(messages: tuple[Message, ...]) -> bool:
+    """Returns whether the messages are texts only, not too many, all of weight 1, in a valid order, with non-empty answers."""
+    if len(messages) > MAX_MESSAGES:
+        return False
+    requested = False
+    role = ""
+    for index, message in enumerate(messages):
+        role, content = message.role, message.content
+        if content is None or message.weight != 1 or message.tool_calls or message.name is not None or message.tool_call_id is not None:
+            return False
+        if message.reasoning is not None:
+            return False
+        if role == "user":
+            requested = True
+        elif role == "assistant":
+            if not requested or not content or content.isspace():
+                return False
+        elif role != "system" or index:
+            return False
+    return role == "assistant"
 
 
 class BlockReader:
@@ -98,7 +133,7 @@ class BlockReader:
         self._result.totals["rows"] += 1
         example, problems = self._read(row)
         if example is None or problems:
-            report_bad(row, problems, self._result, quotes=self._options.policies.pii in ("off", "warn"))
+            self._result.refuse(row, problems, quotes=self._options.policies.options["pii"] in ("off", "warn"))
             return
         own_split = row.value.get("split")
         yield ReadRow(row.number, row.byte_offset, example, PARTS.get(own_split, 0) if isinstance(own_split, str) else 0)
@@ -109,7 +144,7 @@ class BlockReader:
             return None, [value]
         if not isinstance(value, dict):
             fix = 'write {"messages": [...]} or the like'
-            return None, [Problem(path="", code="not_an_object", message="the row is not a JSON object", fix=fix)]
+            return None, [Problem("not_an_object", "the row is not a JSON object", fix=fix)]
         found = shapes.detect(value)
         if found is None:
             return None, [shapes.unknown_shape(value)]
@@ -119,22 +154,19 @@ class BlockReader:
             self._result.format, self._result.format_reason = found
         if found[0] != self._format:
             message = f"reads as {found[0]}, but the rows before it as {self._format}"
-            return None, [Problem(path="", code="mixed_formats", message=message, fix="put each format into a separate file")]
+            return None, [Problem("mixed_formats", message, fix="put each format into a separate file")]
         self._count_ignored(shapes.unknown_fields(value, found[0]), value)
         if (advice := shapes.advice(value)) is not None:
             self._result.advice.setdefault(*advice)
         example, problems = shapes.to_example(value, found[0], row=row.number)
         if example is not None:
-            problems = list(content.order_problems(example))
+            problems = list(order_problems(example))
         return example, problems
 
     def _count_ignored(self, names: Sequence[str], value: Mapping[str, Any]) -> None:
-        ignored = self._result.ignored
         for name in names:
-            if name == "split" and _is_split(value):
-                continue
-            short = name[:MAX_FIELD_NAME]
-            ignored[short if short in ignored or len(ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += 1
+            if name != "split" or not _is_split(value):
+                self._result.ignore(name[:MAX_FIELD_NAME])
 
 
 def _is_split(value: Mapping[str, Any]) -> bool:

@@ -1,59 +1,95 @@
-"""A worker's result for one block: small, because it crosses a pipe; the rows themselves are in a part on disk."""
+"""Findings about one block, or about all blocks so far: small, because it crosses a pipe; the rows themselves are in a part on disk."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.checks.quality import QualityTally
+from ft_assets.datasets.checks.check import Mergeable
+from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.report.causes import Causes
-from ft_assets.datasets.report.problems import RowError
-from ft_assets.datasets.schema import Format
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
+from ft_assets.datasets.schema import Example, Format
 
 PARTS: Mapping[str, int] = {"train": 1, "training": 1, "validation": 2, "valid": 2, "val": 2, "dev": 2, "eval": 2, "test": 2}
 """Values of a row's own ``split`` field: 1 for training, 2 held out."""
+MAX_FIELD_NAMES, MAX_FIELD_NAME = 1000, 80
+"""Unread fields counted by name, and characters of a name: some files have a different key in each row."""
+OTHER_FIELDS = "(other fields)"
 
-FACTS = np.dtype(
-    [
-        ("row", "<i8"), ("sha_high", "<u8"), ("sha_low", "<u8"), ("bytes", "<u4"), ("characters", "<u4"), ("tokens", "<u4"),
-        ("contamination", "<f4"), ("suite", "<i2"), ("toxicity", "<f4"), ("part", "u1"), ("label", "u1"),
-    ]
-)  # fmt: skip
-"""One record per example that passed its row checks. `sha_*`: the first 128 bits of the content hash; `bytes`: of its canonical form;
-`tokens` 0: not counted; `part`: 0 no split of its own, 1 train, 2 validation; `label`: 0 none, 1 a good completion, 2 a bad one."""
+
+@dataclass(slots=True)
+class ReadRow:
+    """An example on its way through the checks of its block."""
+
+    number: int
+    byte_offset: int | None
+    example: Example
+    part: int = 0
+    """1 train, 2 validation by the row's own ``split`` field; 0: it has none."""
+    num_tokens: int = 0
+    untrained_turns: int = 0
+    """Turns of weight 1 without loss: the base model's template writes them differently once more messages follow."""
 
 
 @dataclass(kw_only=True, slots=True)
 class BlockResult:
-    number: int
     format: Format | None = None
     format_reason: str = ""
-    errors: list[RowError] = field(default_factory=list)
-    """The first problems of the block, at most as many as a report stores."""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    """The first problems, at most as many as a report stores."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of problems by code, complete."""
     causes: Causes = field(default_factory=Causes)
     """The same by cause, complete."""
     first_rows: list[dict[str, Any]] = field(default_factory=list)
-    """The first examples of the block, shortened: how its rows are parsed."""
+    """The first examples, shortened: how the rows are parsed."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields that are not used."""
     advice: dict[str, str] = field(default_factory=dict)
     """Warnings about the rows' format: code to message, the first of each."""
     totals: Counter[str] = field(default_factory=Counter)
-    personal: Counter[str] = field(default_factory=Counter)
-    """Rows with personal data, by kind."""
-    facts: NDArray[np.void] = field(default_factory=lambda: np.empty(0, FACTS))
-    digests: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 32), np.uint8))
-    """sha256 of each canonical form."""
-    bands: NDArray[np.uint64] | None = None
-    """MinHash band keys, one row per example; None if near duplicates are not checked."""
-    quality: QualityTally = field(default_factory=QualityTally)
+    tallies: dict[str, Mergeable] = field(default_factory=dict)
+    """What checks collect beyond totals, by the name of the check."""
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """One value for each example of the block that passed its screens: see :class:`Columns`. Empty if none did."""
     part: Path | None = None
-    """Canonical forms in sequence; their lengths are in the facts."""
+    """Canonical forms of the block's examples in sequence."""
+
+    def refuse(self, row: ReadRow | Row, problems: Sequence[Problem], *, quotes: bool = False) -> None:
+        """Counts a bad row and keeps its problems up to the limit; with `quotes`, examples show the row's content."""
+        excerpted = row.value if quotes and isinstance(row, Row) else None
+        self.totals["bad_rows"] += 1
+        for problem in problems:
+            self.counts[problem.code] += 1
+            self.causes.add(problem, row=row.number, byte_offset=row.byte_offset, excerpted=excerpted)
+            if len(self.errors) < MAX_STORED_ERRORS:
+                self.errors.append(problem.at(row=row.number, byte_offset=row.byte_offset))
+
+    def ignore(self, name: str, count: int = 1) -> None:
+        """Counts an unread field, by its name while there are few."""
+        self.ignored[name if name in self.ignored or len(self.ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += count
+
+    def add(self, later: BlockResult) -> None:
+        """Adds the findings of the next block; its columns and part are not kept."""
+        if self.format is None and later.format is not None:
+            self.format, self.format_reason = later.format, later.format_reason
+        self.errors += later.errors[: MAX_STORED_ERRORS - len(self.errors)]
+        self.causes.merge(later.causes)
+        self.first_rows += later.first_rows[: MAX_FIRST_ROWS - len(self.first_rows)]
+        for name, count in later.ignored.items():
+            self.ignore(name, count)
+        self.counts.update(later.counts)
+        self.totals.update(later.totals)
+        self.advice = {**later.advice, **self.advice}
+        for name, tally in later.tallies.items():
+            if name in self.tallies:
+                self.tallies[name].merge(tally)
+            else:
+                self.tallies[name] = tally

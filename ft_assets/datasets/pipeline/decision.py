@@ -1,104 +1,60 @@
-"""Decides by the policies which rows a dataset keeps: which are omitted or flagged, and why, row by row."""
+"""Which rows a dataset keeps: what each check flags over the whole file, and what its policy does about it, row by row."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.pipeline.columns import Columns
-from ft_assets.datasets.pipeline.duplicates import Near, first_copies, near_duplicates
-from ft_assets.datasets.pipeline.texts import StoredTexts
-from ft_assets.datasets.policies import Policies
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
 
 MAX_FLAGGED = 250
-"""Flagged rows named in a report for each of the four kinds: 1,000 in all, as many as bad ones."""
-NO_SUITE = -1
+"""Flagged rows named in a report for each kind: 1,000 in all for the four that ship, as many as bad ones."""
 
 
-@dataclass(kw_only=True, slots=True)
 class Decision:
-    keep: NDArray[np.bool_]
-    cluster: NDArray[np.int64]
-    """Row whose content hash determines the split: equal for all copies and near copies."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``: rows found, whatever the policy did with them."""
-    by_suite: Counter[str] = field(default_factory=Counter)
-    flagged: list[dict[str, Any]] = field(default_factory=list)
-    """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, ``suite`` and ``share``, or ``score``."""
+    """The state that the checks change one after the other; an omitted row is no reason to omit another."""
+
+    def __init__(self, columns: Columns, texts: StoredTexts | None, progress: Callable[[int], None]) -> None:
+        self.columns, self.texts, self.progress = columns, texts, progress
+        self.numbers: NDArray[np.int64] = columns.read("row")
+        self.keep = np.ones(len(columns), np.bool_)
+        self.first_copies = first_copies(columns)
+        """First row with the same content: itself, unless the row is a copy."""
+        self.cluster = self.first_copies
+        """Row whose content hash determines the split: equal for all copies and near copies."""
+        self.counts: Counter[str] = Counter()
+        """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``, ...: rows found, whatever the policy does with them."""
+        self.flagged: list[dict[str, Any]] = []
+        """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, ``suite`` and ``share``, or ``score``."""
+
+    def flag(self, code: str, plural: str, found: NDArray[np.int64], action: str, **details: Any) -> None:
+        """Counts the rows at the indexes `found` as `plural`, and leaves them out if `action` is ``drop``.
+
+        `details`: an array or a sequence each, with one value for each row found.
+        """
+        self.counts[plural] = len(found)
+        shown = [self.numbers[found[:MAX_FLAGGED]].tolist(), *(_plain(values[:MAX_FLAGGED]) for values in details.values())]
+        for row, *values in zip(*shown, strict=True):
+            self.flagged.append({"row": row, "code": code, "action": action, **dict(zip(details, values, strict=True))})
+        if action == "drop":
+            self.keep[found] = False
 
 
-def decide(
-    columns: Columns, texts: StoredTexts | None, policies: Policies, *, suites: Sequence[str], progress: Callable[[int], None]
-) -> Decision:
-    """Applies the policies of the whole file, in this order; an omitted row is no reason to omit another.
-
-    1. Exact copies of an earlier row.
-    2. Rows that repeat an evaluation suite.
-    3. Rows that the classifier scores as toxic.
-    4. Near duplicates of an earlier row that is still in.
-    """
-    first = first_copies(columns)
-    decision = Decision(keep=np.ones(len(columns), np.bool_), cluster=first)
-    numbers = columns.read("row")
-    copies = np.flatnonzero(first != np.arange(len(first)))
-    decision.counts["exact_duplicates"] = len(copies)
-    _flag(decision, "exact_duplicate", policies.exact_duplicates, numbers[copies], of_row=numbers[first[copies]])
-    if policies.exact_duplicates == "drop":
-        decision.keep[copies] = False
-    _contamination(decision, columns, policies, suites, numbers)
-    _toxicity(decision, columns, policies, numbers)
-    if policies.near_duplicates != "off" and texts is not None and columns.num_bands:
-        among = decision.keep.copy()
-        among[copies] = False
-        _near(decision, near_duplicates(columns, texts, among, progress=progress), first, policies, numbers)
-    return decision
-
-
-def _contamination(decision: Decision, columns: Columns, policies: Policies, suites: Sequence[str], numbers: NDArray[np.int64]) -> None:
-    if policies.contamination == "off" or not suites:
-        return
-    share, suite = columns.read("contamination"), columns.read("suite")
-    found = np.flatnonzero(decision.keep & (share > policies.contamination_threshold) & (suite != NO_SUITE))
-    decision.counts["contaminated"] = len(found)
-    decision.by_suite.update({suites[i]: int(n) for i, n in enumerate(np.bincount(suite[found], minlength=len(suites)).tolist()) if n})
-    names = [suites[i] for i in suite[found[:MAX_FLAGGED]].tolist()]
-    _flag(decision, "contaminated", policies.contamination, numbers[found], suite=names, share=share[found].round(3))
-    if policies.contamination == "drop":
-        decision.keep[found] = False
-
-
-def _toxicity(decision: Decision, columns: Columns, policies: Policies, numbers: NDArray[np.int64]) -> None:
-    if policies.toxicity == "off":
-        return
-    score = columns.read("toxicity")
-    found = np.flatnonzero(decision.keep & (score >= policies.toxicity_threshold))
-    decision.counts["toxic"] = len(found)
-    _flag(decision, "toxic", policies.toxicity, numbers[found], score=score[found].round(3))
-    if policies.toxicity == "drop":
-        decision.keep[found] = False
-
-
-def _near(decision: Decision, near: Near, first: NDArray[np.int64], policies: Policies, numbers: NDArray[np.int64]) -> None:
-    found = np.flatnonzero(~near.kept[first] & decision.keep)  # a kept copy shares the outcome of the row that it copies
-    decision.counts["near_duplicates"] = len(found)
-    partner = np.full(len(near.kept), -1, np.int64)
-    stays = near.kept[near.left]
-    partner[near.right[stays]] = near.left[stays]
-    _flag(decision, "near_duplicate", policies.near_duplicates, numbers[found], of_row=numbers[partner[first[found]]])
-    decision.cluster = near.representative[decision.cluster]
-    if policies.near_duplicates == "drop":
-        decision.keep[found] = False
-
-
-def _flag(decision: Decision, code: str, action: str, rows: NDArray[np.int64], **details: Any) -> None:
-    shown = [rows[:MAX_FLAGGED].tolist(), *(_plain(v[:MAX_FLAGGED]) for v in details.values())]
-    for row, *values in zip(*shown, strict=True):
-        decision.flagged.append({"row": row, "code": code, "action": action, **dict(zip(details, values, strict=True))})
+def first_copies(columns: Columns) -> NDArray[np.int64]:
+    """Returns for each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
+    high, low = columns.read("sha_high"), columns.read("sha_low")
+    order = np.lexsort((low, high))  # stable: copies stay in file order
+    high, low = high[order], low[order]
+    starts = np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))) if len(order) else np.empty(0, bool)
+    del high, low
+    group_first = order[starts]
+    first = np.empty(len(order), np.int64)
+    first[order] = group_first[np.cumsum(starts) - 1]
+    return first
 
 
 def _plain(values: Any) -> list[Any]:

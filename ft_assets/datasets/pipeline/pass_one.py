@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks.quality import QualityTally
-from ft_assets.datasets.pipeline.block_reader import MAX_FIELD_NAMES, OTHER_FIELDS
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.columns import Columns
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.pool import run_blocks
-from ft_assets.datasets.pipeline.worker import Block
+from ft_assets.datasets.pipeline.worker import Block, run_blocks
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.readers.row_stream import Opened
-from ft_assets.datasets.report.causes import Causes
-from ft_assets.datasets.report.problems import Problem, RowError
-from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Format
 
 ROWS_PER_BLOCK = 4096
@@ -36,52 +30,20 @@ PARALLEL_FROM_BYTES = 128 << 20
 of the same cores to start."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Reading:
-    """Results of pass 1 for the whole file."""
-
-    columns: Columns
-    format: Format | None = None
-    format_reason: str = ""
-    errors: list[RowError] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-    causes: Causes = field(default_factory=Causes)
-    first_rows: list[dict[str, Any]] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
-    advice: dict[str, str] = field(default_factory=dict)
-    totals: Counter[str] = field(default_factory=Counter)
-    personal: Counter[str] = field(default_factory=Counter)
-    quality: QualityTally = field(default_factory=QualityTally)
-
-    def add(self, result: BlockResult) -> None:
-        """Adds the next block; blocks come in file order."""
-        if self.format is None and result.format is not None:
-            self.format, self.format_reason = result.format, result.format_reason
-        self.errors += result.errors[: MAX_STORED_ERRORS - len(self.errors)]
-        self.causes.merge(result.causes)
-        self.first_rows += result.first_rows[: MAX_FIRST_ROWS - len(self.first_rows)]
-        for name, count in result.ignored.items():
-            self.ignored[name if name in self.ignored or len(self.ignored) < MAX_FIELD_NAMES else OTHER_FIELDS] += count
-        for name in ("counts", "totals", "personal"):
-            getattr(self, name).update(getattr(result, name))
-        self.advice = {**result.advice, **self.advice}
-        self.quality.merge(result.quality)
-        self.columns.append(result)
-
-
 def read_file(
     opened: Opened,
     options: BlockOptions,
-    reading: Reading,
+    total: BlockResult,
+    columns: Columns,
     *,
     workers: int | None,
     progress: Callable[[int, int], None],
     block_bytes: int = BLOCK_BYTES,
 ) -> None:
-    """Runs every block of the file and adds it to `reading`; `progress` receives the rows and stored bytes done.
+    """Runs every block of the file and adds it to `total` and `columns`; `progress` receives the rows and stored bytes done.
 
     `workers` None: as many as there are cores for a large file, this process for a small one. Raises ``InvalidDataset`` if the container
-    turns out to be torn; what was read before is in `reading`.
+    turns out to be torn; what was read before is in `total`.
     """
     blocks = _blocks(opened, line_blocks=options.column_map is None or opened.columns is None, block_bytes=block_bytes)
     head = next(blocks, None)
@@ -90,15 +52,16 @@ def read_file(
     options = replace(options, columns_known=head.lines is None)
     found = _scout(head, options)
     if found is not None:
-        reading.format, reading.format_reason = found.format, found.reason
+        total.format, total.format_reason = found.format, found.reason
         options = replace(options, format=found.format, extra_fields=found.extra_fields)
     count = workers if workers is not None else ((os.cpu_count() or 1) if opened.total_bytes >= PARALLEL_FROM_BYTES else 1)
     all_blocks: Iterable[Block] = itertools.chain((head,), blocks)
     if found is None:  # no good row so far: until one is found, blocks are read one by one
         count = 1
     for result in run_blocks(all_blocks, options, workers=count):
-        reading.add(result)
-        progress(reading.totals["rows"], min(opened.consumed(), opened.total_bytes))
+        total.add(result)
+        columns.append(result)
+        progress(total.totals["rows"], min(opened.consumed(), opened.total_bytes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,31 +1,32 @@
-"""Pass 1 of one block: reads, checks, hashes and writes its rows, in a process that sees no other block."""
+"""Pass 1 of one block: reads, checks, hashes and writes its rows, in a process that sees no other block; and the processes."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ft_assets.datasets import identity
-from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
-from ft_assets.datasets.dedup import minhash
-from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
-from ft_assets.datasets.pipeline.block_reader import BlockReader, ReadRow, report_bad
-from ft_assets.datasets.pipeline.block_result import FACTS, BlockResult
+from ft_assets.datasets.checks import checks_of, running
+from ft_assets.datasets.checks.check import KeptExamples
+from ft_assets.datasets.pipeline.block_reader import BlockReader
+from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
 from ft_assets.datasets.pipeline.options import BlockOptions
-from ft_assets.datasets.pipeline.row_checks import Screen
 from ft_assets.datasets.readers.blocks import LineBlock
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS, first_row
-from ft_assets.datasets.schema import Example, canonical
+from ft_assets.datasets.schema import canonical
+from ft_assets.errors import Unavailable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,6 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     read: ReadRow
-    example: Example
     canonical: bytes
     sha256: bytes
 
@@ -49,11 +49,10 @@ class BlockWorker:
 
     def __init__(self, options: BlockOptions) -> None:
         self._options = options
-        self._screen = Screen(options)
-        self._suites = SuiteIndex.load(options.suites) if options.suites and options.policies.contamination != "off" else None
+        self._checks = running(checks_of(options))
 
     def run(self, block: Block) -> BlockResult:
-        result = BlockResult(number=block.number)
+        result = BlockResult()
         with _no_collection():
             self._run(block, result)
         return result
@@ -61,8 +60,10 @@ class BlockWorker:
     def _run(self, block: Block, result: BlockResult) -> None:
         rows = list(self._read(block, result))
         errors, result.errors = result.errors, []  # each step keeps the first in file order, and so does their union
-        self._write(self._hash(self._screen.apply(rows, result), result), result)
-        result.errors = sorted([*errors, *result.errors], key=lambda error: error.row or 0)[:MAX_STORED_ERRORS]
+        for check in self._checks:
+            rows = check.screen(rows, result)
+        self._write(self._hash(rows, result), block.number, result)
+        result.errors = sorted([*errors, *result.errors], key=lambda error: error["row"] or 0)[:MAX_STORED_ERRORS]
 
     def _read(self, block: Block, result: BlockResult) -> Iterator[ReadRow]:
         reader = BlockReader(self._options, result)
@@ -73,46 +74,39 @@ class BlockWorker:
         try:
             spelled = [canonical(row.example) for row in rows]
             hashes = identity.content_hashes([row.example for row in rows])
-            return [_Kept(*four) for four in zip(rows, (r.example for r in rows), spelled, hashes, strict=True)]
+            return [_Kept(*three) for three in zip(rows, spelled, hashes, strict=True)]
         except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError):
             return [kept for row in rows if (kept := _hash_one(row, result)) is not None]
 
-    def _write(self, kept: list[_Kept], result: BlockResult) -> None:
-        examples = [k.example for k in kept]
-        result.quality.add(examples)
+    def _write(self, kept: list[_Kept], number: int, result: BlockResult) -> None:
+        """Writes the canonical forms to disk, and the columns of the examples into `result`."""
+        rows = [k.read for k in kept]
+        examples = [row.example for row in rows]
         result.first_rows = [first_row(example) for example in examples[:MAX_FIRST_ROWS]]
         result.totals["examples"] += len(kept)
         result.totals["trained_turns"] += sum(m.weight for e in examples for m in e.messages if m.role == "assistant")
-        result.totals["trained_turns"] -= sum(k.read.untrained_turns for k in kept if k.example.kind != "preference")
-        result.facts = facts = np.zeros(len(kept), FACTS)
+        result.totals["trained_turns"] -= sum(row.untrained_turns for row in rows if row.example.kind != "preference")
         if not kept:
             return
-        facts["row"] = [k.read.number for k in kept]
-        facts["part"] = [k.read.part for k in kept]
-        facts["label"] = [0 if e.label is None else 1 if e.label else 2 for e in examples]
-        facts["tokens"] = [k.read.num_tokens for k in kept]
-        facts["toxicity"] = [k.read.toxicity for k in kept]
-        facts["characters"] = [e.num_characters() for e in examples]
-        facts["bytes"] = [len(k.canonical) for k in kept]
-        halves = np.frombuffer(b"".join(k.sha256[:16] for k in kept), dtype=">u8").reshape(-1, 2)
-        facts["sha_high"], facts["sha_low"] = halves[:, 0], halves[:, 1]
-        result.digests = np.frombuffer(b"".join(hashlib.sha256(k.canonical).digest() for k in kept), np.uint8).reshape(-1, 32)
-        self._compare(examples, facts, result)
+        halves = np.frombuffer(b"".join(k.sha256[:16] for k in kept), dtype=">u8").reshape(-1, 2).astype(np.uint64)
+        result.columns = {
+            "row": np.array([row.number for row in rows], np.int64),
+            "part": np.array([row.part for row in rows], np.uint8),
+            "label": np.array([0 if e.label is None else 1 if e.label else 2 for e in examples], np.uint8),
+            "tokens": np.array([row.num_tokens for row in rows], np.uint32),
+            "characters": np.array([e.num_characters() for e in examples], np.uint32),
+            "bytes": np.array([len(k.canonical) for k in kept], np.uint32),
+            "sha_high": halves[:, 0],
+            "sha_low": halves[:, 1],
+            "digest": np.frombuffer(b"".join(hashlib.sha256(k.canonical).digest() for k in kept), np.uint8),
+        }
+        measured = KeptExamples(examples)
+        for check in self._checks:
+            result.columns |= check.measure(measured, result)
         if self._options.keep:
-            result.part = self._options.scratch / f"part-{result.number:06d}"
+            result.part = self._options.scratch / f"part-{number:06d}"
             with result.part.open("wb") as stream:
                 stream.writelines(k.canonical for k in kept)
-
-    def _compare(self, examples: Sequence[Example], facts: NDArray[Any], result: BlockResult) -> None:
-        """Computes the keys of near duplicates and contamination from one normalization of the texts."""
-        near = self._options.policies.near_duplicates != "off"
-        if not near and self._suites is None:
-            return
-        texts: CodePoints = fold([near_text(e) for e in examples])
-        if near:
-            result.bands = minhash.band_keys(texts)
-        if self._suites is not None:
-            facts["contamination"], facts["suite"] = self._suites.shares(texts)
 
 
 @contextlib.contextmanager
@@ -129,9 +123,49 @@ def _no_collection() -> Iterator[None]:
 
 def _hash_one(row: ReadRow, result: BlockResult) -> _Kept | None:
     try:
-        return _Kept(row, row.example, canonical(row.example), identity.content_hashes([row.example])[0])
+        return _Kept(row, canonical(row.example), identity.content_hashes([row.example])[0])
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError, RecursionError) as error:
         message = f"holds a value that cannot be stored: {str(error)[:120]}"
-        problem = Problem(path="", code="wrong_type", message=message, fix="use text, and numbers of 64 bits at most")
-        report_bad(row, [problem], result)
+        problem = Problem("wrong_type", message, fix="use text, and numbers of 64 bits at most")
+        result.refuse(row, [problem])
         return None
+
+
+IN_FLIGHT_PER_WORKER = 2
+"""Blocks per worker: one in progress and one waiting, 4 MB each."""
+
+_worker: BlockWorker | None = None
+
+
+def run_blocks(blocks: Iterable[Block], options: BlockOptions, *, workers: int) -> Iterator[BlockResult]:
+    """Yields the result of each block, in the order of `blocks`; with one worker everything runs in this process."""
+    if workers <= 1:
+        worker = BlockWorker(options)
+        yield from map(worker.run, blocks)
+        return
+    context = multiprocessing.get_context("spawn")  # the API's process has threads: a fork could hang
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(options,)) as pool:
+        waiting: deque[Future[BlockResult]] = deque()
+        try:
+            for block in blocks:
+                waiting.append(pool.submit(_run, block))
+                if len(waiting) >= workers * IN_FLIGHT_PER_WORKER:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise Unavailable("a validation worker died, most likely for want of memory; validate the file again") from error
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _start(options: BlockOptions) -> None:
+    global _worker
+    _worker = BlockWorker(options)
+
+
+def _run(block: Block) -> BlockResult:
+    if _worker is None:
+        raise AssertionError("the pool starts each worker with its options")
+    return _worker.run(block)

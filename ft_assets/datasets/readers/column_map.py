@@ -75,7 +75,7 @@ def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: b
             if every_key:
                 message = f"the mapped column {source!r} is missing"
                 fix = f"add it to the row or map another column to {field!r}"
-                return Problem(path=source, code="missing_field", message=message, fix=fix)
+                return Problem("missing_field", message, path=source, fix=fix)
             continue
         cell = value[source]
         if field != target:
@@ -91,10 +91,10 @@ def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: b
 def _split(cell: Any, source: str) -> list[dict[str, str]] | Problem:
     if not isinstance(cell, str):
         message = f"{source} is mapped as a transcript, but is not text"
-        return Problem(path=source, code="wrong_type", message=message, fix=f"leave out {TRANSCRIPT!r} where the column holds messages")
+        return Problem("wrong_type", message, path=source, fix=f"leave out {TRANSCRIPT!r} where the column holds messages")
     turns = split_transcript(cell)
     if turns is None:
         message = f"{source} is mapped as a transcript, but does not start with the mark of a turn"
         fix = f"write turns as {' or '.join(MARKERS)}; or leave out {TRANSCRIPT!r}"
-        return Problem(path=source, code="transcript_text", message=message, fix=fix)
+        return Problem("transcript_text", message, path=source, fix=fix)
     return [{"role": role, "content": content} for role, content in turns]

@@ -213,14 +213,14 @@ def _unparsed(error: csv.Error, record: _Record) -> Problem:
     if record.num_lines > 1:
         below = record.num_lines - 1
         message = f"a quote that opens on line {record.number} is not closed where a field ends: {error} ({below} lines below)"
-    return Problem(path="", code="invalid_csv", message=message, fix=QUOTE_FIX)
+    return Problem("invalid_csv", message, fix=QUOTE_FIX)
 
 
 def _value(header: list[str], fields: list[str], num_lines: int) -> Any | Problem:
     if len(fields) != len(header):
         over = f" on {num_lines} lines" if num_lines > 1 else ""
         message = f"{len(fields)} fields{over}, but the header has {len(header)}"
-        return Problem(path="", code="column_count", message=message, fix="quote fields that hold the separator")
+        return Problem("column_count", message, fix="quote fields that hold the separator")
     value = dict(zip(header, fields, strict=True))
     return _undecoded(value) or next(text_problems(value), None) or {k: v for k, v in value.items() if v != ""}
 
@@ -242,6 +242,6 @@ def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
         if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{") and not begins_as_llama(cell):
             parsed = parse_json(cell.strip().encode("utf-8", "surrogatepass"))
             if isinstance(parsed, Problem):
-                return Problem(path=name, code=parsed.code, message=parsed.message, fix=parsed.fix)
+                return Problem(parsed.code, parsed.message, path=name, fix=parsed.fix)
             out[name] = parsed
     return out

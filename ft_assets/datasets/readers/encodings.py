@@ -93,14 +93,14 @@ def not_utf8(raw: bytes, *, path: str = "", place: str = "") -> Problem:
     message = f"byte 0x{raw[at]:02x}{place.format(at=at)} is not UTF-8"
     likely = likely_encoding(raw)
     if likely is None:
-        return Problem(path=path, code="invalid_utf8", message=message, fix=MIXED_FIX)
+        return Problem("invalid_utf8", message, path=path, fix=MIXED_FIX)
     before, after = WORD_END.search(raw[max(0, at - SHOWN_BYTES) : at]), WORD.match(raw[at : at + SHOWN_BYTES])
     read = b"".join(found.group() for found in (before, after) if found).decode(likely, "replace")
     options = f"--encoding {likely}"
     return Problem(
+        "invalid_utf8",
+        f"{message}; as {LABELS[likely]} it reads {read!r}",
         path=path,
-        code="invalid_utf8",
-        message=f"{message}; as {LABELS[likely]} it reads {read!r}",
         fix=f"read the file as {LABELS[likely]}, or save it as UTF-8",
         options=options,
     )

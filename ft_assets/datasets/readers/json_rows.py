@@ -35,15 +35,13 @@ class _RefusedError(Exception):
 def parse_json(raw: bytes) -> Any | Problem:
     """Returns the value of one row, or its problem."""
     if b"\0" in raw:
-        return Problem(path="", code="nul_character", message=f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
+        return Problem("nul_character", f"NUL byte at byte {raw.index(0)} of the row", fix="remove NUL bytes")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
         return not_utf8(raw, place=" at byte {at} of the row")
     if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH and _depth(raw) > MAX_DEPTH:
-        return Problem(
-            path="", code="too_deep", message=f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep"
-        )
+        return Problem("too_deep", f"nested deeper than {MAX_DEPTH}", fix=f"keep rows at most {MAX_DEPTH} levels deep")
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite)
     except _RefusedError as refused:
@@ -51,9 +49,7 @@ def parse_json(raw: bytes) -> Any | Problem:
     except json.JSONDecodeError as error:
         return _syntax_problem(text, error)
     except (ValueError, RecursionError) as error:
-        return Problem(
-            path="", code="invalid_json", message=f"cannot be parsed: {str(error)[:120]}", fix="write one valid JSON object per line"
-        )
+        return Problem("invalid_json", f"cannot be parsed: {str(error)[:120]}", fix="write one valid JSON object per line")
     if b"\\u" in raw and (problem := next(text_problems(value), None)) is not None:
         return problem
     return value
@@ -81,15 +77,13 @@ def array_rows(chunks: Iterable[bytes], *, skip: int = 0, enclosed: bool = False
         if raw is None:
             yield Row(number=number, byte_offset=offset, value=too_long())
         elif not closed:
-            problem = Problem(
-                path="", code="truncated_json", message="the array ends early, inside or after this element", fix="export the file again"
-            )
+            problem = Problem("truncated_json", "the array ends early, inside or after this element", fix="export the file again")
             yield Row(number=number, byte_offset=offset, value=problem)
         elif raw.strip():
             begin = offset + len(raw) - len(raw.lstrip())
             yield Row(number=number, byte_offset=begin, value=parse_json(raw.strip()), num_bytes=len(raw))
         else:
-            problem = Problem(path="", code="invalid_json", message="nothing between two commas", fix="remove the extra comma")
+            problem = Problem("invalid_json", "nothing between two commas", fix="remove the extra comma")
             yield Row(number=number, byte_offset=offset, value=problem)
 
 
@@ -150,15 +144,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, _ in pairs:
             if key in seen:
                 message = f"the key {key[:80]!r} occurs twice in one object"
-                raise _RefusedError(Problem(path=key[:80], code="duplicate_key", message=message, fix="keep one of them"))
+                raise _RefusedError(Problem("duplicate_key", message, path=key[:80], fix="keep one of them"))
             seen.add(key)
     return value
 
 
 def _refuse_constant(name: str) -> Any:
-    raise _RefusedError(
-        Problem(path="", code="non_finite_number", message=f"{name} is not a JSON number", fix="use null, or leave the field out")
-    )
+    raise _RefusedError(Problem("non_finite_number", f"{name} is not a JSON number", fix="use null, or leave the field out"))
 
 
 def _finite(text: str) -> float:
@@ -169,10 +161,11 @@ def _finite(text: str) -> float:
 def _syntax_problem(text: str, error: json.JSONDecodeError) -> Problem:
     truncated = error.pos >= len(text) or error.msg.startswith("Unterminated string")
     return Problem(
-        path="",
-        code="truncated_json" if truncated else "invalid_json",
-        message=f"{error.msg} at character {error.pos + 1}"
-        + (": the row ends early" if truncated else f", near {text[error.pos : error.pos + 20]!r}"),
+        "truncated_json" if truncated else "invalid_json",
+        (
+            f"{error.msg} at character {error.pos + 1}"
+            + (": the row ends early" if truncated else f", near {text[error.pos : error.pos + 20]!r}")
+        ),
         fix="write each object on one line" if truncated else "write one valid JSON object per line",
     )
 
@@ -183,6 +176,4 @@ def _depth(raw: bytes) -> int:
 
 
 def too_long() -> Problem:
-    return Problem(
-        path="", code="line_too_long", message=f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB"
-    )
+    return Problem("line_too_long", f"longer than {MAX_ROW_BYTES} bytes", fix="split the row; one example is at most 16 MiB")

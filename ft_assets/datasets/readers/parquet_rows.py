@@ -192,10 +192,10 @@ def _value(row: pa.RecordBatch) -> tuple[Any | Problem, int]:
         value = {n: v for n, v in zip(row.schema.names, (c[0].as_py() for c in row.columns), strict=True) if v is not None}
     except UnicodeDecodeError as error:
         message = f"a text holds bytes that are not UTF-8: {error.reason}"
-        return Problem(path="", code="invalid_utf8", message=message, fix="write UTF-8 text"), 0
+        return Problem("invalid_utf8", message, fix="write UTF-8 text"), 0
     except (pa.ArrowException, ValueError, OverflowError) as error:
         message = f"a value cannot be read: {str(error)[:120]}"
-        return Problem(path="", code="wrong_type", message=message, fix="use text, numbers and lists"), 0
+        return Problem("wrong_type", message, fix="use text, numbers and lists"), 0
     return next(text_problems(value), None) or value, num_bytes
 
 

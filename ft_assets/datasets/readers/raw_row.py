@@ -27,13 +27,13 @@ def text_problems(value: Any, path: str = "") -> Iterator[Problem]:
     """Yields NUL characters and lone surrogates in any text inside `value`, including keys."""
     if isinstance(value, str):
         if "\0" in value:
-            yield Problem(path=path, code="nul_character", message="holds a NUL character", fix="remove it")
+            yield Problem("nul_character", "holds a NUL character", path=path, fix="remove it")
         elif not value.isascii():
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError as error:
                 message = f"\\u{ord(value[error.start]):04x} is half of a surrogate pair"
-                yield Problem(path=path, code="lone_surrogate", message=message, fix="write the character itself")
+                yield Problem("lone_surrogate", message, path=path, fix="write the character itself")
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from text_problems(key, f"{path} (key)".strip())

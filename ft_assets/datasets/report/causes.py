@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ft_assets.datasets.report.problems import CODES, Problem
+from ft_assets.datasets.checks import all_codes
+from ft_assets.datasets.report.problems import Problem
 from ft_assets.storable_text import printable
 
 MAX_CAUSES = 200
@@ -84,11 +85,12 @@ class Causes:
     def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Returns the causes as listed in a report, most rows first. `called`: name of the file, and `given`: the options it was read
         with."""
+        codes = all_codes()
         found = sorted(self._found.items(), key=lambda item: -item[1].count)
         return [
             {
                 "code": code,
-                "label": CODES.get(code, code.replace("_", " ")),
+                "label": codes.get(code, code.replace("_", " ")),
                 "count": cause.count,
                 "path": cause.path,
                 "message": cause.message,
@@ -107,7 +109,7 @@ def _command(called: str, given: Mapping[str, str], options: str) -> str:
 
 
 def _rest(code: str) -> Cause:
-    return Cause(path="", message=f"further rows: {CODES.get(code, code)}", fix="see the other entries of this kind", options="")
+    return Cause(path="", message=f"further rows: {all_codes().get(code, code)}", fix="see the other entries of this kind", options="")
 
 
 def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -116,7 +118,7 @@ def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return list(report.get("problems") or ())
     causes = Causes()
     for error in report["errors"]:
-        problem = Problem(path=error["path"], code=error["code"], message=error["message"], fix=error["fix"])
+        problem = Problem(error["code"], error["message"], path=error["path"], fix=error["fix"])
         causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
     return list(causes.to_list())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from ft_assets.storable_text import printable
@@ -56,28 +56,18 @@ CODES: Mapping[str, str] = {
     "last_not_assistant": "a conversation that does not end with the assistant",
     "nothing_to_train": "every assistant message has weight 0",
     "identical_preference": "chosen and rejected are the same",
-    "control_token_in_content": "a control token of the tokenizer inside content, where it would become a real one",
-    "example_too_long": "more tokens than max_seq_len",
-    "template_refused": "a conversation that the base model's chat template refuses",
-    "template_unstable": "a conversation whose turns the template rewrites, so that no loss mask can be made",
-    "reasoning_not_rendered": "reasoning in an answer, which the base model's chat template leaves out",
-    "no_chat_template": "a conversation for a base model that has no chat template",
-    # row, by the policies that the tenant chose
-    "near_duplicate": "a row that nearly repeats an earlier one",
-    "contaminated": "a row that shares long passages with an evaluation suite",
-    "toxic": "a row that the classifier scores as toxic",
-    "personal_data": "a row that holds personal data",
 }
-"""Every error code of a report with its meaning; warnings have their own codes in ``pipeline.findings`` and ``checks.quality_warnings``."""
+"""Error codes of files and of the shapes of rows, with their meaning; those of checks are in ``checks.all_codes``."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
-    path: str
-    """Path of the field, such as ``messages[2].content``; empty for the whole row."""
     code: str
-    """One of :data:`CODES`."""
+    """One of :data:`CODES`, or of a check's findings."""
     message: str
+    _: KW_ONLY
+    path: str = ""
+    """Path of the field, such as ``messages[2].content``; empty for the whole row."""
     fix: str
     options: str = ""
     """Options of ``ft check`` and ``ft upload`` that would read the row or the file; empty if none would."""
@@ -87,20 +77,11 @@ class Problem:
         for name in ("path", "message", "fix", "options"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
-    def at(self, *, row: int | None, byte_offset: int | None) -> RowError:
-        return RowError(row=row, byte_offset=byte_offset, path=self.path, code=self.code, message=self.message, fix=self.fix)
+    def at(self, *, row: int | None, byte_offset: int | None) -> dict[str, Any]:
+        """Returns the problem as an error of a report.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowError:
-    row: int | None
-    """1-based: the line of a JSONL file, the element of an array, the record of a CSV or Parquet file; None for the whole file."""
-    byte_offset: int | None
-    """Offset of the row in the decompressed file; None if that has no meaning (Parquet)."""
-    path: str
-    code: str
-    message: str
-    fix: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k) for k in ("row", "byte_offset", "path", "code", "message", "fix")}
+        `row`: 1-based line of a JSONL file, element of an array, record of a CSV or Parquet file; None for the whole file. `byte_offset`:
+        of the row in the decompressed file; None if that has no meaning (Parquet).
+        """
+        of_problem = {name: getattr(self, name) for name in ("path", "code", "message", "fix")}
+        return {"row": row, "byte_offset": byte_offset, **of_problem}

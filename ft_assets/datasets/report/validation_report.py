@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets.checks import section_lines
 from ft_assets.datasets.report.causes import problems_of
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
 from ft_assets.datasets.schema import Example, Message
@@ -75,23 +76,6 @@ def _content(message: Message) -> str:
 
 def _cut(text: str) -> str:
     return printable(text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}...")
-
-
-def contamination(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None if the rows were compared with no suite."""
-    found = stats.get("contamination") or {}
-    checked = list(found.get("checked") or ())
-    return {"flagged": (found.get("flagged") or 0) if checked else None, "suites": dict(found.get("suites") or {}), "checked": checked}
-
-
-def contamination_line(stats: Mapping[str, Any]) -> str:
-    """Returns the result of the contamination check as shown in every report."""
-    found = contamination(stats)
-    if found["flagged"] is None:
-        return "contamination: not checked"
-    each = ", ".join(f"{suite} {count}" for suite, count in found["suites"].items())
-    compared = f"compared with {', '.join(found['checked'])}"
-    return f"contamination: {found['flagged']} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +150,7 @@ class DatasetReport:
         if problems := problems_of(asdict(self)):
             lines += ["| rows | problem | code |", "|---|---|---|", *(_table_row(p) for p in problems), ""]
         lines += [f"- {w['code']}: {w['message']}" for w in self.warnings]
-        lines += ["", contamination_line(self.stats)]
+        lines += ["", *section_lines(self.stats)]
         if splits := self.stats.get("splits"):
             lines += ["", f"{splits['train']:,} for training, {splits['validation']:,} for validation (by {splits['by']})"]
         if self.review:

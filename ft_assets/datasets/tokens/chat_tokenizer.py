@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
-from ft_assets.datasets.checks.content import control_token_pattern, control_token_problems
+from ft_assets.datasets.checks.control_tokens import control_token_pattern, control_token_problems
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.assistant_turns import Turns, without_thinking
@@ -144,7 +144,7 @@ class ChatTokenizer:
         contents = plain_contents(example) if example.kind == "chat" else None
         if contents is not None and not any(opening in text for text in contents for opening in self._openings):
             return None
-        return next(control_token_problems(example, self.control_token_pattern), None)
+        return next(iter(control_token_problems(example, self.control_token_pattern)), None)
 
     @property
     def eos_token_id(self) -> int:

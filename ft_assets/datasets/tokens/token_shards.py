@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +57,18 @@ class Tally:
         rows = self.dropped_rows.setdefault(code, [])
         if len(rows) < MAX_NAMED_ROWS:
             rows.append(row)
+
+    def keep(self, row: int, *, cut: bool, trained: bool, drop_over_long: bool) -> bool:
+        """Returns whether a row is kept; counts one that is not."""
+        if cut and drop_over_long:
+            self.drop("example_too_long", row)
+        elif not trained:
+            self.drop("nothing_to_train", row)
+        else:
+            self.num_examples += 1
+            self.truncated += cut
+            return True
+        return False
 
     def add(self, other: Tally) -> None:
         self.num_examples += other.num_examples
@@ -104,31 +117,19 @@ def write_shard(
     ids: list[NDArray[np.int32]] = []
     loss: list[NDArray[np.bool_]] = []
     rows: list[int] = []
-    clean = []
-    for example in examples:
-        problem = None if escape_control_tokens else tokenizer.control_token_problem(example)
-        if problem is None:
-            clean.append(example)
-        else:
-            tally.drop(problem.code, example.row)
-    for start in range(0, len(clean), ENCODE_BATCH):
-        batch = clean[start : start + ENCODE_BATCH]
-        encode = functools.partial(
-            tokenizer.encode_batch,
-            max_seq_len=UNCUT if split else max_seq_len,
-            train_on_inputs=train_on_inputs,
-            escape_control_tokens=escape_control_tokens,
-        )
+    encode = functools.partial(
+        tokenizer.encode_batch,
+        max_seq_len=UNCUT if split else max_seq_len,
+        train_on_inputs=train_on_inputs,
+        escape_control_tokens=escape_control_tokens,
+    )
+    for batch in clean_batches(examples, tokenizer, tally, escape_control_tokens=escape_control_tokens):
         for example, tokens in encode_or_drop(encode, batch, tally):
-            if tokens.truncated and drop_over_long:
-                tally.drop("example_too_long", example.row)
-            elif not tokens.num_trained_tokens:
-                tally.drop("nothing_to_train", example.row)
-            else:
+            trained = bool(tokens.num_trained_tokens)
+            if tally.keep(example.row, cut=tokens.truncated, trained=trained, drop_over_long=drop_over_long):
                 tally.untrained_turns += tokens.turns.count("rewritten_in_history")
                 cuts = piece_starts(tokens.num_tokens, max_seq_len) if split else [0]
-                tally.num_examples += len(cuts)
-                tally.truncated += tokens.truncated
+                tally.num_examples += len(cuts) - 1
                 tally.split += len(cuts) > 1
                 for start_of, end_of in pairwise([*cuts, len(tokens.input_ids)]):
                     ids.append(tokens.input_ids[start_of:end_of])
@@ -141,19 +142,39 @@ def write_shard(
         "lengths": lengths,
         "rows": np.asarray(rows, dtype=np.int64),
     }
+    with new_shard(directory, tally) as partial:
+        for name, array in arrays.items():
+            np.save(partial / f"{name}.npy", array, allow_pickle=False)
+    return TokenShard(directory=directory, tally=tally)
+
+
+@contextmanager
+def new_shard(directory: Path, tally: Tally) -> Iterator[Path]:
+    """Yields an empty directory for the files of a shard; they appear as `directory`, with `tally`, once all are on disk."""
     partial = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name, array in arrays.items():
-        with (partial / f"{name}.npy").open("wb") as stream:
-            np.save(stream, array, allow_pickle=False)
+    yield partial
+    (partial / "shard.json").write_text(json.dumps(asdict(tally)))
+    for file in partial.iterdir():
+        with file.open("rb") as stream:
             write_durable(stream)
-    with (partial / "shard.json").open("w") as text:
-        json.dump(asdict(tally), text)
-        write_durable(text)
     partial.replace(directory)
     sync_to_disk(directory.parent)
-    return TokenShard(directory=directory, tally=tally)
+
+
+def clean_batches(
+    examples: Iterable[Example], tokenizer: ChatTokenizer, tally: Tally, *, escape_control_tokens: bool
+) -> Iterator[list[Example]]:
+    """Yields `examples` to be tokenized together, without those that contain a control token, which `tally` counts."""
+    clean = []
+    for example in examples:
+        problem = None if escape_control_tokens else tokenizer.control_token_problem(example)
+        if problem is None:
+            clean.append(example)
+        else:
+            tally.drop(problem.code, example.row)
+    yield from (clean[start : start + ENCODE_BATCH] for start in range(0, len(clean), ENCODE_BATCH))
 
 
 def encode_or_drop(encode: Callable[[Sequence[Example]], list[T]], batch: Sequence[Example], tally: Tally) -> Iterator[tuple[Example, T]]:

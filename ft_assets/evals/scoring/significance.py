@@ -160,12 +160,12 @@ def least_items(alpha: float) -> int:
     return math.ceil(math.log2(1.0 / alpha))
 
 
-def items_needed(drop: float, differing: float, *, alpha: float, power: float = 1.2816) -> int:
+def items_needed(drop: float, differing: float, *, alpha: float) -> int:
     """Returns about how many items show a true fall of `drop` if the models differ on a share `differing` of items, in 90 % of cases.
 
-    The normal approximation of McNemar's test (Connor 1987); `power` is the normal quantile of 90 %.
+    The normal approximation of McNemar's test (Connor 1987).
     """
-    z = NormalDist().inv_cdf(1.0 - alpha)
+    false_alarm, missed = NormalDist().inv_cdf(1.0 - alpha), NormalDist().inv_cdf(0.9)
     share = max(differing, abs(drop))
-    spread = z * math.sqrt(share) + power * math.sqrt(max(0.0, share - drop * drop))
+    spread = false_alarm * math.sqrt(share) + missed * math.sqrt(max(0.0, share - drop * drop))
     return math.ceil((spread / drop) ** 2) if drop else 0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -147,7 +148,7 @@ def binomial_tail(right: int, n: int) -> float:
 
 def wilson(right: int, n: int) -> Interval:
     """Returns Wilson's 95 % interval of a share."""
-    z = 1.959964
+    z = NormalDist().inv_cdf(0.975)
     share = right / n
     centre, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(low=(centre - half) / (1 + z * z / n), high=(centre + half) / (1 + z * z / n))

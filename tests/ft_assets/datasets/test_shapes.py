@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks.content import order_problems
+from ft_assets.datasets.checks.turn_order import order_problems
 from ft_assets.datasets.fields import MAX_MESSAGES, MAX_PROBLEMS
-from ft_assets.datasets.pipeline.fast_path import chat_reader
+from ft_assets.datasets.pipeline.block_reader import chat_reader
 from ft_assets.datasets.readers.column_map import apply_map
 from ft_assets.datasets.schema import Example, Message, ToolCall, canonical, parse_canonical
 from tests.ft_assets.datasets.examples_of import chat

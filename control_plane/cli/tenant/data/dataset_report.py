@@ -13,7 +13,8 @@ LENGTHS = {"min": "shortest", "p50": "median", "p95": "95 % up to", "max": "long
 
 def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     """Format `report` on the file `name`, line by line."""
-    from ft_assets.datasets.report.validation_report import DatasetReport, contamination_line
+    from ft_assets.datasets.checks import section_lines
+    from ft_assets.datasets.report.validation_report import DatasetReport
 
     verdict = report.get("verdict") or DatasetReport.from_dict(dict(report)).verdict
     yield f"{name}: {'NOT ' + verdict.removeprefix('not ').replace('valid', 'VALID', 1) if not report['valid'] else verdict}"
@@ -31,7 +32,7 @@ def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
             yield f"  {unit} of an example: " + ", ".join(f"{word} {lengths[k]:,.0f}" for k, word in LENGTHS.items() if k in lengths)
     if (splits := stats.get("splits")) and report["examples"]:
         yield f"  {splits['train']:,} to train on, {splits['validation']:,} held out (by {splits['by']})"
-    yield f"  {contamination_line(stats)}"
+    yield from (f"  {line}" for line in section_lines(stats))
     yield from _problem_lines(report)
     for warning in report["warnings"]:
         yield f"  warning: {warning['message']} [{warning['code']}]"

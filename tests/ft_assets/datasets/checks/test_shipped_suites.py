@@ -12,11 +12,11 @@ import pytest
 
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.console.report_page import report_page
+from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.checks.contamination.shipped_suites import DIRECTORY, shipped_index, shipped_suites
 from ft_assets.datasets.dedup.normalization import fold
 from ft_assets.datasets.ingest import Policies, validate_file
-from ft_assets.datasets.report.validation_report import contamination
 from tests.ft_assets.datasets.examples_of import SHARED_DATA
 from tools.suite_hashes import ANNOTATION, hashed
 

@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ft_assets.datasets.dedup import clusters
-from ft_assets.datasets.dedup.minhash import NUM_BANDS, band_keys
+from ft_assets.datasets.dedup import near_pairs
+from ft_assets.datasets.dedup.near_pairs import (
+    ALL_PAIRS_UP_TO,
+    NUM_BANDS,
+    THRESHOLD,
+    Pairs,
+    band_keys,
+    candidate_blocks,
+    candidate_pairs,
+    jaccard,
+)
 from ft_assets.datasets.dedup.normalization import CodePoints, fold
-from ft_assets.datasets.dedup.pairs import ALL_PAIRS_UP_TO, Pairs, candidate_blocks, candidate_pairs
-from ft_assets.datasets.dedup.verify import THRESHOLD, jaccard
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu", "an", "er", "in", "or", "un", "st", "tr", "pl", "ch", "gh"]
 
@@ -82,7 +89,7 @@ def resolved(texts: CodePoints) -> tuple[Pairs, int]:
     """`verified`, then second looks until nothing new turns up; the pairs and the rounds it took."""
     left, right = verified(texts)
     for rounds in range(10):
-        a, b = clusters.second_look(len(texts), (left, right))
+        a, b = near_pairs.second_look(len(texts), (left, right))
         near = jaccard(texts, a, texts, b) >= THRESHOLD
         if not near.any():
             return (left, right), rounds
@@ -200,7 +207,7 @@ def test_a_cluster_of_two_thousand_near_copies_falls_to_its_first_row() -> None:
     keys = band_keys(folded)
     compared = sum(len(candidate_pairs(np.ascontiguousarray(keys[:, band]))[0]) for band in range(NUM_BANDS))
     (left, right), _ = resolved(folded)
-    stays = clusters.kept(len(texts), (left, right))
+    stays = near_pairs.kept(len(texts), (left, right))
     first = jaccard(folded, np.full(2000, 150), folded, np.arange(150, 2150)) >= THRESHOLD
     assert first.all()
     assert stays[:150].all() and stays[2150:].all()
@@ -226,8 +233,8 @@ def test_near_copies_in_a_crowd_that_shares_a_template_are_found(
     ia, ib = np.triu_indices(len(folded), 1)
     likeness = jaccard(folded, ia, folded, ib)
     near = likeness >= THRESHOLD
-    goes = ~clusters.kept(len(folded), (ia[near], ib[near]))
-    went = ~clusters.kept(len(folded), resolved(folded)[0])
+    goes = ~near_pairs.kept(len(folded), (ia[near], ib[near]))
+    went = ~near_pairs.kept(len(folded), resolved(folded)[0])
     assert biggest > 3 * ALL_PAIRS_UP_TO
     assert likeness.mean() == pytest.approx(background, abs=0.02)
     assert goes.sum() >= 95
@@ -270,7 +277,7 @@ def test_a_row_goes_only_if_an_earlier_row_that_stays_is_like_it(edges: list[tup
     for row in range(20):
         want.append(not any(want[earlier] and (earlier, row) in like for earlier in range(row)))
     pairs = (np.array([a for a, _ in edges], np.int64), np.array([b for _, b in edges], np.int64))
-    assert clusters.kept(20, pairs).tolist() == want
+    assert near_pairs.kept(20, pairs).tolist() == want
 
 
 @settings(deadline=None)
@@ -281,13 +288,13 @@ def test_rows_that_are_joined_share_the_lowest_row_of_their_component(edges: lis
         for a, b in edges:
             component[a] = component[b] = min(component[a], component[b])
     pairs = (np.array([a for a, _ in edges], np.int64), np.array([b for _, b in edges], np.int64))
-    assert clusters.representative(20, pairs).tolist() == component
+    assert near_pairs.representative(20, pairs).tolist() == component
 
 
 def test_a_second_look_compares_a_row_with_what_stands_for_its_removed_likeness() -> None:
     pairs = (np.array([0, 3]), np.array([3, 7]))  # 3 fell to 0; 7 is like 3 but was never compared with 0
-    assert clusters.kept(8, pairs).tolist() == [True, True, True, False, True, True, True, True]
-    assert [side.tolist() for side in clusters.second_look(8, pairs)] == [[0], [7]]
+    assert near_pairs.kept(8, pairs).tolist() == [True, True, True, False, True, True, True, True]
+    assert [side.tolist() for side in near_pairs.second_look(8, pairs)] == [[0], [7]]
     both = (np.array([0, 3, 0]), np.array([3, 7, 7]))
-    assert not clusters.kept(8, both)[7]
-    assert [side.tolist() for side in clusters.second_look(8, both)] == [[], []]
+    assert not near_pairs.kept(8, both)[7]
+    assert [side.tolist() for side in near_pairs.second_look(8, both)] == [[], []]

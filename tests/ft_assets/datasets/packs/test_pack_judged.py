@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ft_assets.datasets.packs.answer_packs import mismatched
 from ft_assets.datasets.packs.build import PackProgress, PackSettings, build_judged_pack, pack_fingerprint, verify
-from ft_assets.datasets.packs.judged_answers import mismatched
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
 from ft_assets.errors import InvalidDataset, InvalidRequest

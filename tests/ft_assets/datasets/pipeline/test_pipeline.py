@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.ingest import Policies, load_stored, validate_file
 from ft_assets.datasets.pass_progress import Progress
-from ft_assets.datasets.pipeline.block_reader import BlockReader
+from ft_assets.datasets.pipeline.block_reader import BlockReader, chat_reader
 from ft_assets.datasets.pipeline.block_result import BlockResult
-from ft_assets.datasets.pipeline.fast_path import chat_reader
 from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.pipeline.pass_one import _blocks
 from ft_assets.datasets.readers.blocks import LineBlock
@@ -132,7 +131,7 @@ def spelled(messages: list[str], extra: list[str]) -> bytes:
 )
 def test_the_fast_path_reads_what_the_slow_path_reads(line: bytes) -> None:
     def read(fast: bool) -> tuple[Any, ...]:
-        result = BlockResult(number=0)
+        result = BlockResult()
         options = BlockOptions(
             scratch=Path(), policies=Policies(), format="chat", extra_fields=("id", "text", "chosen", "rejected", "system")
         )
@@ -355,7 +354,7 @@ def test_kept_copies_of_a_near_duplicate_go_with_it(jsonl: Callable[..., Path], 
 def test_a_field_of_its_own_in_every_row_is_counted_together(jsonl: Callable[..., Path]) -> None:
     path = jsonl(*(chat(f"question {i}", f"answer {i}", **{f"field_{i}": 1}) for i in range(1500)))
     options = BlockOptions(scratch=path.parent, policies=Policies(near_duplicates="off"), format="chat")
-    result = BlockResult(number=0)
+    result = BlockResult()
     data = path.read_bytes()
     assert len(list(BlockReader(options, result).lines(LineBlock(first_line=1, offset=0, data=data)))) == 1500
     assert len(result.ignored) == 1001

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ft_assets.datasets import shapes
-from ft_assets.datasets.checks.content import order_problems
+from ft_assets.datasets.checks.turn_order import order_problems
 from ft_assets.datasets.readers.row_stream import apply_map, open_rows, parse_column_map
 from ft_assets.datasets.readers.transcripts import split_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem

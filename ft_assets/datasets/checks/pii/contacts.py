@@ -10,22 +10,11 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-from ft_assets.datasets.checks.pii_accounts import JOINT, Span
+from ft_assets.datasets.checks.pii.accounts import JOINT, Span
 
 SEPARATOR = "[ .()/\\-\u00a0\u2010-\u2015\u202f]"
 """Separators between the groups of a telephone number."""
 _GROUP = re.compile("[0-9]+")
-_CODES = (
-    "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 63 64 65 66 81 82 84 86 90 "
-    "91 92 93 94 95 98 211 212 213 216 218 220 221 222 223 224 225 226 227 228 229 230 231 232 233 234 235 236 237 238 239 "
-    "240 241 242 243 244 245 246 248 249 250 251 252 253 254 255 256 257 258 260 261 262 263 264 265 266 267 268 269 290 291 "
-    "297 298 299 350 351 352 353 354 355 356 357 358 359 370 371 372 373 374 375 376 377 378 379 380 381 382 383 385 386 387 "
-    "389 420 421 423 500 501 502 503 504 505 506 507 508 509 590 591 592 593 594 595 596 597 598 599 670 672 673 674 675 676 "
-    "677 678 679 680 681 682 683 685 686 687 688 689 690 691 692 850 852 853 855 856 880 886 960 961 962 963 964 965 966 967 "
-    "968 970 971 972 973 974 975 976 977 992 993 994 995 996 998"
-)
-CALLING_CODES = frozenset(_CODES.split())
-"""Country calling codes in use: ITU-T E.164."""
 FILE_ENDINGS = frozenset(("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "html", "pdf"))
 """Not top-level domains: ``icon@2x.png`` is a file."""
 
@@ -109,7 +98,7 @@ def _balanced(text: str, start: int, end: int) -> Span:
 
 
 def find_international(text: str) -> Iterator[Span]:
-    """Finds telephone numbers that begin with a calling code in use: +49 30 ..., 0044 20 ..."""
+    """Finds telephone numbers that begin with a calling code and have a length in use there: +49 30 ..., 0044 20 ..."""
     for match in _INTERNATIONAL.finditer(text):
         ends = [g.end() for g in _GROUP.finditer(text, *match.span())]
         for end in reversed(ends):  # what follows the number may be another number
@@ -126,10 +115,15 @@ def _is_international(spelled: str) -> bool:
         grouped = len(_GROUP.findall(spelled)) > 2 or (grouped and spelled[2].isdigit())
         if not grouped:
             return False
-    if digits[:1] == "1":
-        return len(digits) == 11 and digits[1] in "23456789"
-    known = any(digits[:n] in CALLING_CODES for n in (1, 2, 3))
-    return known and (8 if grouped else 9) <= len(digits) <= 15
+    if not 8 <= len(digits) <= 15 or (digits[0] == "1" and digits[1] not in "23456789"):
+        return False
+    import phonenumbers  # loads for half a second, and hardly any text has a candidate
+
+    try:
+        number = phonenumbers.parse(f"+{digits}")
+    except phonenumbers.NumberParseException:
+        return False
+    return bool(phonenumbers.is_possible_number_with_reason(number) == phonenumbers.ValidationResult.IS_POSSIBLE)
 
 
 def find_north_american(text: str) -> Iterator[Span]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from math import log2
 
-from ft_assets.datasets.checks.pii_accounts import Span
+from ft_assets.datasets.checks.pii.accounts import Span
 
 MIN_RANDOM_BITS = 3.0
 """Entropy per character from which a value assigned to a "secret" counts as one: 32 random hex digits have about 3.5, English words and

@@ -1,26 +1,92 @@
-"""Pass 2: finds rows that repeat an earlier one, exactly or nearly, and rows that belong together when the dataset is split."""
+"""Rows that nearly repeat an earlier one, and rows that belong together when the dataset is split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ft_assets.datasets.dedup import clusters, pairs, verify
+from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
+from ft_assets.datasets.dedup import near_pairs
 from ft_assets.datasets.dedup.normalization import fold, near_text
-from ft_assets.datasets.pipeline.columns import Columns
-from ft_assets.datasets.pipeline.texts import StoredTexts
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
+from ft_assets.datasets.pipeline.decision import Decision
 
 BATCH_BYTES = 32 << 20
 """Characters of canonical text whose pairs are verified together; normalized, they take about six times as much."""
 MAX_REJECTED = 20_000_000
 """Pairs remembered as different, so that no later band compares them again: 160 MB."""
 
+MANY = 0.3
+"""Share of near duplicates above which a warning says that they are probably one template with small differences."""
+
 Rows = NDArray[np.int64]
 Found = tuple[Rows, Rows]
+
+
+class NearDuplicates(Check):
+    name = "near_duplicates"
+    options = (
+        Option(
+            "near_duplicates",
+            ("drop", "warn", "review", "fail", "off"),
+            help="rows sharing 90 % of their character 5-grams (system messages apart); verified, not estimated",
+            in_every_id=True,
+        ),
+    )
+    findings = (
+        Finding(
+            "near_duplicate",
+            "a row that nearly repeats an earlier one",
+            plural="near_duplicates",
+            words="near duplicates of an earlier row",
+        ),
+    )
+    order = 90
+    needs_texts = True
+
+    def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - columns are enough
+        bands = np.ascontiguousarray(near_pairs.band_keys(kept.folded).T)
+        return {_band(number): keys for number, keys in enumerate(bands)}
+
+    def decide(self, decision: Decision) -> None:
+        if decision.texts is None or not decision.keep.any():
+            return
+        first = decision.first_copies
+        among = decision.keep & (first == np.arange(len(first)))  # a copy is as near to others as the row that it copies
+        near = near_duplicates(decision.columns, decision.texts, among, progress=decision.progress)
+        found = np.flatnonzero(~near.kept[first] & decision.keep)  # a kept copy shares the outcome of the row that it copies
+        partner = np.full(len(near.kept), -1, np.int64)
+        stays = near.kept[near.left]
+        partner[near.right[stays]] = near.left[stays]
+        decision.cluster = near.representative[decision.cluster]
+        decision.flag("near_duplicate", "near_duplicates", found, self.action, of_row=decision.numbers[partner[first[found]]])
+
+    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
+        exact, near = (decision.counts[name] for name in ("exact_duplicates", "near_duplicates"))
+        dropped = (
+            count for name, count in (("exact_duplicates", exact), ("near_duplicates", near)) if self.policies.options[name] == "drop"
+        )
+        return {"dedup_removed": sum(dropped), "duplicates": {"exact": exact, "near": near}}
+
+    def hint(self, total: BlockResult, decision: Decision) -> str:
+        if decision.counts["near_duplicates"] <= MANY * max(total.totals["examples"], 1):
+            return ""
+        return (
+            "; this is often one long instruction with small differences per row: move the common part into a system "
+            "message, or choose the policy near_duplicates=warn"
+        )
+
+
+CHECK = NearDuplicates
+
+
+def _band(number: int) -> str:
+    return f"band-{number:02d}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,41 +100,28 @@ class Near:
     """The verified pairs: ``left[i] < right[i]``."""
 
 
-def first_copies(columns: Columns) -> Rows:
-    """Returns for each row the first row with the same 128 bits of content hash: itself, unless it is a copy."""
-    high, low = columns.read("sha_high"), columns.read("sha_low")
-    order = np.lexsort((low, high))  # stable: copies stay in file order
-    high, low = high[order], low[order]
-    starts = np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))) if len(order) else np.empty(0, bool)
-    del high, low
-    group_first = order[starts]
-    first = np.empty(len(order), np.int64)
-    first[order] = group_first[np.cumsum(starts) - 1]
-    return first
-
-
 def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool_], *, progress: Callable[[int], None]) -> Near:
     """Finds near duplicates among the rows marked in `among`; `progress` receives the share of rows done.
 
     Bands are processed one at a time; rows that an earlier band has shown to be near another are left out of the next:
-    :func:`clusters.second_look` finds what that may miss.
+    :func:`near_pairs.second_look` finds what that may miss.
     """
     ids = np.flatnonzero(among)
     search = _Search(texts, columns.read("bytes"), columns.read("label"))
     alive = np.ones(len(among), np.bool_)
-    for band in range(columns.num_bands):
+    for band in range(near_pairs.NUM_BANDS):
         candidates = ids[alive[ids]]
-        for left, right in pairs.candidate_blocks(columns.band(band)[candidates]):
+        for left, right in near_pairs.candidate_blocks(columns.read(_band(band))[candidates]):
             search.verify(candidates[left], candidates[right])
         if search.take_news():
-            alive = clusters.kept(len(among), search.found())
-        progress(len(among) * (band + 1) // columns.num_bands)
+            alive = near_pairs.kept(len(among), search.found())
+        progress(len(among) * (band + 1) // near_pairs.NUM_BANDS)
     while True:
-        search.verify(*clusters.second_look(len(among), search.found()))
+        search.verify(*near_pairs.second_look(len(among), search.found()))
         if not search.take_news():
             break
     left, right = search.found()
-    kept, representative = clusters.kept(len(among), (left, right)), clusters.representative(len(among), (left, right))
+    kept, representative = near_pairs.kept(len(among), (left, right)), near_pairs.representative(len(among), (left, right))
     return Near(kept=kept, representative=representative, left=left, right=right)
 
 
@@ -104,7 +157,7 @@ class _Search:
             first, second = (batch >> np.uint64(32)).astype(np.int64), (batch & np.uint64(0xFFFFFFFF)).astype(np.int64)
             rows, places = np.unique(np.concatenate((first, second)), return_inverse=True)
             points = fold([near_text(e) for e in self._texts.examples(rows)])
-            near = verify.jaccard(points, places[: len(first)], points, places[len(first) :]) >= np.float32(verify.THRESHOLD)
+            near = near_pairs.jaccard(points, places[: len(first)], points, places[len(first) :]) >= np.float32(near_pairs.THRESHOLD)
             if near.any():
                 self._left.append(first[near])
                 self._right.append(second[near])

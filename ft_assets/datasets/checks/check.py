@@ -1,0 +1,196 @@
+"""A check: its options and findings, its part of both passes, and its section of the report.
+
+A new check is a module with a subclass of :class:`Check` that overrides what it needs:
+
+1. ``screen``: sees the examples of a block in a worker, leaves out or replaces some, and counts in the block's totals.
+2. ``measure``: sees the examples that are left; returns columns with a value for each, kept on disk for pass 2, or a tally that merges.
+3. ``decide``: sees the columns of the whole file in one process, and flags rows.
+4. ``stats``, ``lines``, ``warnings``: what the report says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ft_assets.datasets.dedup.normalization import CodePoints
+    from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
+    from ft_assets.datasets.pipeline.decision import Decision
+    from ft_assets.datasets.pipeline.options import BlockOptions
+    from ft_assets.datasets.schema import Example
+    from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+
+ACTIONS = {"drop": "were left out", "warn": "are kept", "review": "are kept, and the dataset waits for approval", "fail": "refuse the file"}
+"""What the policies do with flagged rows. drop: omit and count them. warn: keep them with a warning. review: keep them, but no job trains
+on the dataset until its tenant has approved it. fail: refuse the file. A check may have words of its own, and ``off``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A policy that an upload may set: one of several words, or a number above 0 and at most 1."""
+
+    name: str
+    values: tuple[str, ...] | float
+    """The words that it accepts, the default first; or the number that is the default."""
+    _: KW_ONLY
+    help: str
+    """What it applies to."""
+    in_every_id: bool = False
+    """Part of a dataset's id even at its default. False for an option added later, so that the ids of existing datasets stay."""
+
+    @property
+    def default(self) -> str | float:
+        return self.values[0] if isinstance(self.values, tuple) else self.values
+
+    def verify(self, value: Any) -> None:
+        """Raises ``InvalidRequest`` for a value of another kind, or outside of the limits."""
+        if isinstance(self.values, tuple):
+            wanted, accepted = ", ".join(self.values), value in self.values
+        else:
+            wanted, accepted = "a number above 0 and at most 1", isinstance(value, int | float) and not isinstance(value, bool)
+        if not accepted:
+            raise self._refusal(f"{str(value)[:60]!r} is not one of: {wanted}")
+        if not isinstance(value, str) and not 0.0 < value <= 1.0:
+            raise self._refusal(f"{value} is outside of 0 < t <= 1")
+
+    def _refusal(self, why: str) -> InvalidRequest:
+        return InvalidRequest(f"policy {self.name} {why}", code="invalid_policy", param=f"policies.{self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a check finds in a row."""
+
+    code: str
+    """Code of a flagged row, of a bad row, and of the problem that refuses a file."""
+    meaning: str
+    """What the code stands for, in the report's list of problems."""
+    _: KW_ONLY
+    message: str = ""
+    """Of a bad row; fields in braces are filled in."""
+    fix: str = ""
+    plural: str = ""
+    """Name of the rows in counts, warnings and reviews, if rows are flagged in pass 2."""
+    words: str = ""
+    """Completes "12 rows are ..."."""
+
+    def problem(self, *, path: str = "", **values: Any) -> Problem:
+        return Problem(self.code, self.message.format(**values), path=path, fix=self.fix.format(**values))
+
+
+class Mergeable(Protocol):
+    """State of one block that other blocks' state is merged into, in file order; crosses a pipe."""
+
+    def merge(self, other: Any, /) -> None: ...
+
+
+class Setup:
+    """What the checks of one process share."""
+
+    def __init__(self, options: BlockOptions) -> None:
+        self.options = options
+
+    @cached_property
+    def tokenizer(self) -> ChatTokenizer | None:
+        """The base model's; None if no base model is named."""
+        from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+
+        return None if self.options.model_dir is None else ChatTokenizer.load(self.options.model_dir)
+
+
+class KeptExamples:
+    """The examples of a block that passed every screen."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self.examples = examples
+
+    @cached_property
+    def texts(self) -> Sequence[str]:
+        """Everything that an example says, except system messages."""
+        from ft_assets.datasets.dedup.normalization import near_text
+
+        return [near_text(example) for example in self.examples]
+
+    @cached_property
+    def folded(self) -> CodePoints:
+        """The texts without case, compatibility forms and spacing."""
+        from ft_assets.datasets.dedup.normalization import fold
+
+        return fold(self.texts)
+
+
+class Check:
+    """One check of a dataset; an instance belongs to one process and one validation."""
+
+    name: ClassVar[str]
+    """Name of the check, and of the option that turns it off, if it has one."""
+    options: ClassVar[tuple[Option, ...]] = ()
+    findings: ClassVar[tuple[Finding, ...]] = ()
+    order: ClassVar[int] = 70
+    """Checks run in ascending order: what one leaves out, the next does not see."""
+    needs_texts: ClassVar[bool] = False
+    """Reads the examples again in pass 2, which keeps them on disk."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.policies = setup.options.policies
+
+    @property
+    def action(self) -> str:
+        """What the policies say should happen to what this check finds."""
+        return str(self.policies.options.get(self.name, ""))
+
+    @property
+    def is_on(self) -> bool:
+        return self.action != "off"
+
+    def identity(self) -> Mapping[str, Any]:
+        """Returns what determines the rows besides the policies, while the check is on: part of the dataset's id."""
+        return {}
+
+    def screen(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:  # noqa: ARG002 - for subclasses
+        """Returns the rows of a block to keep, in order; ``result.refuse`` reports a bad one."""
+        return rows
+
+    def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - for subclasses
+        """Returns columns with one value for each example; ``result.tallies`` takes a :class:`Mergeable`."""
+        return {}
+
+    def decide(self, decision: Decision) -> None:
+        """Flags rows of the whole file."""
+
+    def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - for subclasses
+        """Returns the check's part of the report's ``stats``, also while it is off."""
+        flagged = [decision.counts[finding.plural] for finding in self.findings if finding.plural]
+        return {self.name: {"flagged": sum(flagged)}} if flagged else {}
+
+    @classmethod
+    def lines(cls, stats: Mapping[str, Any]) -> Iterable[str]:  # noqa: ARG003 - for subclasses
+        """Returns the check's part of the report as text, from the report's ``stats``."""
+        return ()
+
+    def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:
+        """Yields (code, message): by default of the flagged rows, unless they refuse the file."""
+        for finding in self.findings:
+            if (count := decision.counts[finding.plural]) and self.action in ACTIONS:
+                yield finding.plural, f"{count} rows are {finding.words} and {ACTIONS[self.action]}{self.hint(total, decision)}"
+
+    def hint(self, total: BlockResult, decision: Decision) -> str:  # noqa: ARG002 - for subclasses
+        """Returns what completes the warning about flagged rows."""
+        return ""
+
+    def refusals(self, decision: Decision) -> Iterator[Problem]:
+        """Yields problems of the whole file: flagged rows that the policy does not allow."""
+        for finding in self.findings:
+            if self.action == "fail" and (count := decision.counts[finding.plural]):
+                rows = [flag["row"] for flag in decision.flagged if flag["code"] == finding.code][:10]
+                message = f"{count} rows are {finding.words} (rows {', '.join(map(str, rows))}{', ...' if count > len(rows) else ''})"
+                yield Problem(finding.code, message, fix=f"remove them, or choose the policy {self.name}=drop")

@@ -1,0 +1,107 @@
+"""The check for rows that repeat an evaluation suite, and what a report says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option, Setup
+from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
+from ft_assets.datasets.pipeline.block_result import BlockResult
+from ft_assets.datasets.pipeline.decision import Decision
+
+NO_SUITE = -1
+
+
+class Contamination(Check):
+    name = "contamination"
+    options = (
+        Option(
+            "contamination",
+            ("drop", "warn", "review", "fail", "off"),
+            help="rows with more than `contamination_threshold` of their 13-grams in an evaluation suite",
+            in_every_id=True,
+        ),
+        Option(
+            "contamination_threshold",
+            0.5,
+            help="share of a row's 13-grams found in a suite from which it counts as contaminated (GPT-3's and Llama 2's measure)",
+            in_every_id=True,
+        ),
+    )
+    findings = (
+        Finding(
+            "contaminated",
+            "a row that shares long passages with an evaluation suite",
+            plural="contaminated",
+            words="found in an evaluation suite",
+        ),
+    )
+    order = 50
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._by_suite: dict[str, int] = {}
+
+    @property
+    def is_on(self) -> bool:
+        return self.setup.options.suites is not None and super().is_on
+
+    @cached_property
+    def _index(self) -> SuiteIndex:
+        assert self.setup.options.suites is not None
+        return SuiteIndex.load(self.setup.options.suites)
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"suites": self._index.digest}
+
+    def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - columns are enough
+        shares, suites = self._index.shares(kept.folded)
+        return {"contamination": shares, "suite": suites}
+
+    def decide(self, decision: Decision) -> None:
+        share, suite = decision.columns.read("contamination"), decision.columns.read("suite")
+        threshold = self.policies.options["contamination_threshold"]
+        found = np.flatnonzero(decision.keep & (share > threshold) & (suite != NO_SUITE))
+        names = list(self._index.suites)
+        counts = np.bincount(suite[found].astype(np.int64), minlength=len(names)).tolist()
+        self._by_suite = {names[i]: count for i, count in enumerate(counts) if count}
+        shown = [names[i] for i in suite[found].tolist()]
+        decision.flag("contaminated", "contaminated", found, self.action, suite=shown, share=share[found].round(3))
+
+    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
+        checked = list(self._index.suites) if self.is_on else []
+        flagged = decision.counts["contaminated"] if checked else None
+        return {"contamination": {"flagged": flagged, "suites": self._by_suite, "checked": checked}}
+
+    @classmethod
+    def lines(cls, stats: Mapping[str, Any]) -> Iterable[str]:
+        return [contamination_line(stats)]
+
+    def hint(self, total: BlockResult, decision: Decision) -> str:  # noqa: ARG002 - from the decision
+        by_count = sorted(self._by_suite.items(), key=lambda item: -item[1])
+        return ": " + ", ".join(f"{suite} {count}" for suite, count in by_count)
+
+
+CHECK = Contamination
+
+
+def contamination(stats: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None if the rows were compared with no suite."""
+    found = stats.get("contamination") or {}
+    checked = list(found.get("checked") or ())
+    return {"flagged": (found.get("flagged") or 0) if checked else None, "suites": dict(found.get("suites") or {}), "checked": checked}
+
+
+def contamination_line(stats: Mapping[str, Any]) -> str:
+    """Returns the result of the contamination check as shown in every report."""
+    found = contamination(stats)
+    if found["flagged"] is None:
+        return "contamination: not checked"
+    each = ", ".join(f"{suite} {count}" for suite, count in found["suites"].items())
+    compared = f"compared with {', '.join(found['checked'])}"
+    return f"contamination: {found['flagged']} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"

@@ -1,0 +1,129 @@
+"""Tokens of each row under the base model's tokenizer and chat template: too long, refused by the template, turns without loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ft_assets.datasets.checks.check import Check, Finding, Option
+from ft_assets.datasets.checks.turn_order import has_consecutive_turns
+from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
+from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens.assistant_turns import reasoning_of
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
+from ft_assets.errors import InvalidRequest
+
+TOO_LONG = Finding(
+    "example_too_long",
+    "more tokens than max_seq_len",
+    message="{at_least}{num_tokens} tokens, over max_seq_len {max_seq_len}",
+    fix="shorten it, raise max_seq_len, or choose the policy 'truncate'",
+)
+REORDER = "order or join the messages as the chat template wants them, remove the row, or choose another base model"
+OMIT_REASONING = "remove the reasoning from the row, or choose a base model whose chat template renders it"
+TEMPLATE_FIX = "change the row so that the model's chat template takes it"
+OF_TEMPLATE = (
+    Finding("template_refused", "a conversation that the base model's chat template refuses", fix=REORDER),
+    Finding("template_unstable", "a conversation whose turns the template rewrites, so that no loss mask can be made", fix=TEMPLATE_FIX),
+    Finding("reasoning_not_rendered", "reasoning in an answer, which the base model's chat template leaves out", fix=OMIT_REASONING),
+    Finding("no_chat_template", "a conversation for a base model that has no chat template", fix=TEMPLATE_FIX),
+)
+
+
+class TokenLimit(Check):
+    name = "over_long"
+    options = (Option("over_long", ("truncate", "drop", "reject"), help="rows with more tokens than `max_seq_len`", in_every_id=True),)
+    findings = (TOO_LONG, *OF_TEMPLATE)
+    order = 30
+
+    def screen(self, rows: list[ReadRow], result: BlockResult) -> list[ReadRow]:
+        """Counts the tokens of each row; without a base model, what its template might refuse."""
+
+        if self.setup.tokenizer is None:
+            result.totals["consecutive_turns"] += sum(has_consecutive_turns(row.example) for row in rows)
+            result.totals["reasoning"] += sum(any(map(reasoning_of, row.example.all_messages())) for row in rows)
+            return rows
+        if self.setup.options.max_seq_len is None:
+            return rows
+        return self._counted(rows, self.setup.tokenizer, self.setup.options.max_seq_len, result)
+
+    def _counted(self, rows: list[ReadRow], tokenizer: ChatTokenizer, max_seq_len: int, result: BlockResult) -> list[ReadRow]:
+
+        out = []
+        if self.action != "truncate":  # rows that cannot fit need not be counted exactly
+            rows = [row for row in rows if self._may_fit(row, tokenizer.fewest_tokens(row.example), max_seq_len, result)]
+        escape = self.policies.options["control_tokens"] == "escape"
+        measured = tokenizer.measure_batch([row.example for row in rows], escape_control_tokens=escape, most=max_seq_len)
+        for row, num_tokens, untrained in zip(rows, *(m.tolist() for m in measured), strict=True):
+            if num_tokens < 0 and (problem := _why_uncounted(tokenizer, row.example, escape)) is not None:
+                result.refuse(row, [problem])
+                continue
+            row.num_tokens, row.untrained_turns = num_tokens, untrained
+            if num_tokens > max_seq_len:
+                at_least = row.example.num_characters() > PREFIX_CHARS * max_seq_len
+                if not self._over_long(row, num_tokens, max_seq_len, result, at_least=at_least):
+                    continue
+            _count_untrained(row, result)
+            out.append(row)
+        return out
+
+    def _may_fit(self, row: ReadRow, fewest_tokens: int, max_seq_len: int, result: BlockResult) -> bool:
+        if fewest_tokens <= max_seq_len:
+            return True
+        return self._over_long(row, fewest_tokens, max_seq_len, result, at_least=True)
+
+    def _over_long(self, row: ReadRow, num_tokens: int, max_seq_len: int, result: BlockResult, *, at_least: bool) -> bool:
+        """Counts a row over the limit; returns whether it is kept, to be truncated."""
+        result.totals["over_long"] += 1
+        if self.action == "reject":
+            spelled = "at least " if at_least else ""
+            result.refuse(row, [TOO_LONG.problem(at_least=spelled, num_tokens=num_tokens, max_seq_len=max_seq_len)])
+        return self.action == "truncate"
+
+    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - no row is flagged
+        untrained = total.totals["untrained_turns"] if self.setup.options.max_seq_len is not None else None
+        return {"over_long": total.totals["over_long"], "untrained_turns": untrained}
+
+    def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
+        totals = total.totals
+        if totals["over_long"] and self.action != "reject":
+            done = "will be cut" if self.action == "truncate" else "were left out"
+            limit = self.setup.options.max_seq_len
+            yield "truncated_examples", f"{totals['over_long']} examples are over {limit} tokens and {done}"
+        check = "name the base model (--model) to check the rows with its template"
+        if count := totals["consecutive_turns"]:
+            message = f"{count} rows hold two user or two assistant messages in a row, which some chat templates refuse"
+            yield "consecutive_turns", f"{message}; join them, or {check}"
+        if count := totals["reasoning"]:
+            yield "reasoning_not_checked", f"{count} rows hold reasoning, which some chat templates leave out; {check}"
+        if count := totals["rows_with_untrained_turns"]:
+            message = (
+                f"{totals['untrained_turns']} earlier assistant turns in {count} rows carry no loss: the base model's chat template writes "
+                "them differently once more messages follow, and the model would learn two openings for one prompt"
+            )
+            if totals["rows_without_loss"]:
+                message += f"; {totals['rows_without_loss']} of these rows have no other turn of weight 1 and are left out of training"
+            yield "turns_without_loss", f"{message}; to train them too, add a row for each that ends with it"
+
+
+CHECK = TokenLimit
+
+
+def _count_untrained(row: ReadRow, result: BlockResult) -> None:
+    if row.untrained_turns:
+        result.totals["rows_with_untrained_turns"] += 1
+        result.totals["untrained_turns"] += row.untrained_turns
+        trained = sum(m.weight for m in row.example.messages if m.role == "assistant")
+        result.totals["rows_without_loss"] += row.example.kind == "chat" and row.untrained_turns == trained
+
+
+def _why_uncounted(tokenizer: ChatTokenizer, example: Example, escape: bool) -> Problem | None:
+    try:
+        tokenizer.count_tokens(example, escape_control_tokens=escape, most=0)
+    except InvalidRequest as error:
+        fix = next((finding.fix for finding in OF_TEMPLATE if finding.code == error.code), TEMPLATE_FIX)
+        return Problem(error.code, error.message, fix=fix)
+    return None
