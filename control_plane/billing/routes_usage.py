@@ -8,14 +8,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from control_plane.billing import csv_export, ledger, responses
-from control_plane.billing import schemas as billing_schemas
+from control_plane.billing import csv_export, ledger, schemas
+from control_plane.billing.rules import Entry
 from control_plane.billing.usage import service as usage
-from control_plane.billing.usage.rules import DIMENSIONS, Dimension
+from control_plane.billing.usage.rules import DIMENSIONS, Dimension, Total
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.http.schemas import ListOf
 from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page
 from control_plane.quotas.rules import month_of
 
 CSV = "text/csv; charset=utf-8"
@@ -59,7 +60,7 @@ def retrieve(
     end_time: End = None,
     bucket_width: BucketWidth = "day",
     group_by: GroupBy = None,
-) -> billing_schemas.Usage:
+) -> schemas.Usage:
     """Return GPU time, storage and cost by the hour, day or month in which they were used. Running attempts are listed as `unbilled`."""
     return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by)
 
@@ -79,12 +80,12 @@ def retrieve_csv(
 
 
 @router.get("/v1/ledger", summary="Retrieve the ledger balance")
-def balance(platform: PlatformDep, tenant: Reader) -> billing_schemas.Balance:
+def balance(platform: PlatformDep, tenant: Reader) -> schemas.Balance:
     """Return the sum of all ledger entries of your tenant."""
-    return billing_schemas.Balance(balance_micros=ledger.balance(platform, tenant))
+    return schemas.Balance(balance_micros=ledger.balance(platform, tenant))
 
 
-@router.get("/v1/ledger/entries", summary="List ledger entries")
+@router.get("/v1/ledger/entries", summary="List ledger entries", response_model=ListOf[schemas.LedgerEntry])
 def list_entries(
     platform: PlatformDep,
     tenant: Reader,
@@ -92,16 +93,16 @@ def list_entries(
     job_id: parameters.LedgerJob = None,
     after: parameters.After = None,
     limit: parameters.Limit = 20,
-) -> http_schemas.ListOf[billing_schemas.LedgerEntry]:
+) -> Page[Entry]:
     """List your ledger entries, newest first, each with what it was computed from."""
     found = ledger.list_entries(platform, tenant, kind=kind, job_id=job_id, after=after, limit=limit)
-    return http_schemas.ListOf(data=responses.entries(found.items), has_more=found.has_more)
+    return Page(items=[ledger.to_tenant(entry) for entry in found.items], has_more=found.has_more)
 
 
-@cost_router.get("/{job_id}/cost", summary="Retrieve the cost of a job")
-def cost(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> billing_schemas.JobCost:
+@cost_router.get("/{job_id}/cost", summary="Retrieve the cost of a job", response_model=schemas.JobCost)
+def cost(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> usage.JobCost:
     """Return the cost of a job entry by entry, its refund cases, and what its running attempt costs so far."""
-    return responses.job_cost(usage.cost_of_job(platform, tenant, job_id))
+    return usage.cost_of_job(platform, tenant, job_id)
 
 
 def usage_of(
@@ -113,11 +114,22 @@ def usage_of(
     by: list[str] | None,
     *,
     allowed: Sequence[Dimension] = DIMENSIONS,
-) -> billing_schemas.Usage:
+) -> schemas.Usage:
     """Return usage of a tenant, or (None) of all, between Unix times; by default of this month until now."""
     now = platform.clock()
     begins = month_of(now).begins if start is None else datetime.fromtimestamp(start, UTC)
     ends = now if end is None else datetime.fromtimestamp(end, UTC)
     names = [name for part in by or () for name in part.split(",") if name]
     found = usage.used(platform, tenant, start=begins, end=ends, width=width, by=names, allowed=allowed)
-    return responses.usage_of(found, width=width, by=names)
+    buckets = [
+        {"start_time": one.bucket.begins, "end_time": one.bucket.ends, "results": [{**key, **_sums(total)} for key, total in one.results]}
+        for one in found.buckets
+    ]
+    return schemas.Usage.model_validate({
+        "start_time": found.start, "end_time": found.end, "bucket_width": width, "group_by": names, "data": buckets,
+        "total": found.total, "unbilled": found.unbilled, "stored": found.stored,
+    })  # fmt: skip
+
+
+def _sums(total: Total) -> dict[str, float]:
+    return schemas.UsageTotal.model_validate(total).model_dump()

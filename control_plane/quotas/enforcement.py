@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -20,13 +21,14 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import many
 from control_plane.quotas import rules as policy
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Standing, Threshold, month_of
 from control_plane.quotas.tables import quota_holds, quota_notices
 from control_plane.tenants.rules import Tenant
-from control_plane.tenants.service import tenant_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import TENANT, tenants
 from ft_assets.errors import FtError
 
 PAUSABLE = (JobState.PROVISIONING, JobState.RUNNING)
@@ -48,7 +50,7 @@ def enforce(platform: Platform) -> Round:
     """Notify tenants of limits they reached, pause jobs beyond a hard cap, and resume paused jobs that fit again."""
     now = platform.clock()
     with platform.engine.connect() as conn:
-        watched = [tenant_of(r) for r in conn.execute(_watched(now)).mappings()]
+        watched = many(conn, _watched(now), Tenant)
         at = quotas.standings(conn, [t.id for t in watched], now) if watched else {}
     notices, paused, resumed = 0, list[str](), list[str]()
     for tenant in watched:
@@ -63,13 +65,13 @@ def enforce(platform: Platform) -> Round:
     return Round(notices=notices, paused=paused, resumed=resumed)
 
 
-def _watched(now: datetime) -> sa.Select[tuple[str]]:
+def _watched(now: datetime) -> sa.Select[Any]:
     """Return tenants whose use may have changed: one of their jobs holds time, did recently, or waits for the cap."""
     held = sa.select(quota_holds.c.tenant_id).where(
         sa.or_(quota_holds.c.released_at.is_(None), quota_holds.c.released_at > now - quotas.METERING_LAG)
     )
     waiting = sa.select(jobs.c.tenant_id).where(jobs.c.state == JobState.PAUSED.value, jobs.c.reason == HARD_CAP_REACHED)
-    return sa.select(tenants).where(tenants.c.id.in_(sa.union(held, waiting))).order_by(tenants.c.id)
+    return sa.select(*TENANT).where(tenants.c.id.in_(sa.union(held, waiting))).order_by(tenants.c.id)
 
 
 def _tell(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> int:
@@ -152,13 +154,11 @@ def _resume_paused(platform: Platform, tenant: str, now: datetime) -> list[str]:
 
 def _resume(platform: Platform, tenant: str, job_id: str, now: datetime) -> bool:
     with platform.engine.begin() as conn:
-        owner = quotas.lock_tenant(conn, tenant)
+        owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id)
         if job["state"] != JobState.PAUSED or job["reason"] != HARD_CAP_REACHED:
             return True  # another process has moved it
-        if owner["suspended_at"] is not None:
-            return False
-        if quotas.hold_again(conn, owner, job, now) is not None:
+        if owner.suspended_at is not None or quotas.hold_again(conn, owner, job_id, now) is not None:
             return False
         message = "The hard cap has room again: the job resumes from its checkpoint."
         until = now if job["started_at"] is None else job["capped_at"]

@@ -36,6 +36,7 @@ from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
 from control_plane.serving.tables import deployments, model_routes, replica_adapters
+from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants.tables import audit_log, idempotency_keys
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
@@ -109,10 +110,10 @@ class Subject(Protocol):
         """Erase the texts in the database; returns rows changed or deleted, by table."""
 
 
-def subject_of(requested: Mapping[Any, Any]) -> Subject:
-    if requested["subject_kind"] == "adapter":
-        return AdapterFiles(tenant=requested["tenant_id"], id=requested["subject_id"])
-    return TenantData(tenant=requested["tenant_id"], id=requested["subject_id"])
+def subject_of(requested: Deletion) -> Subject:
+    if requested.subject_kind == "adapter":
+        return AdapterFiles(tenant=requested.tenant_id, id=requested.subject_id)
+    return TenantData(tenant=requested.tenant_id, id=requested.subject_id)
 
 
 def proven_key(key: str) -> str:

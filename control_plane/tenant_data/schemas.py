@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class DeleteData(ApiModel):
@@ -37,9 +37,9 @@ class Deletion(ApiModel):
     """Why it was deleted."""
     requested_by: str
     """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
-    requested_at: int
+    requested_at: EpochSeconds
     """When it was requested, as Unix time in seconds."""
-    done_at: int | None
+    done_at: EpochSeconds | None
     """When it was done, as Unix time in seconds; null until then."""
     waiting_for: str | None
     """What it is waiting for; null if nothing, or once it is done."""

@@ -7,10 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep
+from control_plane.http.schemas import ListOf
+from control_plane.platform.pagination import Page
 from control_plane.tenants import audit_log as audit
-from control_plane.tenants import responses, schemas
+from control_plane.tenants import schemas
+from control_plane.tenants.tables import AuditLine
 
 router = APIRouter(prefix="/v1/audit_log", tags=["audit_log"])
 
@@ -39,13 +41,9 @@ def wanted(
 Wanted = Annotated[audit.Wanted, Depends(wanted)]
 
 
-@router.get("", summary="List the audit log")
+@router.get("", summary="List the audit log", response_model=ListOf[schemas.AuditLine])
 def list_lines(
     platform: PlatformDep, tenant: Admin, requested: Wanted, after: parameters.After = None, limit: parameters.Limit = 20
-) -> http_schemas.ListOf[schemas.AuditLine]:
+) -> Page[AuditLine]:
     """List changes in your tenant, newest first: who changed what, from where, and the old and new values."""
-    return listed(audit.read(platform, tenant, requested, after=after, limit=limit))
-
-
-def listed(found: audit.Lines) -> http_schemas.ListOf[schemas.AuditLine]:
-    return http_schemas.ListOf(data=[responses.audit_line(line) for line in found.items], has_more=found.has_more)
+    return audit.read(platform, tenant, requested, after=after, limit=limit)

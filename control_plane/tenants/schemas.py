@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class Tenant(ApiModel):
@@ -22,7 +22,7 @@ class Tenant(ApiModel):
     """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
     """Limits of the tenant."""
-    suspended_at: int | None
+    suspended_at: EpochSeconds | None
     """When it was suspended, as Unix time in seconds; null if it is not."""
     suspended_reason: str | None
     """Why it was suspended; null if it is not."""
@@ -124,13 +124,13 @@ class ApiKey(ApiModel):
     """Id of the member it is for; null if it belongs to the tenant itself."""
     requests_per_minute: int | None
     """Requests per minute it may make; null if the tenant's limit applies."""
-    created_at: int
+    created_at: EpochSeconds
     """When it was created, as Unix time in seconds."""
-    expires_at: int | None
+    expires_at: EpochSeconds | None
     """When it expires, as Unix time in seconds; null if never."""
-    revoked_at: int | None
+    revoked_at: EpochSeconds | None
     """When it was revoked, as Unix time in seconds; null if it was not."""
-    last_used_at: int | None
+    last_used_at: EpochSeconds | None
     """When it was last used, as Unix time in seconds, to the minute; null if never."""
 
 
@@ -192,9 +192,9 @@ class Member(ApiModel):
     """`owner`, `admin`, `member` or `viewer`; bounds the scopes of the person's keys."""
     notify: bool
     """Whether e-mail about jobs, quotas and bills is sent to the person."""
-    created_at: int
+    created_at: EpochSeconds
     """When the member was added, as Unix time in seconds."""
-    removed_at: int | None
+    removed_at: EpochSeconds | None
     """When the member was removed, as Unix time in seconds; null if they were not."""
 
 
@@ -260,7 +260,7 @@ class AuditLine(ApiModel):
     """Id of the line, starting with `aud_`."""
     object: Literal["audit_log.line"] = "audit_log.line"
     """Object type, always `audit_log.line`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the change was made, as Unix time in seconds."""
     tenant_id: str | None
     """Id of the tenant it concerns; null for changes of the platform itself, which only operators see."""
@@ -280,5 +280,5 @@ class AuditLine(ApiModel):
     """`User-Agent` header of the request, at most 200 characters; null in the same cases as `ip`."""
     request_id: str | None
     """`x-request-id` of the request; null if the change did not come from a request."""
-    redacted_at: int | None
+    redacted_at: EpochSeconds | None
     """When the contents of the line were removed because the tenant's data was deleted, as Unix time in seconds; null if they were not."""

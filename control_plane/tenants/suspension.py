@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
+from control_plane.platform.records import one
 from control_plane.tenants.rules import Tenant, tier_named
-from control_plane.tenants.service import row_of, tenant_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import TENANT, tenants
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -47,16 +48,16 @@ def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenan
     if "name" in values:
         _check_text("name", values["name"], MAX_NAME_CHARS)
     with platform.engine.begin() as conn:
-        old = row_of(conn, tenant, lock=True)
-        tier = tier_named(values.get("tier") or old["tier"])
+        old = find_tenant(conn, tenant, lock=True)
+        tier = tier_named(values.get("tier") or old.tier)
         values["tier"] = tier.name
         if values.get("max_jobs_in_flight", 0) is None:
             values["max_jobs_in_flight"] = tier.max_jobs_in_flight
-        elif "max_jobs_in_flight" not in values and old["max_jobs_in_flight"] == tier_named(old["tier"]).max_jobs_in_flight:
+        elif "max_jobs_in_flight" not in values and old.max_jobs_in_flight == tier_named(old.tier).max_jobs_in_flight:
             values["max_jobs_in_flight"] = tier.max_jobs_in_flight  # it had its tier's limit, and now gets the new one's
-        _check_order(values, old)
-        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
-        return tenant_of(conn.execute(changed).mappings().one())
+        changed = one(conn, sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(*TENANT), Tenant)
+        _check_order(changed)
+        return changed
 
 
 def suspend(platform: Platform, tenant: str, *, reason: str) -> Tenant:
@@ -73,9 +74,8 @@ def resume(platform: Platform, tenant: str) -> Tenant:
 
 def _set(platform: Platform, tenant: str, **values: Any) -> Tenant:
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
-        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
-        return tenant_of(conn.execute(changed).mappings().one())
+        find_tenant(conn, tenant, lock=True)
+        return one(conn, sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(*TENANT), Tenant)
 
 
 def _check_limit(name: str, value: float | None) -> None:
@@ -91,8 +91,7 @@ def _check_limit(name: str, value: float | None) -> None:
         )
 
 
-def _check_order(values: Mapping[str, Any], old: Mapping[Any, Any]) -> None:
-    after = tenant_of({**old, **values})
+def _check_order(after: Tenant) -> None:
     if after.soft_gpu_hours is not None and after.hard_gpu_hours is not None and after.soft_gpu_hours > after.hard_gpu_hours:
         raise InvalidRequest(
             f"soft_gpu_hours {after.soft_gpu_hours:g} is above hard_gpu_hours {after.hard_gpu_hours:g}: no hour would ever be overage; "

@@ -30,6 +30,7 @@ class MeterEvent:
 
     id: str
     """``<job>/a<attempt>/<kind>``, plus ``/<source>`` for a second reporter: a repeated report has the same id."""
+    tenant_id: str
     job_id: str
     attempt: int
     kind: Literal["started", "ended"]

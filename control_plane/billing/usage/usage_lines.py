@@ -11,10 +11,12 @@ from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.metering.rules import milliseconds
+from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage.rules import Dimension, Line, Part, Width
 from control_plane.jobs.tables import jobs
+from control_plane.platform.records import record
 
 STREAMED = 2000
 """Rows held at a time."""
@@ -55,27 +57,25 @@ def _over_edges(
 ) -> Iterator[Line]:
     names = [f"key_{name}" for name in by]
     columns = [COLUMNS[name].label(label) for name, label in zip(by, names, strict=True)]
-    query = _entries(tenant, begins, ends, *ledger_entries.columns, *columns).where(_crosses(width))
+    query = _entries(tenant, begins, ends, *ledger.ENTRY, *columns).where(_crosses(width))
     for row in conn.execute(query, execution_options={"yield_per": STREAMED}).mappings():
-        key = tuple(row[name] for name in names)
-        for part in usage.split(ledger.entry_of(row), width):
-            yield Line(key, row["kind"], part)
+        values = dict(row)
+        key, entry = tuple(values.pop(name) for name in names), record(Entry, values)
+        yield from (Line(key, entry.kind, part) for part in usage.split(entry, width))
 
 
 def _entries(tenant: str | None, begins: datetime, ends: datetime, *columns: Any) -> sa.Select[Any]:
     """Entries that overlap a time span: an attempt that ended later may have begun before."""
-    of_old = sa.cast(E.detail["started_at"].astext, sa.Float) * 1000
-    began = sa.func.coalesce(_began(), of_old, sa.extract("epoch", E.occurred_at) * 1000)
+    began = sa.func.coalesce(_began(), sa.extract("epoch", E.occurred_at) * 1000)
     query = sa.select(*columns).select_from(ledger_entries.outerjoin(jobs, jobs.c.id == E.job_id))
     query = query.where(E.occurred_at >= begins, began < milliseconds(ends))
     return query if tenant is None else query.where(E.tenant_id == tenant)
 
 
 def _crosses(width: Width) -> sa.ColumnElement[bool]:
-    """Whether an entry lies in more than one bucket; entries of the first format, with fractional times, are treated as if they did."""
+    """Whether an entry lies in more than one bucket."""
     first, last = (sa.func.date_trunc(width, _moment(ms)) for ms in (_began(), _of_detail("ended_ms") - 1))
-    of_old = E.detail.has_key("started_at") & _began().is_(None)
-    return sa.or_(of_old, sa.and_(_has_length(), first != last))
+    return sa.and_(_has_length(), first != last)
 
 
 def _has_length() -> sa.ColumnElement[bool]:

@@ -47,14 +47,15 @@ def list_keys(as_json: Json = False) -> None:
     times = ("created_at", "expires_at", "revoked_at", "last_used_at")
     if as_json:
         print_json([
-            {**{n: k[n] for n in ("id", "name", "hint")}, **{n: None if k[n] is None else k[n].timestamp() for n in times}} for k in found
+            {n: getattr(k, n) for n in ("id", "name", "hint")} | {n: at.timestamp() if (at := getattr(k, n)) else None for n in times}
+            for k in found
         ])  # fmt: skip
         return
-    state = ["revoked" if k["revoked_at"] else "expired" if k["expires_at"] and k["expires_at"] <= now else "active" for k in found]
-    used = [ago(k["last_used_at"].timestamp()) if k["last_used_at"] else "" for k in found]
+    state = ["revoked" if k.revoked_at else "expired" if k.expires_at and k.expires_at <= now else "active" for k in found]
+    used = [ago(k.last_used_at.timestamp()) if k.last_used_at else "" for k in found]
     table(
         ("ID", "NAME", "KEY", "STATE", "LAST USED"),
-        [(k["id"], k["name"], k["hint"], s, u) for k, s, u in zip(found, state, used, strict=True)],
+        [(k.id, k.name, k.hint, s, u) for k, s, u in zip(found, state, used, strict=True)],
     )
 
 
@@ -68,9 +69,9 @@ def revoke(
     with open_local() as platform:
         done = operators.revoke(platform, key_id)
     if as_json:
-        print_json({"id": done["id"], "name": done["name"], "revoked_at": done["revoked_at"].timestamp()})
+        print_json({"id": done.id, "name": done.name, "revoked_at": done.revoked_at and done.revoked_at.timestamp()})
         return
-    say(f"operator's key {done['id']} ({done['name']}) is revoked")
+    say(f"operator's key {done.id} ({done.name}) is revoked")
 
 
 def audit_of_all(

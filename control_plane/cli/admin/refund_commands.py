@@ -14,8 +14,7 @@ from control_plane.cli.output import Json, ago, print_json, say, table
 from control_plane.cli.tenant.account.usage_commands import By, End, Start, micros_of, moment_of, when
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import RowMapping
-
+    from control_plane.billing.tables import RefundCase
     from control_plane.billing.usage.rules import Total
 
 CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft admin refunds list`).")]
@@ -91,12 +90,9 @@ def list_cases(
     with open_local() as platform:
         found = refunds.list_cases(platform, state=None if state == "all" else state, tenant=tenant, limit=limit)
     if as_json:
-        print_json([_case(row) for row in found.items])
+        print_json([_case(case) for case in found.items])
         return
-    rows = [
-        (r["id"], r["tenant_id"], r["outcome"], csv_export.usd(r["amount_micros"]), r["state"], ago(r["created_at"].timestamp()))
-        for r in found.items
-    ]
+    rows = [(r.id, r.tenant_id, r.outcome, csv_export.usd(r.amount_micros), r.state, ago(r.created_at.timestamp())) for r in found.items]
     table(("CASE", "TENANT", "OUTCOME", "USD", "STATE", "SINCE"), rows)
     if found.has_more:
         say(f"more than {limit} results; raise --limit")
@@ -184,14 +180,13 @@ def _me() -> str:
     return f"cli:{getpass.getuser()}"
 
 
-def _decided(row: RowMapping, *, as_json: bool) -> None:
+def _decided(case: RefundCase, *, as_json: bool) -> None:
     if as_json:
-        print_json(_case(row))
+        print_json(_case(case))
         return
-    say(f"{row['id']}: {csv_export.usd(row['amount_micros'])} USD {row['state']} by {row['decided_by']}")
+    say(f"{case.id}: {csv_export.usd(case.amount_micros)} USD {case.state} by {case.decided_by}")
 
 
-def _case(row: RowMapping) -> dict[str, Any]:
-    times = {n: None if row[n] is None else row[n].timestamp() for n in ("created_at", "decided_at")}
-    names = ("id", "tenant_id", "job_id", "attempt", "amount_micros", "outcome", "state", "decided_by", "note")
-    return {n: row[n] for n in names} | times
+def _case(case: RefundCase) -> dict[str, Any]:
+    decided_at = None if case.decided_at is None else case.decided_at.timestamp()
+    return asdict(case) | {"created_at": case.created_at.timestamp(), "decided_at": decided_at}
