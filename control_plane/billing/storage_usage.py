@@ -78,7 +78,7 @@ def entry(tenant: str, tier: str, day: date, stored: dict[str, int], book: Price
     of_tier = held.tiers[tier]
     detail: dict[str, Any] = {
         "bytes": stored, "stored_bytes": whole, "allowance_bytes": of_tier.storage_allowance_bytes, "tier": tier,
-        "tier_percent": of_tier.storage_percent, "micros_per_gib_month": held.storage_micros_per_gib_month, "days_in_month": days,
+        "tier_percent": of_tier.storage_percent, "micros_per_gib_month": held.storage.micros_per_gib_month, "days_in_month": days,
         "prices_of": held.valid_from.isoformat(),
     }  # fmt: skip
     return Entry(id=storage_id(tenant, day), kind="storage", amount_micros=amount, list_micros=amount, occurred_at=at, detail=detail)
