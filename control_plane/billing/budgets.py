@@ -18,7 +18,7 @@ from control_plane.billing.usage.service import unbilled
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, many, one_or_none
+from control_plane.platform.records import columns, many, one_or_raise
 from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import find_tenant
@@ -60,9 +60,7 @@ def get(platform: Platform, tenant: str, budget_id: str) -> Budget:
     """Return a budget of `tenant`. It sums over the month: do not call it while holding locks."""
     with platform.engine.connect() as conn:
         query, _ = _this_month(conn, platform, tenant)
-        if (found := one_or_none(conn, query.where(budgets.c.id == budget_id), Budget)) is None:
-            raise _missing(budget_id)
-    return found
+        return one_or_raise(conn, query.where(budgets.c.id == budget_id), Budget, _missing(budget_id))
 
 
 def update(platform: Platform, tenant: str, budget_id: str, **changes: Any) -> Budget:

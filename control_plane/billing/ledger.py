@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection
 from control_plane.billing.rules import ACCOUNTS, Entry, postings, receivable
 from control_plane.billing.tables import RefundCase, ledger_entries, ledger_postings, refund_cases
 from control_plane.platform.context import Platform
-from control_plane.platform.pagination import Order, Page, page
-from control_plane.platform.records import columns, many, one_or_none
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one_or_raise
 from control_plane.tenants.audit_log import without_names
 from ft_assets.errors import InvalidRequest, NotFound
 
@@ -72,14 +72,7 @@ def cost_of_job(platform: Platform, job_id: str) -> int:
 
 
 def list_entries(
-    platform: Platform,
-    tenant: str,
-    *,
-    kind: str | None = None,
-    job_id: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: Order = "desc",
+    platform: Platform, tenant: str, *, kind: str | None = None, job_id: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page[Entry]:
     """Return entries of `tenant`, most recent first."""
     if kind is not None and kind not in ACCOUNTS:
@@ -90,7 +83,7 @@ def list_entries(
     query = sa.select(*ENTRY).filter_by(**{name: value for name, value in wanted.items() if value is not None})
     keys, id_ = (ledger_entries.c.occurred_at, ledger_entries.c.id), ledger_entries.c.id
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, of=Entry, id_column=id_, after=after, limit=limit, max_limit=MAX_PAGE, order=order)
+        return page(conn, query, keys, of=Entry, id_column=id_, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
 def of_job(conn: Connection, tenant: str, job_id: str) -> list[Entry]:
@@ -108,9 +101,8 @@ def cases_of_job(conn: Connection, tenant: str, job_id: str) -> list[RefundCase]
 
 def entered(conn: Connection, entry_id: str) -> Entry:
     """Return one entry; ``NotFound`` if it does not exist."""
-    if (found := one_or_none(conn, sa.select(*ENTRY).where(ledger_entries.c.id == entry_id), Entry)) is None:
-        raise NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
-    return found
+    missing = NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
+    return one_or_raise(conn, sa.select(*ENTRY).where(ledger_entries.c.id == entry_id), Entry, missing)
 
 
 def to_tenant(entry: Entry) -> Entry:

@@ -19,7 +19,7 @@ from control_plane.billing.tables import RefundCase, ledger_entries, refund_case
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, many, one, one_or_none
+from control_plane.platform.records import columns, many, one, one_or_raise
 from control_plane.tenants.service import find_tenant
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
 
@@ -104,11 +104,9 @@ def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: st
     now = platform.clock()
     with platform.engine.begin() as conn:
         this = refund_cases.c.id == case_id
-        case = one_or_none(conn, sa.select(*CASE).where(this).with_for_update(), RefundCase)
-        if case is None:
-            raise NotFound(
-                f"no refund case {case_id[:80]!r}; `ft admin refunds list` shows those that wait", code="refund_case_not_found", param="id"
-            )
+        message = f"no refund case {case_id[:80]!r}; `ft admin refunds list` shows those that wait"
+        missing = NotFound(message, code="refund_case_not_found", param="id")
+        case = one_or_raise(conn, sa.select(*CASE).where(this).with_for_update(), RefundCase, missing)
         if case.state == state:
             return case
         if case.state != "pending":

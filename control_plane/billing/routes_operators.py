@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 
-from control_plane.billing import ledger, ledger_check, refunds, schemas
+from control_plane.billing import ledger, ledger_check, refunds, routes_usage, schemas
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.routes_invoices import response as invoice_response
-from control_plane.billing.routes_usage import BucketWidth, End, Start, usage_of
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import IssuedInvoice, RefundCase
 from control_plane.billing.usage.rules import OF_OPERATORS
@@ -22,28 +21,15 @@ from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1/admin", tags=["operators"])
 
-GroupBy = Annotated[
-    list[str] | None,
-    Query(
-        max_length=10,
-        description="Group by `tenant`, `job_id`, `model`, `gpu_type`, `pricing` or `kind`; repeated or separated by commas.",
-    ),
-]
-
 
 @router.get("/usage", summary="Retrieve usage of all tenants")
 def retrieve_usage(
-    platform: OperatorPlatform,
-    tenant: parameters.TenantFilter = None,
-    start_time: Start = None,
-    end_time: End = None,
-    bucket_width: BucketWidth = "day",
-    group_by: GroupBy = None,
+    platform: OperatorPlatform, requested: Annotated[routes_usage.RequestedByOperator, Depends()], tenant: parameters.TenantFilter = None
 ) -> schemas.Usage:
     """Return GPU time, storage and cost of all tenants, or of one, by hour, day or month."""
     if tenant is not None:
         tenants.get(platform, tenant)
-    return usage_of(platform, tenant, start_time, end_time, bucket_width, group_by, allowed=OF_OPERATORS)
+    return routes_usage.usage_of(platform, tenant, requested, allowed=OF_OPERATORS)
 
 
 @router.get("/tenants/{tenant}/ledger", summary="List ledger entries of a tenant", response_model=ListOf[schemas.LedgerEntry])

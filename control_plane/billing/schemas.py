@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 Percent = Annotated[int, Field(ge=1, le=1000)]
 Note = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
@@ -320,10 +320,8 @@ class Invoice(InvoiceSummary):
     """For a draft, attempts running now that may still be billed in this month; empty once it is issued."""
 
 
-class CreateBudget(ApiModel):
+class CreateBudget(ApiBody):
     """A budget to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     """Name of the budget, 1 to 100 characters."""
@@ -333,10 +331,8 @@ class CreateBudget(ApiModel):
     """Percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
-class UpdateBudget(ApiModel):
+class UpdateBudget(ApiBody):
     """Changes to a budget. Fields that are absent or null stay as they are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
     """New name, 1 to 100 characters."""
@@ -369,19 +365,15 @@ class Budget(ApiModel):
     """When it was last changed, as Unix time in seconds."""
 
 
-class DecideRefund(ApiModel):
+class DecideRefund(ApiBody):
     """A decision on a refund case."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     note: Note
     """Reason for the decision, 1 to 2,000 characters, which the tenant can read."""
 
 
-class Adjust(ApiModel):
+class Adjust(ApiBody):
     """A correction of a tenant's bill."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     tenant: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     """Id of the tenant."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
 class Node(ApiModel):
@@ -38,10 +38,8 @@ class Node(ApiModel):
     """Reason given for draining it; null if the node is ready."""
 
 
-class DrainNode(ApiModel):
+class DrainNode(ApiBody):
     """Reason for draining a node."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: str = Field(min_length=1, max_length=1000)
     """Reason, 1 to 1,000 characters, for other operators."""

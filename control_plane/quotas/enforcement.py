@@ -6,6 +6,7 @@ Safe to repeat and to run twice at once: each job is moved under its lock, and e
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -108,15 +109,18 @@ def _publish(conn: Connection, tenant: Tenant, one: Threshold, at: Standing, mon
         f"{policy.hours(at.used_s)} GPU-hours are used this month: {one.percent} % of the {one.limit} limit of {one.gpu_hours:g} is "
         f"reached. {onward[0].upper()}{onward[1:].rstrip('.')}."
     )
-    running = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])).order_by(jobs.c.id)
-    for job_id in conn.execute(running).scalars().all():
+    for job_id in _pausable(conn, tenant):
         record(conn, job_id, Event(code="quota_threshold_reached", level="warn", message=message, data=data), now=now)
 
 
+def _pausable(conn: Connection, tenant: Tenant) -> Sequence[str]:
+    this = jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])
+    return conn.execute(sa.select(jobs.c.id).where(*this).order_by(jobs.c.id)).scalars().all()
+
+
 def _pause_running(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> list[str]:
-    query = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])).order_by(jobs.c.id)
     with platform.engine.connect() as conn:
-        running = list(conn.execute(query).scalars())
+        running = _pausable(conn, tenant)
     detail = quotas.cap_reached(tenant, at, now)
     return [job_id for job_id in running if _pause(platform, job_id, detail, now)]
 
@@ -133,7 +137,7 @@ def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
             conn, job_id, JobState.PAUSING, code=HARD_CAP_REACHED, level="warn", message=message, now=now, stop_requested="pause",
             reason=HARD_CAP_REACHED, reason_detail=detail,
         )  # fmt: skip
-        quotas.release(conn, job_id, now)
+        quotas.release_all(conn, [job_id], now)
     return True
 
 

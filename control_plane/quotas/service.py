@@ -157,21 +157,16 @@ def of_job(platform: Platform, tenant: str, job_id: str) -> JobQuota:
     held = sa.select(quota_holds.c.gpu_seconds, quota_holds.c.counted)
     with platform.engine.connect() as conn:
         row = conn.execute(held.where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_(None))).one_or_none()
-        gpu_seconds, counted = row or (0.0, False)
-        return _job_quota(conn, tenant, platform.clock(), gpu_seconds=gpu_seconds, counted=counted, without=job_id)
+    gpu_seconds, counted = row or (0.0, False)
+    return of_estimate(platform, tenant, gpu_seconds, counted=counted, without=job_id)
 
 
-def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool) -> JobQuota:
-    """Return what a job of `gpu_seconds` would mean for the month."""
+def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool, without: str | None = None) -> JobQuota:
+    """Return what a job of `gpu_seconds` would mean for the month; `without`: the job, if it exists."""
+    now = platform.clock()
     with platform.engine.connect() as conn:
-        return _job_quota(conn, tenant, platform.clock(), gpu_seconds=gpu_seconds, counted=counted)
-
-
-def _job_quota(
-    conn: Connection, tenant: str, now: datetime, *, gpu_seconds: float, counted: bool, without: str | None = None
-) -> JobQuota:  # fmt: skip
-    others = standing(conn, tenant, now, without=without)
-    return JobQuota(tenant=find_tenant(conn, tenant), month=month_of(now), standing=others, gpu_seconds=gpu_seconds, counted=counted)
+        owner, others = find_tenant(conn, tenant), standing(conn, tenant, now, without=without)
+    return JobQuota(tenant=owner, month=month_of(now), standing=others, gpu_seconds=gpu_seconds, counted=counted)
 
 
 def hold(conn: Connection, tenant: str, job_id: str, gpu_seconds: float, *, counted: bool, now: datetime) -> None:
@@ -203,11 +198,6 @@ def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> R
     if refusal is None:
         hold(conn, owner.id, job_id, held.used_s + held.rest_s, counted=held.counted, now=now)
     return refusal
-
-
-def release(conn: Connection, job_id: str, now: datetime) -> None:
-    """Release a job's hold."""
-    release_all(conn, [job_id], now)
 
 
 def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:

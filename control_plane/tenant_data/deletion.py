@@ -23,7 +23,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +37,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import Search
-from control_plane.platform.records import columns, one, one_or_none, record
+from control_plane.platform.records import columns, one, one_or_raise, record
 from control_plane.platform.transfer import FAILURES
 from control_plane.tenant_data import erasure
 from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, deletion_requests, deletions
@@ -189,11 +189,7 @@ def _absent_since(platform: Platform, id_: str, *, erased_now: bool) -> datetime
 
 def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: float) -> bool:
     """Record size and sha256 of every object before any is deleted; returns False if the time ran out."""
-    with platform.engine.connect() as conn:
-        mine = sa.select(deletion_objects.c.object_key).where(
-            deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at.is_(None)
-        )
-        known = set(conn.execute(mine).scalars())
+    known = set(_left(platform, id_))
     for key in subject.keys(platform):
         if key in known:
             continue
@@ -221,25 +217,30 @@ def digest_of(platform: Platform, key: str) -> tuple[int, str]:
 
 
 def _delete(platform: Platform, id_: str, until: float) -> bool:
-    mine = (deletion_objects.c.deletion_id == id_) & deletion_objects.c.deleted_at.is_(None)
-    with platform.engine.connect() as conn:
-        keys = list(conn.execute(sa.select(deletion_objects.c.object_key).where(mine).order_by(deletion_objects.c.object_key)).scalars())
-    for some in _batched(keys, AT_A_TIME):
+    keys = _left(platform, id_)
+    for start in range(0, len(keys), AT_A_TIME):
+        some = keys[start : start + AT_A_TIME]
         for key in some:
             platform.objects.delete(key)
             if platform.objects.exists(key):
                 raise NotYet(f"object {key} still exists after its deletion")
         with platform.engine.begin() as conn:
-            these = sa.update(deletion_objects).where(mine, deletion_objects.c.object_key.in_(some))
+            these = sa.update(deletion_objects).where(_open(id_), deletion_objects.c.object_key.in_(some))
             conn.execute(these.values(deleted_at=platform.clock()))
         if time.monotonic() >= until:
             return False
     return True
 
 
-def _batched(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(keys), size):
-        yield keys[start : start + size]
+def _open(id_: str) -> sa.ColumnElement[bool]:
+    return (deletion_objects.c.deletion_id == id_) & deletion_objects.c.deleted_at.is_(None)
+
+
+def _left(platform: Platform, id_: str) -> Sequence[str]:
+    """Return the keys of the objects that are still to be deleted."""
+    query = sa.select(deletion_objects.c.object_key).where(_open(id_)).order_by(deletion_objects.c.object_key)
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalars().all()
 
 
 def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path]) -> None:
@@ -341,12 +342,9 @@ def get(platform: Platform, tenant: str, deletion_id: str) -> Deletion:
         .select_from(deletion_requests.outerjoin(deletions, deletions.c.id == deletion_requests.c.id))
         .where(*mine)
     )
+    message = f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions"
     with platform.engine.connect() as conn:
-        if (found := one_or_none(conn, query, Deletion)) is None:
-            raise NotFound(
-                f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions", code="deletion_not_found", param="deletion_id"
-            )
-    return found
+        return one_or_raise(conn, query, Deletion, NotFound(message, code="deletion_not_found", param="deletion_id"))
 
 
 def json_of(deletion: Deletion) -> str:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
-class DeleteData(ApiModel):
+class DeleteData(ApiBody):
     """Request to delete everything a tenant has stored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     confirm: str
     """The id of your tenant, to confirm that all of its data is to be deleted permanently."""

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, one, one_or_none
+from control_plane.platform.records import columns, one, one_or_raise
 from control_plane.tenants.rules import Role, check_name, person_of, role_named
 from control_plane.tenants.service import find_tenant
 from control_plane.tenants.tables import Member, api_keys, members
@@ -91,9 +91,8 @@ def remove(platform: Platform, tenant: str, member_id: str, *, by_owner: bool = 
 
 def _member(conn: Connection, tenant: str, member_id: str) -> Member:
     query = sa.select(*MEMBER).where(members.c.id == member_id, members.c.tenant_id == tenant)
-    if (row := one_or_none(conn, query, Member)) is None:
-        raise NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
-    return row
+    missing = NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
+    return one_or_raise(conn, query, Member, missing)
 
 
 def _present(conn: Connection, tenant: str, member_id: str) -> Member:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
-from control_plane.platform.records import columns, many, one_or_none
+from control_plane.platform.records import columns, many, one_or_none, one_or_raise
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenants.rules import Operator
 from control_plane.tenants.tables import OperatorKey, operator_keys
@@ -61,10 +61,9 @@ def revoke(platform: Platform, key_id: str) -> OperatorKey:
     with platform.engine.begin() as conn:
         found = operator_keys.c.id == key_id
         conn.execute(sa.update(operator_keys).where(found, operator_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
-        row = one_or_none(conn, sa.select(*KEY).where(found), OperatorKey)
-    if row is None:
-        raise NotFound(f"no operator's key {key_id!r}; `ft admin operators list` shows them", code="operator_key_not_found", param="key_id")
-    return row
+        message = f"no operator's key {key_id!r}; `ft admin operators list` shows them"
+        missing = NotFound(message, code="operator_key_not_found", param="key_id")
+        return one_or_raise(conn, sa.select(*KEY).where(found), OperatorKey, missing)
 
 
 def authenticate(platform: Platform, secret: str) -> Operator:

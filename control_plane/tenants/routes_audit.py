@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -17,28 +18,26 @@ from control_plane.tenants.tables import AuditLine
 router = APIRouter(prefix="/v1/audit_log", tags=["audit_log"])
 
 
-def wanted(
-    object_id: Annotated[str | None, Query(description="Return only changes of the object with this id.")] = None,
-    object_type: Annotated[
-        str | None, Query(description="Return only changes of objects of this type, such as `job` or `api_key`.")
-    ] = None,
-    action: Annotated[str | None, Query(description="Return only changes with this action, such as `job.updated`.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Filters(audit.Wanted):
+    """The filters of a query."""
+
+    object_id: Annotated[str | None, Query(description="Return only changes of the object with this id.")] = None
+    object_type: Annotated[str | None, Query(description="Return only changes of objects of this type, such as `job` or `api_key`.")] = None
+    action: Annotated[str | None, Query(description="Return only changes with this action, such as `job.updated`.")] = None
     actor: Annotated[
         str | None,
         Query(description="Return only changes made by the API key, the member (with any of their keys) or the operator with this id."),
-    ] = None,
-    since: Annotated[
+    ] = None
+    since_s: Annotated[
         int | None, Query(alias="created[gte]", description="Return only changes made at this Unix time in seconds or later.")
-    ] = None,
-    before: Annotated[
+    ] = None
+    before_s: Annotated[
         int | None, Query(alias="created[lt]", description="Return only changes made before this Unix time in seconds.")
-    ] = None,
-) -> audit.Wanted:
-    """Read the filters of a query."""
-    return audit.Wanted(object_id=object_id, object_type=object_type, action=action, actor=actor, since_s=since, before_s=before)
+    ] = None
 
 
-Wanted = Annotated[audit.Wanted, Depends(wanted)]
+Wanted = Annotated[Filters, Depends()]
 
 
 @router.get("", summary="List the audit log", response_model=ListOf[schemas.AuditLine])

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, many, one, one_or_none, record
+from control_plane.platform.records import columns, many, one, one_or_raise, record
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import key_permissions
@@ -97,9 +97,8 @@ def find_tenant(conn: Connection, tenant: str, *, lock: bool = False) -> Tenant:
     Take the lock before that of any job. Rows that merely reference the tenant can still be written.
     """
     query = sa.select(*TENANT).where(tenants.c.id == tenant)
-    if (found := one_or_none(conn, query.with_for_update(key_share=True) if lock else query, Tenant)) is None:
-        raise NotFound(f"no tenant {tenant!r}", code="tenant_not_found", param="tenant")
-    return found
+    missing = NotFound(f"no tenant {tenant!r}", code="tenant_not_found", param="tenant")
+    return one_or_raise(conn, query.with_for_update(key_share=True) if lock else query, Tenant, missing)
 
 
 def list_all(platform: Platform) -> list[Tenant]:
@@ -290,9 +289,8 @@ def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
 
 def _key(conn: Connection, tenant: str, key_id: str) -> ApiKey:
     query = sa.select(*KEY).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
-    if (found := one_or_none(conn, query, ApiKey)) is None:
-        raise NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
-    return found
+    missing = NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
+    return one_or_raise(conn, query, ApiKey, missing)
 
 
 def _check_role(conn: Connection, tenant: str, member_id: str, requested: tuple[Scope, ...]) -> Role:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,21 +19,13 @@ MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 1000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """Bounds of one limit of a tenant."""
-
-    least: float
-    most: float
-    whole: bool
-
-
-LIMITS: Mapping[str, Bounds] = {
-    "max_jobs_in_flight": Bounds(least=0, most=10_000, whole=True),
-    "soft_gpu_hours": Bounds(least=0, most=1e7, whole=False),  # 10,000 GPUs for a month are 7.2 million hours
-    "hard_gpu_hours": Bounds(least=0, most=1e7, whole=False),
-    "requests_per_minute": Bounds(least=1, most=600_000, whole=True),
+LIMITS: Mapping[str, tuple[float, float, bool]] = {
+    "max_jobs_in_flight": (0, 10_000, True),
+    "soft_gpu_hours": (0, 1e7, False),  # 10,000 GPUs for a month are 7.2 million hours
+    "hard_gpu_hours": (0, 1e7, False),
+    "requests_per_minute": (1, 600_000, True),
 }
+"""The least and the most that a limit of a tenant can be, and whether it is a whole number."""
 
 
 def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenant:
@@ -79,13 +70,11 @@ def _set(platform: Platform, tenant: str, **values: Any) -> Tenant:
 
 
 def _check_limit(name: str, value: float | None) -> None:
-    bounds = LIMITS[name]
-    if value is None:
-        return
-    if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
-        kind = "a whole number within " if bounds.whole else "within "
+    least, most, whole = LIMITS[name]
+    if value is not None and (not least <= value <= most or (whole and value != int(value))):
+        kind = "a whole number within " if whole else "within "
         raise InvalidRequest(
-            f"{name} {value} is not {kind}{bounds.least:g}..{bounds.most:g}; null is the limit of the tier",
+            f"{name} {value} is not {kind}{least:g}..{most:g}; null is the limit of the tier",
             code="invalid_tenant_limit",
             param=name,
         )

@@ -84,22 +84,20 @@ def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | No
 
     If its metrics are gone (None) but it has its own checkpoint, it counts as working from its start until that was stored.
     """
-    mine = checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt, checkpoints.c.retired_at.is_(None)
-    saved = conn.execute(sa.select(checkpoints.c.created_at).where(*mine).order_by(checkpoints.c.step.desc()).limit(1)).scalar()
+
+    def of_attempt(column: sa.Column[Any]) -> sa.Select[Any]:
+        return sa.select(column).where(column.table.c.job_id == job_id, column.table.c.attempt == attempt)
+
+    newest = of_attempt(checkpoints.c.created_at).where(checkpoints.c.retired_at.is_(None)).order_by(checkpoints.c.step.desc()).limit(1)
+    known = newest, of_attempt(attempts.c.started_at), of_attempt(attempts.c.from_step), of_attempt(reservations.c.stop_asked_at)
+    saved, started_at, from_step, stop_requested = conn.execute(sa.select(*(query.scalar_subquery() for query in known))).one()
     if saved is not None:
-        this = attempts.c.job_id == job_id, attempts.c.attempt == attempt
-        began_at = began_at or conn.execute(sa.select(attempts.c.started_at).where(*this)).scalar()
-        kept_until = kept_until or saved
-    requested = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
-    from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
-    ends = sa.select(meter_events.c.data).where(
-        meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
-    )
-    before = conn.execute(ends.order_by(meter_events.c.attempt.desc())).scalars()
-    times = began_at, kept_until, conn.execute(requested).scalar()
-    began_ms, kept_until_ms, stop_requested_ms = (None if at is None else milliseconds(at) for at in times)
-    after_stop = bool(conn.execute(from_step).scalar()) and goes_on_after_stop(before)
-    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_requested_ms)
+        began_at, kept_until = began_at or started_at, kept_until or saved
+    ended = meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
+    before = conn.execute(sa.select(meter_events.c.data).where(*ended).order_by(meter_events.c.attempt.desc())).scalars()
+    began_ms, kept_until_ms, stop_ms = (None if at is None else milliseconds(at) for at in (began_at, kept_until, stop_requested))
+    after_stop = bool(from_step) and goes_on_after_stop(before)
+    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_ms)
 
 
 def report_lost(conn: Connection, of: Metered, *, outcome: str, now: datetime) -> None:

@@ -22,6 +22,7 @@ from control_plane.billing.usage import usage_lines
 from control_plane.billing.usage.rules import Dimension, Grouped, Total, Width
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import one_or_none
 from ft_assets.errors import InvalidRequest, NotFound
 
 MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
@@ -150,8 +151,7 @@ def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id
 
 def latest_sample(conn: Connection, tenant: str) -> Stored | None:
     query = sa.select(storage_samples.c.day, storage_samples.c.bytes).where(storage_samples.c.tenant_id == tenant)
-    row = conn.execute(query.order_by(storage_samples.c.day.desc()).limit(1)).one_or_none()
-    return None if row is None else Stored(day=row.day, bytes=row.bytes)
+    return one_or_none(conn, query.order_by(storage_samples.c.day.desc()).limit(1), Stored)
 
 
 def _so_far(start: MeterEvent, now: datetime) -> Interval:

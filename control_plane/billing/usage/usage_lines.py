@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from control_plane.platform.records import record
 
 STREAMED = 2000
 """Rows held at a time."""
+Entries = Callable[..., sa.Select[Any]]
 E = ledger_entries.c
 COLUMNS: Mapping[Dimension, sa.ColumnElement[Any]] = {
     "job_id": E.job_id, "model": jobs.c.model, "gpu_type": E.gpu_type, "pricing": E.pricing, "kind": E.kind, "tenant": E.tenant_id,
@@ -31,20 +33,18 @@ def of(
 ) -> Iterator[Line]:  # fmt: skip
     """Return lines of `tenant`, or (None) of all, in the buckets between two edges; an entry that crosses an edge may also give lines
     beyond it."""
-    yield from _within_buckets(conn, tenant, begins, ends, width, by)
-    yield from _over_edges(conn, tenant, begins, ends, width, by)
+    entries, keys = partial(_entries, tenant, begins, ends), [COLUMNS[name].label(f"key_{name}") for name in by]
+    yield from _within_buckets(conn, entries, width, keys)
+    yield from _over_edges(conn, entries, width, keys)
 
 
-def _within_buckets(
-    conn: Connection, tenant: str | None, begins: datetime, ends: datetime, width: Width, by: Sequence[Dimension]
-) -> Iterator[Line]:
+def _within_buckets(conn: Connection, entries: Entries, width: Width, keys: Sequence[sa.Label[Any]]) -> Iterator[Line]:
     at_once = sa.func.timezone("UTC", E.occurred_at)
     bucket = sa.func.date_trunc(width, sa.case((_has_length(), _moment(_began())), else_=at_once))
     gpu_ms = sa.func.coalesce(
         sa.func.nullif(_of_detail("gpu_ms"), 0), sa.cast(sa.func.round(E.gpu_seconds * 1000), sa.BigInteger)
     )  # fmt: skip
-    keys = [COLUMNS[name].label(f"key_{name}") for name in by]
-    each = _entries(tenant, begins, ends, bucket.label("bucket"), E.kind, E.amount_micros, E.list_micros, gpu_ms.label("gpu_ms"), *keys)
+    each = entries(bucket.label("bucket"), E.kind, E.amount_micros, E.list_micros, gpu_ms.label("gpu_ms"), *keys)
     one = each.where(~_crosses(width)).subquery().c
     alike = one.bucket, one.kind, *(one[key.name] for key in keys)
     query = sa.select(*alike, sa.func.sum(one.amount_micros), sa.func.sum(one.list_micros), sa.func.sum(one.gpu_ms)).group_by(*alike)
@@ -52,15 +52,11 @@ def _within_buckets(
         yield Line(tuple(key), kind, Part(at.replace(tzinfo=UTC), int(amount), int(on_demand), int(ms)))
 
 
-def _over_edges(
-    conn: Connection, tenant: str | None, begins: datetime, ends: datetime, width: Width, by: Sequence[Dimension]
-) -> Iterator[Line]:
-    names = [f"key_{name}" for name in by]
-    columns = [COLUMNS[name].label(label) for name, label in zip(by, names, strict=True)]
-    query = _entries(tenant, begins, ends, *ledger.ENTRY, *columns).where(_crosses(width))
+def _over_edges(conn: Connection, entries: Entries, width: Width, keys: Sequence[sa.Label[Any]]) -> Iterator[Line]:
+    query = entries(*ledger.ENTRY, *keys).where(_crosses(width))
     for row in conn.execute(query, execution_options={"yield_per": STREAMED}).mappings():
         values = dict(row)
-        key, entry = tuple(values.pop(name) for name in names), record(Entry, values)
+        key, entry = tuple(values.pop(key.name) for key in keys), record(Entry, values)
         yield from (Line(key, entry.kind, part) for part in usage.split(entry, width))
 
 

@@ -158,7 +158,7 @@ def test_what_an_operator_does_is_told_to_its_tenant_without_saying_who(call: Ca
     assert (line["actor"]["type"], line["actor"]["id"], line["ip"], line["user_agent"]) == ("operator", "cli", None, None)
     assert line["changes"]["amount_micros"] == [None, -5] and line["changes"]["detail"] == [None, {"reason": "goodwill"}]
     of_all = audit.read(platform, tenant.id, audit.Wanted(object_type="ledger_entry")).items[0]
-    assert (of_all.actor.id, of_all.ip, of_all.changes["detail"][1]["by"]) == ("cli:mallory", "203.0.113.7", "cli:mallory")
+    assert (of_all.actor_id, of_all.ip, of_all.changes["detail"][1]["by"]) == ("cli:mallory", "203.0.113.7", "cli:mallory")
     assert "cli:mallory" not in call("GET", "ledger/entries").text
 
 
