@@ -98,13 +98,15 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, end
     if ended is None:
         return
     work = metering.work(conn, held.job_id, held.attempt, began_at=moment(ending.began_at), kept_until=moment(ending.kept_until))
-    metering.report_ended(conn, job, held.attempt, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=work)
-    metering.settle(conn, platform, held.tenant, held.job_id, held.attempt)
+    metered = metering.Metered(tenant_id=held.tenant, job_id=held.job_id, attempt=held.attempt)
+    metering.report_ended(conn, metered, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=work)
+    metering.settle(conn, platform, metered)
 
 
 def report_started(conn: Connection, platform: Platform, held: Claim, job: RowMapping, *, at: datetime, now: datetime) -> None:
     pool = named(platform, held.pool)
-    metering.report_started(conn, job, held.attempt, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
+    metered = metering.Metered(tenant_id=held.tenant, job_id=held.job_id, attempt=held.attempt)
+    metering.report_started(conn, metered, tier=job["tier"], model=job["model"], pool=pool, num_gpus=held.num_gpus, at=at, now=now)
 
 
 def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, released: Released, now: datetime) -> JobState:

@@ -86,8 +86,9 @@ def abandon(platform: Platform, tenant: str, job_id: str, error: FtError) -> Non
         over = (attempts.c.job_id == job_id) & attempts.c.ended_at.is_(None)
         ended = sa.update(attempts).where(over).values(outcome=error.code, ended_at=now).returning(attempts.c.attempt)
         for attempt in conn.execute(ended).scalars().all():
-            metering.report_lost(conn, job, attempt, outcome=error.code, now=now)
-            metering.settle(conn, platform, tenant, job_id, attempt)
+            metered = metering.Metered(tenant_id=tenant, job_id=job_id, attempt=attempt)
+            metering.report_lost(conn, metered, outcome=error.code, now=now)
+            metering.settle(conn, platform, metered)
 
 
 def _workload(job_id: str, attempt: int) -> str:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.billing.prices import MICROS
-from control_plane.billing.tables import budget_alerts, budgets, ledger_entries
+from control_plane.billing.tables import Budget, budget_alerts, budgets, ledger_entries
 from control_plane.billing.usage.service import unbilled
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one_or_raise
 from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 DEFAULT_THRESHOLDS = (50, 80, 100)
@@ -33,66 +34,52 @@ MAX_NAME = 100
 MAX_PAGE = 100
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
-    """A budget and its state this month."""
-
-    row: RowMapping
-    spent_micros: int
-    """Entries of the month, plus running attempts."""
-    alerts: Sequence[int]
-    """Thresholds already reported this month."""
-
-
 def create(platform: Platform, tenant: str, *, name: str, limit_micros: int, thresholds: Sequence[int] = DEFAULT_THRESHOLDS) -> Budget:
     """Create a budget of `tenant`; ``Conflict`` if it has one of that name."""
     values = _checked(name=name, limit_micros=limit_micros, thresholds=thresholds)
-    now = platform.clock()
-    row = {"id": f"bud_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, **values, "created_at": now, "updated_at": now}
+    id_, now = f"bud_{uuid.uuid4().hex[:24]}", platform.clock()
     with platform.engine.begin() as conn:
-        conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # the count stays valid
+        find_tenant(conn, tenant, lock=True)  # the count stays valid
         held = int(conn.execute(sa.select(sa.func.count()).select_from(budgets).where(budgets.c.tenant_id == tenant)).scalar_one())
         if held >= MAX_BUDGETS:
             raise QuotaExceeded(f"you have {held} budgets, and {MAX_BUDGETS} are the limit; delete one first", code="too_many_budgets")
-        try:
-            made = conn.execute(sa.insert(budgets).values(row).returning(budgets)).mappings().one()
-        except DuplicateRow:
-            raise _taken(name) from None
-    return _seen(platform, made)
+        with _unique(name):
+            conn.execute(sa.insert(budgets).values(id=id_, tenant_id=tenant, **values, created_at=now, updated_at=now))
+    return get(platform, tenant, id_)
 
 
-def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[Budget], bool]:
-    """Return budgets of `tenant`, newest first, and whether more follow."""
-    query = sa.select(budgets).where(budgets.c.tenant_id == tenant)
+def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[Budget]:
+    """Return budgets of `tenant`, newest first."""
     keys = (budgets.c.created_at, budgets.c.id)
     with platform.engine.connect() as conn:
-        found: Page[RowMapping] = page(conn, query, keys, id_column=budgets.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
-        spent = spent_micros(conn, platform, tenant, month_of(platform.clock())) if found.items else 0
-        return [_view(conn, platform, row, spent=spent) for row in found.items], found.has_more
+        query, _ = _this_month(conn, platform, tenant)
+        return page(conn, query, keys, of=Budget, id_column=budgets.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
 def get(platform: Platform, tenant: str, budget_id: str) -> Budget:
+    """Return a budget of `tenant`. It sums over the month: do not call it while holding locks."""
     with platform.engine.connect() as conn:
-        return _view(conn, platform, _row(conn, tenant, budget_id))
+        query, _ = _this_month(conn, platform, tenant)
+        return one_or_raise(conn, query.where(budgets.c.id == budget_id), Budget, _missing(budget_id))
 
 
 def update(platform: Platform, tenant: str, budget_id: str, **changes: Any) -> Budget:
     """Change name, limit or thresholds. Thresholds already reported this month are not reported again."""
+    this = budgets.c.id == budget_id, budgets.c.tenant_id == tenant
     with platform.engine.begin() as conn:
-        row = _row(conn, tenant, budget_id, lock=True)
-        merged = {name: row[name] for name in ("name", "limit_micros", "thresholds")} | changes
-        values = {**_checked(**merged), "updated_at": platform.clock()}
-        try:
-            changed = conn.execute(sa.update(budgets).where(budgets.c.id == row["id"]).values(values).returning(budgets)).mappings().one()
-        except DuplicateRow:
-            raise _taken(merged["name"]) from None
-    return _seen(platform, changed)
+        old = conn.execute(sa.select(budgets.c.name, budgets.c.limit_micros, budgets.c.thresholds).where(*this).with_for_update()).first()
+        if old is None:
+            raise _missing(budget_id)
+        merged = old._asdict() | changes
+        with _unique(merged["name"]):
+            conn.execute(sa.update(budgets).where(*this).values(**_checked(**merged), updated_at=platform.clock()))
+    return get(platform, tenant, budget_id)
 
 
 def delete(platform: Platform, tenant: str, budget_id: str) -> None:
     with platform.engine.begin() as conn:
-        row = _row(conn, tenant, budget_id, lock=True)
-        conn.execute(sa.delete(budgets).where(budgets.c.id == row["id"]))
+        if not conn.execute(sa.delete(budgets).where(budgets.c.id == budget_id, budgets.c.tenant_id == tenant)).rowcount:
+            raise _missing(budget_id)
 
 
 def alert_due(platform: Platform) -> int:
@@ -119,45 +106,42 @@ def spent_micros(conn: Connection, platform: Platform, tenant: str, month: Month
 
 
 def _alert(platform: Platform, tenant: str) -> int:
-    now = platform.clock()
-    month, reported = month_of(now), 0
+    now, reported = platform.clock(), 0
     with platform.engine.begin() as conn:
-        spent = spent_micros(conn, platform, tenant, month)
-        for row in conn.execute(sa.select(budgets).where(budgets.c.tenant_id == tenant).order_by(budgets.c.id)).mappings():
-            for threshold in row["thresholds"]:
-                if spent * 100 < threshold * row["limit_micros"]:
+        query, month = _this_month(conn, platform, tenant)
+        for budget in many(conn, query.order_by(budgets.c.id), Budget):
+            for threshold in budget.thresholds:
+                if budget.spent_micros * 100 < threshold * budget.limit_micros:
                     continue
-                key = {"budget_id": row["id"], "month": month.name, "threshold": threshold}
-                values = {**key, "tenant_id": tenant, "spent_micros": spent, "created_at": now}
+                spent = {"month": month, "threshold": threshold, "spent_micros": budget.spent_micros}
+                values = {**spent, "budget_id": budget.id, "tenant_id": tenant, "created_at": now}
                 new = insert(budget_alerts).values(values).on_conflict_do_nothing().returning(budget_alerts.c.threshold)
-                if conn.execute(new).scalar() is None:
-                    continue
-                data = {"month": month.name, "threshold": threshold, "limit_micros": row["limit_micros"], "spent_micros": spent}
-                publish(conn, tenant, "budget.threshold_reached", row["id"], data, now=now)
-                reported += 1
+                if conn.execute(new).scalar() is not None:
+                    publish(conn, tenant, "budget.threshold_reached", budget.id, {**spent, "limit_micros": budget.limit_micros}, now=now)
+                    reported += 1
     return reported
 
 
-def _seen(platform: Platform, row: RowMapping) -> Budget:
-    """Return a budget's state. Call without holding locks: it sums over the month."""
-    with platform.engine.connect() as conn:
-        return _view(conn, platform, row)
+def _this_month(conn: Connection, platform: Platform, tenant: str) -> tuple[sa.Select[Any], str]:
+    """Return a query of the tenant's budgets with their state this month, and the name of the month."""
+    month, of = month_of(platform.clock()), budget_alerts.c
+    spent = sa.literal(spent_micros(conn, platform, tenant, month), sa.BigInteger)
+    reported = sa.select(of.threshold).where(of.budget_id == budgets.c.id, of.month == month.name).order_by(of.threshold)
+    state = spent.label("spent_micros"), sa.func.array(reported.scalar_subquery()).label("alerted")
+    return sa.select(*columns(budgets, Budget), *state).where(budgets.c.tenant_id == tenant), month.name
 
 
-def _view(conn: Connection, platform: Platform, row: RowMapping, *, spent: int | None = None) -> Budget:
-    month = month_of(platform.clock())
-    if spent is None:
-        spent = spent_micros(conn, platform, row["tenant_id"], month)
-    reported = sa.select(budget_alerts.c.threshold).where(budget_alerts.c.budget_id == row["id"], budget_alerts.c.month == month.name)
-    return Budget(row=row, spent_micros=spent, alerts=sorted(conn.execute(reported).scalars()))
+def _missing(budget_id: str) -> NotFound:
+    return NotFound(f"no budget {budget_id[:80]!r}; list yours with GET /v1/budgets", code="budget_not_found", param="budget_id")
 
 
-def _row(conn: Connection, tenant: str, budget_id: str, *, lock: bool = False) -> RowMapping:
-    query = sa.select(budgets).where(budgets.c.id == budget_id, budgets.c.tenant_id == tenant)
-    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no budget {budget_id[:80]!r}; list yours with GET /v1/budgets", code="budget_not_found", param="budget_id")
-    return row
+@contextmanager
+def _unique(name: str) -> Iterator[None]:
+    try:
+        yield
+    except DuplicateRow:
+        message = f"you have a budget named {name.strip()!r} already; choose another name, or change that one"
+        raise Conflict(message, code="budget_exists") from None
 
 
 def _checked(*, name: str, limit_micros: int, thresholds: Sequence[int]) -> dict[str, Any]:
@@ -177,7 +161,3 @@ def _checked(*, name: str, limit_micros: int, thresholds: Sequence[int]) -> dict
             param="thresholds",
         )
     return {"name": name.strip(), "limit_micros": limit_micros, "thresholds": ordered}
-
-
-def _taken(name: str) -> Conflict:
-    return Conflict(f"you have a budget named {name.strip()!r} already; choose another name, or change that one", code="budget_exists")

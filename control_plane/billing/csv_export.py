@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from control_plane.billing.prices import MICROS
+from control_plane.billing.rules import MICROS
 
 INVOICE_COLUMNS = (
     "entry_id", "kind", "description", "job_id", "attempt", "model", "gpu_type", "pricing", "gpu_seconds", "occurred_at", "late",

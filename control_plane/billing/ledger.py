@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing.rules import ACCOUNTS, Entry, postings, receivable
-from control_plane.billing.tables import ledger_entries, ledger_postings, refund_cases
+from control_plane.billing.tables import RefundCase, ledger_entries, ledger_postings, refund_cases
 from control_plane.platform.context import Platform
-from control_plane.platform.pagination import Order, Page, page
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one_or_raise
+from control_plane.tenants.audit_log import without_names
 from ft_assets.errors import InvalidRequest, NotFound
 
 MAX_PAGE = 100
+ENTRY = columns(ledger_entries, Entry)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +51,6 @@ def post(conn: Connection, tenant: str, entry: Entry, *, now: datetime) -> bool:
     return True
 
 
-def entry_of(row: RowMapping) -> Entry:
-    """Build the entry from a row."""
-    return Entry(**{field.name: row[field.name] for field in fields(Entry)})
-
-
 def balance(platform: Platform, tenant: str) -> int:
     """Return what `tenant` owes over all entries, in micro-dollars; payments are not recorded here."""
     query = sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))
@@ -74,49 +72,42 @@ def cost_of_job(platform: Platform, job_id: str) -> int:
 
 
 def list_entries(
-    platform: Platform,
-    tenant: str,
-    *,
-    kind: str | None = None,
-    job_id: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
-    order: Order = "desc",
-) -> Page[RowMapping]:
+    platform: Platform, tenant: str, *, kind: str | None = None, job_id: str | None = None, after: str | None = None, limit: int = 20
+) -> Page[Entry]:
     """Return entries of `tenant`, most recent first."""
     if kind is not None and kind not in ACCOUNTS:
         raise InvalidRequest(
             f"kind {kind[:40]!r} is unknown; kinds of entries are {', '.join(ACCOUNTS)}", code="invalid_kind", param="kind"
         )
-    query = sa.select(ledger_entries).where(ledger_entries.c.tenant_id == tenant)
-    if kind is not None:
-        query = query.where(ledger_entries.c.kind == kind)
-    if job_id is not None:
-        query = query.where(ledger_entries.c.job_id == job_id)
-    keys = (ledger_entries.c.occurred_at, ledger_entries.c.id)
+    wanted = {"tenant_id": tenant, "kind": kind, "job_id": job_id}
+    query = sa.select(*ENTRY).filter_by(**{name: value for name, value in wanted.items() if value is not None})
+    keys, id_ = (ledger_entries.c.occurred_at, ledger_entries.c.id), ledger_entries.c.id
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, id_column=ledger_entries.c.id, after=after, limit=limit, max_limit=MAX_PAGE, order=order)
+        return page(conn, query, keys, of=Entry, id_column=id_, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
 def of_job(conn: Connection, tenant: str, job_id: str) -> list[Entry]:
     """Return the entries of one job, by attempt."""
     this = ledger_entries.c.tenant_id == tenant, ledger_entries.c.job_id == job_id
     order = ledger_entries.c.attempt, ledger_entries.c.occurred_at, ledger_entries.c.kind.desc(), ledger_entries.c.id
-    return [entry_of(row) for row in conn.execute(sa.select(ledger_entries).where(*this).order_by(*order)).mappings()]
+    return many(conn, sa.select(*ENTRY).where(*this).order_by(*order), Entry)
 
 
-def cases_of_job(conn: Connection, tenant: str, job_id: str) -> Sequence[RowMapping]:
+def cases_of_job(conn: Connection, tenant: str, job_id: str) -> list[RefundCase]:
     """Return refund cases of one job, open and decided."""
     this = refund_cases.c.tenant_id == tenant, refund_cases.c.job_id == job_id
-    return conn.execute(sa.select(refund_cases).where(*this).order_by(refund_cases.c.attempt)).mappings().all()
+    return many(conn, sa.select(*columns(refund_cases, RefundCase)).where(*this).order_by(refund_cases.c.attempt), RefundCase)
 
 
 def entered(conn: Connection, entry_id: str) -> Entry:
     """Return one entry; ``NotFound`` if it does not exist."""
-    row = conn.execute(sa.select(ledger_entries).where(ledger_entries.c.id == entry_id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
-    return entry_of(row)
+    missing = NotFound(f"the ledger has no entry {entry_id[:80]!r}", code="entry_not_found", param="id")
+    return one_or_raise(conn, sa.select(*ENTRY).where(ledger_entries.c.id == entry_id), Entry, missing)
+
+
+def to_tenant(entry: Entry) -> Entry:
+    """Return `entry` without the operator who made it."""
+    return replace(entry, detail=without_names(entry.detail))
 
 
 def trial_balance(platform: Platform) -> TrialBalance:

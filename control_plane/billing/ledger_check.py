@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from control_plane.billing import ledger, prices, storage_usage
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.metering import service as metering
-from control_plane.billing.metering.rules import Interval, bill, fold
+from control_plane.billing.metering.rules import Interval, MeterEvent, bill, fold
 from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry, part_id, refund_id, usage_id
 from control_plane.billing.tables import (
@@ -26,6 +26,7 @@ from control_plane.billing.tables import (
     storage_samples,
 )
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many
 
 STREAMED = 2000
 
@@ -78,14 +79,12 @@ def check(platform: Platform) -> Checked:
 
 
 def _entries(conn: Connection) -> dict[str, Entry]:
-    rows = conn.execution_options(yield_per=STREAMED).execute(sa.select(ledger_entries)).mappings()
-    return {row["id"]: ledger.entry_of(row) for row in rows}
+    return {entry.id: entry for entry in many(conn.execution_options(yield_per=STREAMED), sa.select(*ledger.ENTRY), Entry)}
 
 
 def _intervals(conn: Connection) -> Iterator[Interval]:
-    order = meter_events.c.job_id, meter_events.c.attempt
-    rows = conn.execute(sa.select(meter_events).order_by(*order)).mappings()
-    for _, of_attempt in groupby((metering.event(row) for row in rows), key=lambda e: (e.job_id, e.attempt)):
+    events = many(conn, sa.select(*metering.EVENT).order_by(meter_events.c.job_id, meter_events.c.attempt), MeterEvent)
+    for _, of_attempt in groupby(events, key=lambda e: (e.job_id, e.attempt)):
         interval = fold(of_attempt)
         if interval is not None:
             yield interval

@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+
+from control_plane.billing.rules import MICROS as MICROS
+from control_plane.platform import yaml_files
 from control_plane.tenants.rules import TIERS
 
 Pricing = Literal["on_demand", "spot", "reserved"]
@@ -22,20 +26,33 @@ PRICINGS: tuple[Pricing, ...] = get_args(Pricing)
 
 BUILTIN = Path(__file__).with_name("prices.yaml")
 GIB = 1 << 30
-MICROS = 1_000_000
 MS_PER_HOUR = 3_600_000
 MAX_MICROS = 10**12
 """A million dollars an hour; more is probably a typo."""
+
+
+Micros = Annotated[int, Field(strict=True, ge=0, le=MAX_MICROS)]
+Percent = Annotated[int, Field(strict=True, ge=0, le=1000)]
+Origin = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
+"""Where a price comes from, in words."""
+EXACTLY = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPrice:
     """Micro-dollars per GPU and hour."""
 
-    on_demand: int
-    spot: int
-    reserved: int
-    origin: str
+    __pydantic_config__ = EXACTLY
+
+    on_demand: Annotated[Micros, Field(alias="on_demand_micros_per_hour")]
+    spot: Annotated[Micros, Field(alias="spot_micros_per_hour")]
+    reserved: Annotated[Micros, Field(alias="reserved_micros_per_hour")]
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        for pricing in PRICINGS:
+            if self.per_hour(pricing) > self.on_demand:
+                raise ValueError(f"{pricing} costs more than on demand; what was saved would be less than nothing")
 
     def per_hour(self, pricing: Pricing) -> int:
         prices: Mapping[Pricing, int] = {"on_demand": self.on_demand, "spot": self.spot, "reserved": self.reserved}
@@ -44,24 +61,43 @@ class GpuPrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierPrice:
-    gpu_percent: int
+    __pydantic_config__ = EXACTLY
+
+    gpu_percent: Percent
     """Percentage of the GPU-hour price."""
-    storage_percent: int
+    storage_percent: Percent
     """Percentage of the GiB-month price."""
-    storage_allowance_bytes: int
+    storage_allowance_gib: Annotated[int, Field(strict=True, ge=0, le=10**6)]
     """GiB stored free of charge."""
-    origin: str
+    origin: Origin
+
+    @property
+    def storage_allowance_bytes(self) -> int:
+        return self.storage_allowance_gib * GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoragePrice:
+    __pydantic_config__ = EXACTLY
+
+    micros_per_gib_month: Micros
+    origin: Origin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceList:
     """All prices in force at one time."""
 
-    valid_from: date
-    gpus: Mapping[str, GpuPrice]
+    __pydantic_config__ = EXACTLY
+
+    valid_from: Annotated[date, Field(strict=True)]
+    gpus: Annotated[Mapping[str, GpuPrice], Field(min_length=1)]
     tiers: Mapping[str, TierPrice]
-    storage_micros_per_gib_month: int
-    storage_origin: str
+    storage: StoragePrice
+
+    def __post_init__(self) -> None:
+        if set(self.tiers) != set(TIERS):
+            raise ValueError(f"tiers has {', '.join(sorted(self.tiers)) or 'none'}; it needs exactly {', '.join(TIERS)}")
 
     def gpu_micros(self, gpu_type: str, *, tier: str, pricing: Pricing, gpu_ms: int, down: bool = False) -> int:
         """Return the price of `gpu_ms` GPU milliseconds, rounded to the nearest micro-dollar or `down`; ``ValueError`` if the type has
@@ -74,7 +110,7 @@ class PriceList:
         """Return the price of one day of storage beyond the tier's allowance."""
         of_tier = self.tiers[tier]
         billed = max(0, stored_bytes - of_tier.storage_allowance_bytes)
-        return half_even(self.storage_micros_per_gib_month * of_tier.storage_percent * billed, 100 * GIB * days_in_month)
+        return half_even(self.storage.micros_per_gib_month * of_tier.storage_percent * billed, 100 * GIB * days_in_month)
 
     def gpu(self, gpu_type: str) -> GpuPrice:
         try:
@@ -90,7 +126,14 @@ class PriceList:
 class PriceBook:
     """All lists, oldest first."""
 
-    lists: tuple[PriceList, ...]
+    __pydantic_config__ = EXACTLY
+
+    lists: Annotated[tuple[PriceList, ...], Field(min_length=1)]
+
+    def __post_init__(self) -> None:
+        for before, after in itertools.pairwise(self.lists):
+            if after.valid_from <= before.valid_from:
+                raise ValueError(f"the list of {after.valid_from} follows that of {before.valid_from}; lists are ordered by valid_from")
 
     def at(self, when: datetime) -> PriceList:
         """Return the list in force at `when`; before the first one, the first."""
@@ -107,94 +150,9 @@ def half_even(numerator: int, denominator: int) -> int:
 @cache
 def load(path: Path | None = None) -> PriceBook:
     """Return the price book in `path` (default: the built-in one), read once per process. ``ValueError`` names the wrong entry."""
-    import yaml  # imported late: the command line imports this module without reading prices
-
-    file = path or BUILTIN
-    try:
-        body = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"the price lists in {file} cannot be read: {error}; FT_PRICES names that file") from error
-    return parse(body, origin=str(file))
+    return yaml_files.read(path or BUILTIN, TypeAdapter(PriceBook), setting="FT_PRICES")
 
 
 def parse(body: Any, *, origin: str = "prices") -> PriceBook:
     """Build the price book that `body` describes; ``ValueError`` names the place of the first mistake."""
-    fields = _fields(body, origin, "lists")
-    if not isinstance(fields["lists"], list) or not fields["lists"]:
-        raise ValueError(f"{origin}: lists is {fields['lists']!r}; it needs at least one price list")
-    lists = tuple(_list(one, f"{origin}: lists[{i}]") for i, one in enumerate(fields["lists"]))
-    for before, after in itertools.pairwise(lists):
-        if after.valid_from <= before.valid_from:
-            raise ValueError(
-                f"{origin}: the list of {after.valid_from} follows that of {before.valid_from}; lists are ordered by valid_from"
-            )
-    return PriceBook(lists=lists)
-
-
-def _list(body: Any, where: str) -> PriceList:
-    fields = _fields(body, where, "valid_from", "gpus", "tiers", "storage")
-    since = fields["valid_from"]
-    if not isinstance(since, date) or isinstance(since, datetime):
-        raise ValueError(f"{where}.valid_from is {since!r}; write a day: 2026-01-31")
-    gpus, tiers = (_mapping(fields[name], f"{where}.{name}") for name in ("gpus", "tiers"))
-    if not gpus:
-        raise ValueError(f"{where}.gpus is empty; name the price of at least one type of GPU")
-    if set(tiers) != set(TIERS):
-        raise ValueError(f"{where}.tiers has {', '.join(sorted(tiers)) or 'none'}; it needs exactly {', '.join(TIERS)}")
-    storage = _fields(fields["storage"], f"{where}.storage", "micros_per_gib_month", "origin")
-    return PriceList(
-        valid_from=since,
-        gpus={name: _gpu(one, f"{where}.gpus.{name}") for name, one in gpus.items()},
-        tiers={name: _tier(one, f"{where}.tiers.{name}") for name, one in tiers.items()},
-        storage_micros_per_gib_month=_whole(storage, "micros_per_gib_month", f"{where}.storage", MAX_MICROS),
-        storage_origin=_origin(storage, f"{where}.storage"),
-    )
-
-
-def _gpu(body: Any, where: str) -> GpuPrice:
-    names: dict[Pricing, str] = {pricing: f"{pricing}_micros_per_hour" for pricing in PRICINGS}
-    fields = _fields(body, where, *names.values(), "origin")
-    found = {pricing: _whole(fields, name, where, MAX_MICROS) for pricing, name in names.items()}
-    dearer = [pricing for pricing in PRICINGS if found[pricing] > found["on_demand"]]
-    if dearer:
-        raise ValueError(f"{where}: {dearer[0]} costs more than on demand; what was saved would be less than nothing")
-    return GpuPrice(on_demand=found["on_demand"], spot=found["spot"], reserved=found["reserved"], origin=_origin(fields, where))
-
-
-def _tier(body: Any, where: str) -> TierPrice:
-    fields = _fields(body, where, "gpu_percent", "storage_percent", "storage_allowance_gib", "origin")
-    return TierPrice(
-        gpu_percent=_whole(fields, "gpu_percent", where, 1000),
-        storage_percent=_whole(fields, "storage_percent", where, 1000),
-        storage_allowance_bytes=_whole(fields, "storage_allowance_gib", where, 10**6) * GIB,
-        origin=_origin(fields, where),
-    )
-
-
-def _fields(body: Any, where: str, *names: str) -> Mapping[str, Any]:
-    found = _mapping(body, where)
-    if missing := [name for name in names if name not in found]:
-        raise ValueError(f"{where}: {missing[0]} is missing")
-    if unknown := [name for name in found if name not in names]:
-        raise ValueError(f"{where}: {unknown[0]} is unknown; it has {', '.join(names)}")
-    return found
-
-
-def _mapping(body: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(body, dict) or not all(isinstance(name, str) for name in body):
-        raise ValueError(f"{where} is {type(body).__name__}, not a mapping of names")
-    return body
-
-
-def _whole(fields: Mapping[str, Any], name: str, where: str, most: int) -> int:
-    value = fields[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{where}.{name} is {value!r}; it is a whole number in 0..{most}")
-    return value
-
-
-def _origin(fields: Mapping[str, Any], where: str) -> str:
-    value = fields["origin"]
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{where}.origin is {value!r}; say in words where the price comes from")
-    return " ".join(value.split())
+    return yaml_files.parse(body, TypeAdapter(PriceBook), origin=origin)

@@ -10,16 +10,17 @@ from typing import Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.prices import MICROS
 from control_plane.billing.rules import Entry, refund_id
-from control_plane.billing.tables import ledger_entries, refund_cases
+from control_plane.billing.tables import RefundCase, ledger_entries, refund_cases
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.tenants.tables import tenants
+from control_plane.platform.records import columns, many, one, one_or_raise
+from control_plane.tenants.service import find_tenant
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
 
 State = Literal["pending", "granted", "refused"]
@@ -28,6 +29,7 @@ MAX_NOTE = 2000
 MAX_ADJUSTMENT_MICROS = 10**6 * MICROS
 """A million dollars; larger adjustments are made in parts, and so reviewed twice."""
 MAX_PAGE = 100
+CASE = columns(refund_cases, RefundCase)
 
 
 def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcome: str, now: datetime) -> None:
@@ -45,26 +47,23 @@ def open_case(conn: Connection, tenant: str, entries: Sequence[Entry], *, outcom
 
 def list_cases(
     platform: Platform, *, state: str | None = "pending", tenant: str | None = None, after: str | None = None, limit: int = 20
-) -> Page[RowMapping]:
+) -> Page[RefundCase]:
     """Return the cases of all tenants, oldest first: pending ones, or those in another state (None: all)."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:40]!r} is unknown; cases are {', '.join(STATES)}", code="invalid_state_filter", param="state")
-    query = sa.select(refund_cases)
-    if state is not None:
-        query = query.where(refund_cases.c.state == state)
-    if tenant is not None:
-        query = query.where(refund_cases.c.tenant_id == tenant)
-    keys = (refund_cases.c.created_at, refund_cases.c.id)
+    wanted = {"state": state, "tenant_id": tenant}
+    query = sa.select(*CASE).filter_by(**{name: value for name, value in wanted.items() if value is not None})
+    keys, id_ = (refund_cases.c.created_at, refund_cases.c.id), refund_cases.c.id
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, id_column=refund_cases.c.id, after=after, limit=limit, max_limit=MAX_PAGE, order="asc")
+        return page(conn, query, keys, of=RefundCase, id_column=id_, after=after, limit=limit, max_limit=MAX_PAGE, order="asc")
 
 
-def grant(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
+def grant(platform: Platform, case_id: str, *, by: str, note: str) -> RefundCase:
     """Refund the whole attempt; granting again changes nothing. ``Conflict`` if it was refused."""
     return _decide(platform, case_id, "granted", by=by, note=note)
 
 
-def refuse(platform: Platform, case_id: str, *, by: str, note: str) -> RowMapping:
+def refuse(platform: Platform, case_id: str, *, by: str, note: str) -> RefundCase:
     """Refuse the refund and tell the tenant why; refusing again changes nothing. ``Conflict`` if it was granted."""
     return _decide(platform, case_id, "refused", by=by, note=note)
 
@@ -87,8 +86,7 @@ def adjust(platform: Platform, tenant: str, *, amount_micros: int, reason: str, 
         occurred_at=now, detail={"reason": reason.strip(), "by": by},
     )  # fmt: skip
     with platform.engine.begin() as conn:
-        if conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant)).scalar() is None:
-            raise NotFound(f"no tenant {tenant[:60]!r}", code="tenant_not_found", param="tenant")
+        find_tenant(conn, tenant)
         if ledger.post(conn, tenant, entry, now=now):
             return entry
         there = ledger.entered(conn, entry.id)
@@ -101,39 +99,35 @@ def adjust(platform: Platform, tenant: str, *, amount_micros: int, reason: str, 
     return there
 
 
-def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: str) -> RowMapping:
+def _decide(platform: Platform, case_id: str, state: State, *, by: str, note: str) -> RefundCase:
     _check_note(note, "note")
     now = platform.clock()
     with platform.engine.begin() as conn:
         this = refund_cases.c.id == case_id
-        case = conn.execute(sa.select(refund_cases).where(this).with_for_update()).mappings().one_or_none()
-        if case is None:
-            raise NotFound(
-                f"no refund case {case_id[:80]!r}; `ft admin refunds list` shows those that wait", code="refund_case_not_found", param="id"
-            )
-        if case["state"] == state:
+        message = f"no refund case {case_id[:80]!r}; `ft admin refunds list` shows those that wait"
+        missing = NotFound(message, code="refund_case_not_found", param="id")
+        case = one_or_raise(conn, sa.select(*CASE).where(this).with_for_update(), RefundCase, missing)
+        if case.state == state:
             return case
-        if case["state"] != "pending":
+        if case.state != "pending":
             raise Conflict(
-                f"refund case {case_id} was {case['state']} by {case['decided_by']} at {case['decided_at']:%Y-%m-%d %H:%M} UTC, which "
+                f"refund case {case_id} was {case.state} by {case.decided_by} at {case.decided_at:%Y-%m-%d %H:%M} UTC, which "
                 "stands; correct the bill with `ft admin adjust`",
                 code="refund_decided",
             )
         if state == "granted":
             _give_back(conn, case, by=by, now=now)
         decided = {"state": state, "decided_by": by, "note": note.strip(), "decided_at": now}
-        row = conn.execute(sa.update(refund_cases).where(this).values(**decided).returning(refund_cases)).mappings().one()
-        reported = {"job_id": case["job_id"], "attempt": case["attempt"], "state": state, "amount_micros": case["amount_micros"]}
-        publish(conn, case["tenant_id"], "refund.decided", case_id, reported, now=now)
+        row = one(conn, sa.update(refund_cases).where(this).values(**decided).returning(*CASE), RefundCase)
+        reported = {"job_id": case.job_id, "attempt": case.attempt, "state": state, "amount_micros": case.amount_micros}
+        publish(conn, case.tenant_id, "refund.decided", case_id, reported, now=now)
         return row
 
 
-def _give_back(conn: Connection, case: RowMapping, *, by: str, now: datetime) -> None:
-    id_ = refund_id(case["job_id"], case["attempt"])
-    query = sa.select(ledger_entries).where(
-        ledger_entries.c.job_id == case["job_id"], ledger_entries.c.attempt == case["attempt"], ledger_entries.c.id != id_
-    )
-    usage, left_ms, left = _left([ledger.entry_of(row) for row in conn.execute(query).mappings()])
+def _give_back(conn: Connection, case: RefundCase, *, by: str, now: datetime) -> None:
+    id_ = refund_id(case.job_id, case.attempt)
+    others = ledger_entries.c.job_id == case.job_id, ledger_entries.c.attempt == case.attempt, ledger_entries.c.id != id_
+    usage, left_ms, left = _left(many(conn, sa.select(*ledger.ENTRY).where(*others), Entry))
     refund = replace(
         usage,
         id=id_,
@@ -142,9 +136,9 @@ def _give_back(conn: Connection, case: RowMapping, *, by: str, now: datetime) ->
         list_micros=-left.list_micros,
         gpu_seconds=left_ms / 1000,
         occurred_at=now,
-        detail={"outcome": case["outcome"], "decided_by": by, "gpu_ms": left_ms},
+        detail={"outcome": case.outcome, "decided_by": by, "gpu_ms": left_ms},
     )
-    ledger.post(conn, case["tenant_id"], refund, now=now)
+    ledger.post(conn, case.tenant_id, refund, now=now)
 
 
 def _left(entries: Sequence[Entry]) -> tuple[Entry, int, Entry]:

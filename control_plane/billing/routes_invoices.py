@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from control_plane.billing import csv_export, responses
-from control_plane.billing import schemas as billing_schemas
+from control_plane.billing import csv_export, schemas
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.routes_usage import CSV
+from control_plane.billing.tables import IssuedInvoice
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.http.schemas import ListOf
+from control_plane.platform.pagination import Page
 
 router = APIRouter(prefix="/v1/invoices", tags=["billing"])
 
 
-@router.get("", summary="List invoices")
+@router.get("", summary="List invoices", response_model=ListOf[schemas.InvoiceSummary])
 def list_invoices(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
-) -> http_schemas.ListOf[billing_schemas.InvoiceSummary]:
+) -> Page[IssuedInvoice]:
     """List your issued invoices, newest month first."""
-    found = invoices.list_issued(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[responses.invoice_summary(row) for row in found.items], has_more=found.has_more)
+    return invoices.list_issued(platform, tenant, after=after, limit=limit)
 
 
 @router.get("/{month}.csv", summary="Download an invoice as CSV", response_class=Response, responses={200: {"content": {"text/csv": {}}}})
@@ -31,6 +31,11 @@ def retrieve_csv(platform: PlatformDep, tenant: Reader, month: parameters.Month)
 
 
 @router.get("/{month}", summary="Retrieve an invoice")
-def retrieve(platform: PlatformDep, tenant: Reader, month: parameters.Month) -> billing_schemas.Invoice:
+def retrieve(platform: PlatformDep, tenant: Reader, month: parameters.Month) -> schemas.Invoice:
     """Return the invoice of a month. It is a draft until the month is over and all of its attempts are settled."""
-    return responses.invoice(invoices.get(platform, tenant, month))
+    return response(invoices.get(platform, tenant, month))
+
+
+def response(found: invoices.Invoice) -> schemas.Invoice:
+    own = {name: getattr(found, name) for name in ("status", "issued_at", "sha256", "unbilled")}
+    return schemas.Invoice.model_validate({**found.document, **own})

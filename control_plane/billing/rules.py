@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from control_plane.billing.prices import MICROS as MICROS
-
+MICROS = 1_000_000
+"""Micro-dollars in a dollar."""
 ACCOUNTS: Mapping[str, str] = {"usage": "revenue/gpu", "refund": "refunds", "storage": "revenue/storage", "adjustment": "adjustments"}
 """The platform's account opposite the tenant's, by kind of entry."""
 

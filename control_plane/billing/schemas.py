@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 Percent = Annotated[int, Field(ge=1, le=1000)]
 Note = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
@@ -58,9 +58,9 @@ class UsageBucket(ApiModel):
 
     object: Literal["bucket"] = "bucket"
     """Object type, always `bucket`."""
-    start_time: int
+    start_time: EpochSeconds
     """Start of the bucket, as Unix time in seconds (inclusive)."""
-    end_time: int
+    end_time: EpochSeconds
     """End of the bucket, as Unix time in seconds (exclusive)."""
     results: list[UsageResult]
     """Usage by group; a single result if not grouped."""
@@ -81,7 +81,7 @@ class UnbilledAttempt(ApiModel):
     """Type of its GPUs."""
     pricing: str
     """Price class: `on_demand`, `spot` or `reserved`."""
-    since: int
+    since: EpochSeconds
     """When its workload started, as Unix time in seconds."""
     gpu_seconds: float
     """GPU time so far, in seconds: time multiplied by the number of GPUs."""
@@ -92,7 +92,7 @@ class UnbilledAttempt(ApiModel):
 class StoredBytes(ApiModel):
     """Bytes stored by a tenant on one day."""
 
-    day: str
+    day: Annotated[str, BeforeValidator(str)]
     """Day of the newest sample in UTC, as `yyyy-mm-dd`."""
     bytes: dict[str, int]
     """Bytes by class: `files`, `datasets`, `checkpoints`, `adapters` and `exports`."""
@@ -103,9 +103,9 @@ class Usage(ApiModel):
 
     object: Literal["usage"] = "usage"
     """Object type, always `usage`."""
-    start_time: int
+    start_time: EpochSeconds
     """Start of the first bucket, as Unix time in seconds."""
-    end_time: int
+    end_time: EpochSeconds
     """End of the last bucket, as Unix time in seconds."""
     bucket_width: Literal["hour", "day", "month"]
     """Width of the buckets: `hour`, `day` or `month`, of the calendar in UTC."""
@@ -144,7 +144,7 @@ class LedgerEntry(ApiModel):
     """Amount in micro-dollars: positive if the tenant owes it, negative if it is given back."""
     list_micros: int
     """The same amount at on-demand prices, in micro-dollars."""
-    occurred_at: int
+    occurred_at: EpochSeconds
     """When it occurred, as Unix time in seconds; it determines the month it is billed in."""
     detail: dict[str, Any]
     """What the amount was computed from, such as times, prices and outcome."""
@@ -169,16 +169,16 @@ class RefundCase(ApiModel):
     """`pending`, `granted` or `refused`."""
     note: str | None
     """Reason the operator gave for the decision; null while pending."""
-    created_at: int
+    created_at: EpochSeconds
     """When the case was opened, as Unix time in seconds."""
-    decided_at: int | None
+    decided_at: EpochSeconds | None
     """When it was decided, as Unix time in seconds; null while pending."""
 
 
 class OperatorRefundCase(RefundCase):
     """A refund case as operators see it."""
 
-    tenant: str
+    tenant: str = Field(validation_alias="tenant_id")
     """Id of the tenant."""
     decided_by: str | None
     """Id of the operator who decided; null while pending."""
@@ -278,7 +278,7 @@ class InvoiceSummary(ApiModel):
     """`draft` until the month is settled, then `issued`. An issued invoice never changes."""
     total_micros: int
     """Total in micro-dollars: the sum of the lines."""
-    issued_at: int | None
+    issued_at: EpochSeconds | None
     """When it was issued, as Unix time in seconds; null for a draft."""
     sha256: str
     """SHA-256 of the invoice as JSON with sorted keys and no whitespace, without the fields `object`, `status`, `issued_at`, `sha256` and
@@ -320,10 +320,8 @@ class Invoice(InvoiceSummary):
     """For a draft, attempts running now that may still be billed in this month; empty once it is issued."""
 
 
-class CreateBudget(ApiModel):
+class CreateBudget(ApiBody):
     """A budget to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
     """Name of the budget, 1 to 100 characters."""
@@ -333,10 +331,8 @@ class CreateBudget(ApiModel):
     """Percentages of the limit at which you are notified: 1 to 10 of them, each from 1 to 1000."""
 
 
-class UpdateBudget(ApiModel):
+class UpdateBudget(ApiBody):
     """Changes to a budget. Fields that are absent or null stay as they are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)] | None = None
     """New name, 1 to 100 characters."""
@@ -363,25 +359,21 @@ class Budget(ApiModel):
     """Spent this month in micro-dollars, including what running attempts cost so far."""
     alerted: list[int]
     """Thresholds you were notified of this month."""
-    created_at: int
+    created_at: EpochSeconds
     """When it was created, as Unix time in seconds."""
-    updated_at: int
+    updated_at: EpochSeconds
     """When it was last changed, as Unix time in seconds."""
 
 
-class DecideRefund(ApiModel):
+class DecideRefund(ApiBody):
     """A decision on a refund case."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     note: Note
     """Reason for the decision, 1 to 2,000 characters, which the tenant can read."""
 
 
-class Adjust(ApiModel):
+class Adjust(ApiBody):
     """A correction of a tenant's bill."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     tenant: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     """Id of the tenant."""
@@ -402,7 +394,7 @@ class TrialBalance(ApiModel):
     """Balances by account, in micro-dollars."""
     receivables: dict[str, int]
     """What each tenant owes by tenant id, in micro-dollars."""
-    total_micros: int
+    total_micros: int = Field(validation_alias="total")
     """Sum of all accounts in micro-dollars; zero if the ledger balances."""
 
 

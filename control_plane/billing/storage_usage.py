@@ -59,11 +59,10 @@ def sample_due(platform: Platform, *, budget_s: float = BUDGET_S) -> int:
 def measured(platform: Platform, tenant: str) -> dict[str, int]:
     """Return the bytes of `tenant` by class, now."""
     found = dict.fromkeys(CLASSES, 0)
+    kept = sa.select(sa.func.sum(files.c.bytes)).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
+    ready = sa.select(sa.func.sum(exports.c.bytes)).where(exports.c.tenant_id == tenant, exports.c.status == "ready")
     with platform.engine.connect() as conn:
-        kept = files.c.tenant_id == tenant, files.c.deleted_at.is_(None)
-        found["files"] = int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(files.c.bytes), 0)).where(*kept)).scalar_one())
-        ready = exports.c.tenant_id == tenant, exports.c.status == "ready"
-        found["exports"] = int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(exports.c.bytes), 0)).where(*ready)).scalar_one())
+        found |= {kind: int(conn.execute(query).scalar() or 0) for kind, query in (("files", kept), ("exports", ready))}
     for directory, kind in LISTED.items():
         found[kind] += sum(info.size_bytes for info in platform.objects.list(f"{layout.tenant_prefix(tenant)}/{directory}"))
     return found
@@ -78,7 +77,7 @@ def entry(tenant: str, tier: str, day: date, stored: dict[str, int], book: Price
     of_tier = held.tiers[tier]
     detail: dict[str, Any] = {
         "bytes": stored, "stored_bytes": whole, "allowance_bytes": of_tier.storage_allowance_bytes, "tier": tier,
-        "tier_percent": of_tier.storage_percent, "micros_per_gib_month": held.storage_micros_per_gib_month, "days_in_month": days,
+        "tier_percent": of_tier.storage_percent, "micros_per_gib_month": held.storage.micros_per_gib_month, "days_in_month": days,
         "prices_of": held.valid_from.isoformat(),
     }  # fmt: skip
     return Entry(id=storage_id(tenant, day), kind="storage", amount_micros=amount, list_micros=amount, occurred_at=at, detail=detail)

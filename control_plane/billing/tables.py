@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -72,6 +77,22 @@ refund_cases = sa.Table(
     sa.Index("ix_refund_cases_pending", "created_at", postgresql_where=sa.text("state = 'pending'")),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RefundCase:
+    id: str
+    tenant_id: str
+    job_id: str
+    attempt: int
+    amount_micros: int
+    outcome: str
+    state: Literal["pending", "granted", "refused"]
+    decided_by: str | None
+    note: str | None
+    created_at: datetime
+    decided_at: datetime | None
+
+
 storage_samples = sa.Table(
     "storage_samples", metadata,
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
@@ -93,6 +114,18 @@ invoices = sa.Table(
 )  # fmt: skip
 """Issued once, when the month is over and settled; append-only. Later entries are on a later invoice."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IssuedInvoice:
+    id: str
+    month: str
+    total_micros: int
+    document: Mapping[str, Any]
+    sha256: str
+    issued_at: datetime
+    status: Literal["issued"] = "issued"
+
+
 invoice_entries = sa.Table(
     "invoice_entries", metadata,
     sa.Column("entry_id", sa.Text, sa.ForeignKey("ledger_entries.id"), primary_key=True),
@@ -111,6 +144,23 @@ budgets = sa.Table(
     timestamp("created_at"), timestamp("updated_at"),
     sa.UniqueConstraint("tenant_id", "name"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """A budget and its state this month."""
+
+    id: str
+    name: str
+    limit_micros: int
+    thresholds: tuple[int, ...]
+    created_at: datetime
+    updated_at: datetime
+    spent_micros: int
+    """Entries of the month, plus running attempts."""
+    alerted: tuple[int, ...]
+    """Thresholds already reported this month."""
+
 
 budget_alerts = sa.Table(
     "budget_alerts", metadata,

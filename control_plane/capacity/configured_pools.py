@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any
 
 import sqlalchemy as sa
-import yaml
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from control_plane.billing import prices
-from control_plane.billing.prices import PRICINGS
+from control_plane.billing.prices import Pricing
 from control_plane.capacity import gpu_devices
-from control_plane.capacity.pools import JOB_CLASSES, Node, Packing, Pool, largest_gang, local_pool, taking
+from control_plane.capacity.pools import JOB_CLASSES, JobClass, Node, Packing, Pool, largest_gang, local_pool, taking
 from control_plane.capacity.tables import node_drains
+from control_plane.platform import yaml_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest, Unavailable
@@ -44,89 +45,119 @@ MAX_NODES = 10_000
 """Ten times the 1,000 nodes at which decisions are measured."""
 WIDEST = COUNTS[-1]
 """Jobs request at most this many, so no default is wider."""
-W = TypeVar("W", bound=str)
-POOL_FIELDS = ("name", "gpu_type", "nodes", "takes", "packing", "pricing", "reserved_gpus", "max_gpus_per_job")
-NODE_FIELDS = ("name", "count", "gpus", "prefix", "fabric", "nodes_per_fabric")
+Whole = Annotated[int, Field(strict=True, ge=0)]
+EXACTLY = ConfigDict(extra="forbid")
+
+
+def _name(form: re.Pattern[str], allowed: str) -> AfterValidator:
+    def check(name: str) -> str:
+        if not form.fullmatch(name):
+            raise ValueError(f"use {allowed}")
+        return name
+
+    return AfterValidator(check)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Nodes:
+    """One node by name, or several by count."""
+
+    __pydantic_config__ = EXACTLY
+
+    gpus: Annotated[Whole, Field(ge=1, le=MAX_NODE_GPUS)]
+    name: Annotated[str, _name(NODE_NAME, "a host name of at most 63 characters")] | None = None
+    count: Annotated[Whole, Field(ge=1, le=MAX_NODES)] | None = None
+    prefix: Annotated[str, _name(NODE_NAME, "the start of a host name")] | None = None
+    fabric: Annotated[str, _name(FABRIC_NAME, "lower-case letters, digits, '-' and '.', at most 50")] | None = None
+    nodes_per_fabric: Annotated[Whole, Field(le=MAX_NODES)] = 0
+
+    def __post_init__(self) -> None:
+        if self.name is None and self.count is None:
+            raise ValueError("it has neither name nor count; write name for one node, or count for several")
+        if self.name is not None and (self.count or self.prefix or self.nodes_per_fabric):
+            raise ValueError("it has both name and count, prefix or nodes_per_fabric; write name for one node, or count for several")
+        if self.nodes_per_fabric and self.fabric is None:
+            raise ValueError(
+                f"nodes_per_fabric is {self.nodes_per_fabric} without a fabric; name what the fabrics are called: fabric: rail"
+            )
+
+    def named(self, pool: str, given: Counter[str]) -> list[Node]:
+        """Return a named node as it is, and counted ones as PREFIX-0, PREFIX-1, ...; numbering continues across groups."""
+        fabric, each = self.fabric or "", self.nodes_per_fabric
+        if self.count is None:
+            return [Node(name=self.name or "", num_gpus=self.gpus, fabric=fabric)]
+        prefix = self.prefix or pool
+        first = given[prefix]
+        given[prefix] += self.count
+        called = [f"{fabric}-{i // each}" if each else fabric for i in range(self.count)]
+        return [Node(name=f"{prefix}-{first + i}", num_gpus=self.gpus, fabric=name) for i, name in enumerate(called)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pool:
+    """A pool as its file describes it."""
+
+    __pydantic_config__ = EXACTLY
+
+    name: Annotated[str, _name(POOL_NAME, "lower-case letters, digits and '-', a letter first, at most 30")]
+    gpu_type: str
+    nodes: Annotated[list[_Nodes], Field(min_length=1)]
+    takes: frozenset[JobClass] = frozenset()
+    packing: Packing = "dense"
+    pricing: Pricing = "on_demand"
+    reserved_gpus: Whole = 0
+    max_gpus_per_job: Annotated[Whole, Field(ge=1)] | None = None
+
+    def pool(self, gpu_types: Collection[str]) -> Pool:
+        """Return the pool; ``ValueError`` if it has a type of GPU that is not in `gpu_types`, or its numbers do not fit its nodes."""
+        given: Counter[str] = Counter()
+        nodes = tuple(node for group in self.nodes for node in group.named(self.name, given))
+        total, gang = sum(n.num_gpus for n in nodes), largest_gang(nodes)
+        if self.gpu_type not in gpu_types:
+            raise ValueError(f"gpu_type is {self.gpu_type!r}; use one of {', '.join(sorted(gpu_types))}")
+        if len(nodes) > MAX_NODES:
+            raise ValueError(f"nodes are {len(nodes)}, at most {MAX_NODES} make a pool; split it")
+        if self.reserved_gpus > total:
+            raise ValueError(f"reserved_gpus is {self.reserved_gpus}, and its nodes have {total} GPUs; write {total} or fewer")
+        if self.max_gpus_per_job is not None and self.max_gpus_per_job > gang:
+            raise ValueError(
+                f"max_gpus_per_job is {self.max_gpus_per_job}, and the widest gang that its nodes hold (one node, or equal nodes of one "
+                f"fabric) has {gang} GPUs; write {gang} or fewer, or give the nodes one fabric"
+            )
+        return Pool(
+            name=self.name, nodes=nodes, gpu_type=self.gpu_type, max_gpus_per_job=self.max_gpus_per_job or min(gang, WIDEST),
+            reserved_gpus=self.reserved_gpus, pricing=self.pricing, takes=self.takes, packing=self.packing,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _File:
+    __pydantic_config__ = EXACTLY
+
+    pools: Annotated[list[_Pool], Field(min_length=1)]
 
 
 def load(path: Path, *, gpu_types: Collection[str]) -> tuple[Pool, ...]:
     """Return the pools in `path`; ``ValueError`` names the wrong entry."""
-    try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ValueError(f"the pools in {path} cannot be read: {e}; FT_POOLS names that file") from e
-    return parse(body, gpu_types=gpu_types, origin=str(path))
+    return _checked(yaml_files.read(path, TypeAdapter(_File), setting="FT_POOLS"), gpu_types, str(path))
 
 
 def parse(body: Any, *, gpu_types: Collection[str], origin: str = "pools") -> tuple[Pool, ...]:
     """Return the pools that `body` describes. `gpu_types`: those that the memory estimate and the price list know."""
-    fields = _fields(body, origin, ("pools",))
-    entries = _list(fields.get("pools"), f"{origin}: pools", "describe at least one pool")
-    pools = tuple(_pool(entry, f"{origin}: pools[{i}]", gpu_types) for i, entry in enumerate(entries))
+    return _checked(yaml_files.parse(body, TypeAdapter(_File), origin=origin), gpu_types, origin)
+
+
+def _checked(file: _File, gpu_types: Collection[str], origin: str) -> tuple[Pool, ...]:
+    pools = []
+    for i, described in enumerate(file.pools):
+        try:
+            pools.append(described.pool(gpu_types))
+        except ValueError as error:
+            raise ValueError(f"{origin}: pools[{i}].{error}") from None
     _check_unique([p.name for p in pools], f"{origin}: pool")
     _check_unique([n.name for p in pools for n in p.nodes], f"{origin}: node")
     _check_classes(pools, origin)
-    return pools
-
-
-def _pool(body: Any, where: str, gpu_types: Collection[str]) -> Pool:
-    fields = _fields(body, where, POOL_FIELDS, needed=("name", "gpu_type", "nodes"))
-    name = _name(fields["name"], POOL_NAME, f"{where}.name", "lower-case letters, digits and '-', a letter first, at most 30")
-    groups = _list(fields["nodes"], f"{where}.nodes", "describe at least one node")
-    nodes = _nodes(groups, f"{where}.nodes", pool=name)
-    total, gang = sum(n.num_gpus for n in nodes), largest_gang(nodes)
-    widest = _whole(fields.get("max_gpus_per_job", min(gang, WIDEST)), 1, 10**6, f"{where}.max_gpus_per_job")
-    if widest > gang:
-        raise ValueError(
-            f"{where}.max_gpus_per_job is {widest}, and the widest gang that its nodes hold (one node, or equal nodes of one fabric) has "
-            f"{gang} GPUs; write {gang} or fewer, or give the nodes one fabric"
-        )
-    return Pool(
-        name=name,
-        nodes=nodes,
-        gpu_type=_word(fields["gpu_type"], sorted(gpu_types), f"{where}.gpu_type"),
-        max_gpus_per_job=widest,
-        reserved_gpus=_whole(fields.get("reserved_gpus", 0), 0, total, f"{where}.reserved_gpus"),
-        pricing=_word(fields.get("pricing", "on_demand"), PRICINGS, f"{where}.pricing"),
-        takes=_classes(fields.get("takes", []), f"{where}.takes"),
-        packing=_word(fields.get("packing", "dense"), get_args(Packing), f"{where}.packing"),
-    )
-
-
-def _nodes(groups: list[Any], where: str, *, pool: str) -> tuple[Node, ...]:
-    """Return named nodes as they are, and counted ones as PREFIX-0, PREFIX-1, ...; numbering continues across groups with the same
-    prefix."""
-    made: list[Node] = []
-    given: Counter[str] = Counter()
-    for i, group in enumerate(groups):
-        made += _group(group, f"{where}[{i}]", pool, given)
-    if len(made) > MAX_NODES:
-        raise ValueError(f"{where} are {len(made)} nodes, at most {MAX_NODES} make a pool; split it")
-    return tuple(made)
-
-
-def _group(body: Any, where: str, pool: str, given: Counter[str]) -> list[Node]:
-    fields = _fields(body, where, NODE_FIELDS, needed=("gpus",))
-    gpus = _whole(fields["gpus"], 1, MAX_NODE_GPUS, f"{where}.gpus")
-    fabric = fields.get("fabric", "")
-    if fabric != "":
-        fabric = _name(fabric, FABRIC_NAME, f"{where}.fabric", "lower-case letters, digits, '-' and '.', at most 50")
-    if "name" in fields:
-        if other := [n for n in ("count", "prefix", "nodes_per_fabric") if n in fields]:
-            raise ValueError(f"{where} has both name and {other[0]}; write name for one node, or count for several")
-        name = _name(fields["name"], NODE_NAME, f"{where}.name", "a host name of at most 63 characters")
-        return [Node(name=name, num_gpus=gpus, fabric=fabric)]
-    if "count" not in fields:
-        raise ValueError(f"{where} has neither name nor count; write name for one node, or count for several")
-    count = _whole(fields["count"], 1, MAX_NODES, f"{where}.count")
-    each = _whole(fields.get("nodes_per_fabric", 0), 0, MAX_NODES, f"{where}.nodes_per_fabric")
-    if each and not fabric:
-        raise ValueError(f"{where}.nodes_per_fabric is {each} without a fabric; name what the fabrics are called: fabric: rail")
-    prefix = _name(fields.get("prefix", pool), NODE_NAME, f"{where}.prefix", "the start of a host name")
-    first = given[prefix]
-    given[prefix] += count
-    called = [f"{fabric}-{i // each}" if each else fabric for i in range(count)]
-    return [Node(name=f"{prefix}-{first + i}", num_gpus=gpus, fabric=called[i]) for i in range(count)]
+    return tuple(pools)
 
 
 def _check_unique(names: list[str], what: str) -> None:
@@ -134,7 +165,7 @@ def _check_unique(names: list[str], what: str) -> None:
         raise ValueError(f"{what} {twice[0]} appears {names.count(twice[0])} times; give each a unique name")
 
 
-def _check_classes(pools: tuple[Pool, ...], origin: str) -> None:
+def _check_classes(pools: Sequence[Pool], origin: str) -> None:
     for kind in JOB_CLASSES:
         found = taking(pools, kind)
         for other in found[1:]:
@@ -148,47 +179,6 @@ def _check_classes(pools: tuple[Pool, ...], origin: str) -> None:
                 f"{origin}: class {kind} is taken by spot pool {found[0].name} alone, and jobs preempted there could not resume elsewhere; "
                 f"add {kind} to the `takes` of a pool that is on demand or reserved, or take it out here"
             )
-
-
-def _classes(value: Any, where: str) -> frozenset[str]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where} is {value!r}; write a list of {', '.join(JOB_CLASSES)}, or leave it out to take all")
-    return frozenset(_word(one, JOB_CLASSES, f"{where}[{i}]") for i, one in enumerate(value))
-
-
-def _fields(body: Any, where: str, known: tuple[str, ...], *, needed: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    if not isinstance(body, dict):
-        raise ValueError(f"{where} is {type(body).__name__}, not a mapping; it has {', '.join(known)}")
-    if unknown := [name for name in body if name not in known]:
-        raise ValueError(f"{where}: {str(unknown[0])[:80]} is unknown; it has {', '.join(known)}")
-    if missing := [name for name in needed if name not in body]:
-        raise ValueError(f"{where}: {missing[0]} is missing; it needs {', '.join(needed)}")
-    return body
-
-
-def _list(value: Any, where: str, needed: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{where} is {value!r}; {needed}")
-    return value
-
-
-def _whole(value: Any, least: int, most: int, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ValueError(f"{where} is {str(value)[:80]!r}; it is a whole number in {least}..{most}")
-    return value
-
-
-def _word(value: Any, words: Collection[W], where: str) -> W:
-    for word in words:
-        if value == word:
-            return word
-    raise ValueError(f"{where} is {str(value)[:80]!r}; use one of {', '.join(words)}")
-
-
-def _name(value: Any, form: re.Pattern[str], where: str, reported: str) -> str:
-    if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError(f"{where} is {str(value)[:80]!r}; use {reported}")
-    return value
 
 
 def configured(settings: Settings, at: datetime) -> list[Pool]:

@@ -95,9 +95,13 @@ def render(pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[Manifest]:
     if not found:
         raise ValueError("no pool has GPUs of a cluster: all are slots of this machine; describe the cluster's in the file of FT_POOLS")
     priorities = [_priority(tier) for tier in TIERS]
-    topologies = [_topology(name, levels) for name, levels in sorted({_topology_of(p) for p in found})]
+    topologies = [
+        _object("Topology", name, {"levels": [{"nodeLabel": level} for level in levels]})
+        for name, levels in sorted({_topology_of(p) for p in found})
+    ]
+    cohorts = [_object("Cohort", p.name, {}) for p in found]
     queues = [_cluster_queue(p, tier, gpus) for p in found for tier, gpus in nominal(p, held).items()]
-    return [*priorities, *topologies, *map(_flavor, found), *map(_cohort, found), *queues]
+    return [*priorities, *topologies, *map(_flavor, found), *cohorts, *queues]
 
 
 def render_tenant(tenant: str, tier: str, pools: Sequence[Pool]) -> list[Manifest]:
@@ -117,7 +121,7 @@ def render_tenant(tenant: str, tier: str, pools: Sequence[Pool]) -> list[Manifes
 def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
     """Return the nodes with the labels that flavors and topologies select."""
     return [
-        (n.name, {POOL_LABEL: p.name, GPU_LABEL: p.gpu_type} | ({FABRIC_LABEL: _fabric(p, n.fabric)} if _has_fabrics(p) else {}))
+        (n.name, {POOL_LABEL: p.name, GPU_LABEL: p.gpu_type} | ({FABRIC_LABEL: n.fabric or f"{p.name}-other"} if _has_fabrics(p) else {}))
         for p in on_cluster(pools)
         for n in p.nodes
     ]
@@ -178,16 +182,8 @@ def _has_fabrics(pool: Pool) -> bool:
     return any(n.fabric for n in pool.nodes)
 
 
-def _fabric(pool: Pool, fabric: str) -> str:
-    return fabric or f"{pool.name}-other"
-
-
 def _topology_of(pool: Pool) -> tuple[str, tuple[str, ...]]:
     return ("ft-fabrics", (FABRIC_LABEL, HOST_LABEL)) if _has_fabrics(pool) else ("ft-nodes", (HOST_LABEL,))
-
-
-def _topology(name: str, levels: Sequence[str]) -> Manifest:
-    return _object("Topology", name, {"levels": [{"nodeLabel": level} for level in levels]})
 
 
 def _flavor(pool: Pool) -> Manifest:
@@ -197,10 +193,6 @@ def _flavor(pool: Pool) -> Manifest:
     labels = {POOL_LABEL: pool.name, GPU_LABEL: pool.gpu_type}
     spec = {"nodeLabels": labels, "topologyName": _topology_of(pool)[0], "tolerations": tolerated}
     return _object("ResourceFlavor", flavor_name(pool), spec)
-
-
-def _cohort(pool: Pool) -> Manifest:
-    return _object("Cohort", pool.name, {})
 
 
 def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:

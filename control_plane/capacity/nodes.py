@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from control_plane.capacity import configured_pools
+from control_plane.capacity.configured_pools import planned
 from control_plane.capacity.pools import Node, Pool
-from control_plane.capacity.tables import node_drains
+from control_plane.capacity.tables import Drain, node_drains
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many
 from control_plane.queue.tables import reservations
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.storable_text import check_storable
@@ -50,39 +49,36 @@ class NodeView:
 def list_nodes(platform: Platform) -> list[NodeView]:
     """Return every node, by pool, in the order of the configuration."""
     with platform.engine.connect() as conn:
-        drains = _drains(conn)
+        drains = {drain.node: drain for drain in many(conn, sa.select(node_drains), Drain)}
         held = _held(conn)
-    found = [(pool, node) for pool in configured_pools.planned(platform) for node in pool.nodes]
-    return [_view(pool, node, drains.get(node.name), held.get(node.name, [])) for pool, node in found]
+    return [_view(pool, node, drains.get(node.name), held[node.name]) for pool in planned(platform) for node in pool.nodes]
+
+
+def get(platform: Platform, name: str) -> NodeView:
+    """Return one node; ``NotFound`` if no pool has it."""
+    for node in list_nodes(platform):
+        if node.name == name:
+            return node
+    raise NotFound(f"no pool has a node {name[:80]!r}; `ft admin nodes list` lists them", code="node_not_found", param="node")
 
 
 def drain(platform: Platform, name: str, *, reason: str, by: str) -> NodeView:
     """Place nothing new on node `name` from the next cycle on; draining it again changes the reason."""
-    _existing(platform, name)
+    get(platform, name)
     check_storable(reason, "reason")
     if not 1 <= len(reason) <= MAX_REASON_CHARS:
         raise InvalidRequest(f"reason has {len(reason)} characters; 1 to {MAX_REASON_CHARS} are allowed", param="reason")
     made = insert(node_drains).values(node=name, reason=reason, drained_by=by, drained_at=platform.clock())
-    changed = made.on_conflict_do_update(index_elements=["node"], set_={"reason": reason})
     with platform.engine.begin() as conn:
-        conn.execute(changed)
+        conn.execute(made.on_conflict_do_update(index_elements=["node"], set_={"reason": reason}))
     return get(platform, name)
 
 
 def undrain(platform: Platform, name: str) -> NodeView:
     """Place jobs on node `name` again; does nothing if it is not drained."""
     with platform.engine.begin() as conn:
-        gone = conn.execute(sa.delete(node_drains).where(node_drains.c.node == name)).rowcount
-    if not gone:
-        _existing(platform, name)
+        conn.execute(sa.delete(node_drains).where(node_drains.c.node == name))
     return get(platform, name)
-
-
-def get(platform: Platform, name: str) -> NodeView:
-    """Return one node; ``NotFound`` if no pool has it."""
-    pool, node = _existing(platform, name)
-    with platform.engine.connect() as conn:
-        return _view(pool, node, _drains(conn).get(name), _held(conn).get(name, []))
 
 
 def held_gpus(conn: sa.Connection) -> dict[str, int]:
@@ -90,19 +86,7 @@ def held_gpus(conn: sa.Connection) -> dict[str, int]:
     return {node: sum(gpus) for node, gpus in _held(conn).items()}
 
 
-def _existing(platform: Platform, name: str) -> tuple[Pool, Node]:
-    for pool in configured_pools.planned(platform):
-        for node in pool.nodes:
-            if node.name == name:
-                return pool, node
-    raise NotFound(f"no pool has a node {name[:80]!r}; `ft admin nodes list` lists them", code="node_not_found", param="node")
-
-
-def _drains(conn: sa.Connection) -> Mapping[str, sa.RowMapping]:
-    return {row["node"]: row for row in conn.execute(sa.select(node_drains)).mappings()}
-
-
-def _held(conn: sa.Connection) -> Mapping[str, list[int]]:
+def _held(conn: sa.Connection) -> defaultdict[str, list[int]]:
     """Return each job's GPUs, by node."""
     query = sa.select(reservations.c.placement).where(reservations.c.released_at.is_(None))
     found: defaultdict[str, list[int]] = defaultdict(list)
@@ -112,9 +96,9 @@ def _held(conn: sa.Connection) -> Mapping[str, list[int]]:
     return found
 
 
-def _view(pool: Pool, node: Node, drained: Mapping[Any, Any] | None, held: list[int]) -> NodeView:
-    reported = {} if drained is None else {name: drained[name] for name in ("drained_at", "drained_by", "reason")}
+def _view(pool: Pool, node: Node, drained: Drain | None, held: list[int]) -> NodeView:
     return NodeView(
         name=node.name, pool=pool.name, gpu_type=pool.gpu_type, fabric=node.fabric, num_gpus=node.num_gpus, used_gpus=sum(held),
-        num_jobs=len(held), **{"drained_at": None, "drained_by": None, "reason": None} | reported,
+        num_jobs=len(held), drained_at=drained.drained_at if drained else None,
+        drained_by=drained.drained_by if drained else None, reason=drained.reason if drained else None,
     )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
+
 import sqlalchemy as sa
 
 from control_plane.platform.tables import metadata, timestamp
@@ -14,3 +17,11 @@ node_drains = sa.Table(
     timestamp("drained_at"),
 )  # fmt: skip
 """Nodes on which nothing new is placed; what runs there continues."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drain:
+    node: str
+    reason: str
+    drained_by: str
+    drained_at: datetime

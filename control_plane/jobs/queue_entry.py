@@ -20,6 +20,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.quotas import service as quotas
 from control_plane.serving.rollout import FAILED
+from control_plane.tenants.rules import Tenant
+from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, QuotaExceeded
 from ft_assets.training.cost_model import Cost
@@ -44,7 +46,7 @@ def mark_packed(
     """
     found = _finished(platform, tenant, job_id, spec)
     with platform.engine.begin() as conn:
-        owner = quotas.lock_tenant(conn, tenant)
+        owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id, tenant_id=tenant)
         waits = job["state"] == JobState.VALIDATING
         if waits and found is not None:
@@ -72,7 +74,7 @@ def mark_packed(
         promotions.undo_promotion(platform, found.before, found.promoted)  # it was cancelled meanwhile, or no server takes the adapter
 
 
-def _admitted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> bool:
+def _admitted(conn: Connection, owner: Tenant, job_id: str, gpu_seconds: float, now: datetime) -> bool:
     """Hold the counted time under the tenant's hard cap; returns False if it does not fit, and the job has failed."""
     refusal = quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)
     if refusal is None:

@@ -32,8 +32,8 @@ from control_plane.queue.status import view
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
 from control_plane.tenants.rules import Tenant
+from control_plane.tenants.service import find_tenant, refuse_suspended, refuse_while_deleted
 from control_plane.tenants.service import get as get_tenant
-from control_plane.tenants.service import refuse_suspended, refuse_while_deleted, tenant_of
 from control_plane.tenants.tables import tenants
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
@@ -96,11 +96,11 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
     requested = _resolved(platform, tenant, request)
     expected = _expected(platform, tenant, requested)
     with platform.engine.begin() as conn:
-        owner = quotas.lock_tenant(conn, tenant)
+        owner = find_tenant(conn, tenant, lock=True)
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
             return Submitted(_row(conn, tenant, replayed), created=False)
-        refuse_suspended(platform, tenant_of(owner))
+        refuse_suspended(platform, owner)
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
         done = duplicate_requests.finished_request(
@@ -109,14 +109,14 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
         if done is not None:
             duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
             return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
-        tier, now = request.tier or str(owner["tier"]), platform.clock()
+        tier, now = request.tier or owner.tier, platform.clock()
         usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
-        refusal = admit(tenant_of(owner), usage, _ask(requested, tier, expected.gpu_seconds))
+        refusal = admit(owner, usage, _ask(requested, tier, expected.gpu_seconds))
         if refusal is not None:
             raise _refused(refusal)
         job = _insert(conn, tenant, requested, tier=tier, dataset_id=dataset_id, now=now)
         quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
-        _tell_overage(conn, tenant_of(owner), usage.standing, job["id"], expected.gpu_seconds, now)
+        _tell_overage(conn, owner, usage.standing, job["id"], expected.gpu_seconds, now)
         duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
         return Submitted(job, created=True)
 
@@ -126,10 +126,10 @@ def check(platform: Platform, tenant: str, request: JobRequest) -> None:
     requested = _resolved(platform, tenant, request)
     expected = _expected(platform, tenant, requested)
     with platform.engine.connect() as conn:
-        owner = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
+        owner = find_tenant(conn, tenant)
         _trainable_files(conn, tenant, request)
-        ask = _ask(requested, request.tier or str(owner["tier"]), expected.gpu_seconds)
-        refusal = admit(tenant_of(owner), Usage(jobs_in_flight=0), ask)
+        ask = _ask(requested, request.tier or owner.tier, expected.gpu_seconds)
+        refusal = admit(owner, Usage(jobs_in_flight=0), ask)
     if refusal is not None:
         raise _refused(refusal)
 
@@ -187,10 +187,9 @@ def over_job_limit(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
     """Return those of these tenants that are suspended or at their limit of jobs in flight: a submission would be refused."""
     owned = (jobs.c.tenant_id == tenants.c.id) & jobs.c.state.not_in([s.value for s in FINAL])
     in_flight = sa.select(sa.func.count()).where(owned).correlate(tenants).scalar_subquery()
-    query = sa.select(tenants, in_flight.label("in_flight")).where(tenants.c.id.in_(tenant_ids))
+    refused = tenants.c.suspended_at.is_not(None) | (in_flight >= tenants.c.max_jobs_in_flight)
     with platform.engine.connect() as conn:
-        rows = conn.execute(query).mappings().all()
-    return {row["id"] for row in rows if row["suspended_at"] is not None or row["in_flight"] >= tenant_of(row).max_jobs_in_flight}
+        return set(conn.execute(sa.select(tenants.c.id).where(tenants.c.id.in_(tenant_ids), refused)).scalars())
 
 
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -246,15 +245,15 @@ def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
 def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Queue a paused job again; it resumes from its last checkpoint. A job paused by the hard cap needs room for the rest of it."""
     with platform.engine.begin() as conn:
-        owner = quotas.lock_tenant(conn, tenant)
-        refuse_suspended(platform, tenant_of(owner))
+        owner = find_tenant(conn, tenant, lock=True)
+        refuse_suspended(platform, owner)
         row = locked(conn, job_id, tenant_id=tenant)
         if row["state"] == JobState.PAUSING:
             raise Conflict(
                 f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
             )
         check_transition(job_id, JobState(row["state"]), JobState.QUEUED)
-        refusal = quotas.hold_again(conn, owner, row, platform.clock())
+        refusal = quotas.hold_again(conn, owner, job_id, platform.clock())
         if refusal is not None:
             raise _refused(refusal)
         transition(

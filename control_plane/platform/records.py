@@ -55,6 +55,13 @@ def one_or_none(conn: Connection, query: sa.Executable, of: type[R]) -> R | None
     return None if row is None else record(of, row)
 
 
+def one_or_raise(conn: Connection, query: sa.Executable, of: type[R], error: Exception) -> R:
+    """Return the only row of `query`; raises `error` if there is none."""
+    if (found := one_or_none(conn, query, of)) is None:
+        raise error
+    return found
+
+
 @cache
 def _converters(of: type[Any]) -> Mapping[str, Callable[[Any], Any]]:
     """Return what turns stored values into those of fields: enums and tuples."""

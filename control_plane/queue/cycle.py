@@ -127,9 +127,10 @@ def release(platform: Platform, job_id: str, attempt: int) -> None:
             .where(attempts.c.job_id == job_id, attempts.c.attempt == attempt, attempts.c.ended_at.is_(None))
             .values(outcome="internal", ended_at=now)
         )
-        job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one()
-        metering.report_lost(conn, job, attempt, outcome="internal", now=now)
-        metering.settle(conn, platform, job["tenant_id"], job_id, attempt)
+        tenant = conn.execute(sa.select(jobs.c.tenant_id).where(jobs.c.id == job_id)).scalar_one()
+        metered = metering.Metered(tenant_id=tenant, job_id=job_id, attempt=attempt)
+        metering.report_lost(conn, metered, outcome="internal", now=now)
+        metering.settle(conn, platform, metered)
 
 
 EXACT = 100

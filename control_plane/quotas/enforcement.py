@@ -6,8 +6,10 @@ Safe to repeat and to run twice at once: each job is moved under its lock, and e
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -20,13 +22,14 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import many
 from control_plane.quotas import rules as policy
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Standing, Threshold, month_of
 from control_plane.quotas.tables import quota_holds, quota_notices
 from control_plane.tenants.rules import Tenant
-from control_plane.tenants.service import tenant_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import TENANT, tenants
 from ft_assets.errors import FtError
 
 PAUSABLE = (JobState.PROVISIONING, JobState.RUNNING)
@@ -48,7 +51,7 @@ def enforce(platform: Platform) -> Round:
     """Notify tenants of limits they reached, pause jobs beyond a hard cap, and resume paused jobs that fit again."""
     now = platform.clock()
     with platform.engine.connect() as conn:
-        watched = [tenant_of(r) for r in conn.execute(_watched(now)).mappings()]
+        watched = many(conn, _watched(now), Tenant)
         at = quotas.standings(conn, [t.id for t in watched], now) if watched else {}
     notices, paused, resumed = 0, list[str](), list[str]()
     for tenant in watched:
@@ -63,13 +66,13 @@ def enforce(platform: Platform) -> Round:
     return Round(notices=notices, paused=paused, resumed=resumed)
 
 
-def _watched(now: datetime) -> sa.Select[tuple[str]]:
+def _watched(now: datetime) -> sa.Select[Any]:
     """Return tenants whose use may have changed: one of their jobs holds time, did recently, or waits for the cap."""
     held = sa.select(quota_holds.c.tenant_id).where(
         sa.or_(quota_holds.c.released_at.is_(None), quota_holds.c.released_at > now - quotas.METERING_LAG)
     )
     waiting = sa.select(jobs.c.tenant_id).where(jobs.c.state == JobState.PAUSED.value, jobs.c.reason == HARD_CAP_REACHED)
-    return sa.select(tenants).where(tenants.c.id.in_(sa.union(held, waiting))).order_by(tenants.c.id)
+    return sa.select(*TENANT).where(tenants.c.id.in_(sa.union(held, waiting))).order_by(tenants.c.id)
 
 
 def _tell(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> int:
@@ -106,15 +109,18 @@ def _publish(conn: Connection, tenant: Tenant, one: Threshold, at: Standing, mon
         f"{policy.hours(at.used_s)} GPU-hours are used this month: {one.percent} % of the {one.limit} limit of {one.gpu_hours:g} is "
         f"reached. {onward[0].upper()}{onward[1:].rstrip('.')}."
     )
-    running = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])).order_by(jobs.c.id)
-    for job_id in conn.execute(running).scalars().all():
+    for job_id in _pausable(conn, tenant):
         record(conn, job_id, Event(code="quota_threshold_reached", level="warn", message=message, data=data), now=now)
 
 
+def _pausable(conn: Connection, tenant: Tenant) -> Sequence[str]:
+    this = jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])
+    return conn.execute(sa.select(jobs.c.id).where(*this).order_by(jobs.c.id)).scalars().all()
+
+
 def _pause_running(platform: Platform, tenant: Tenant, at: Standing, now: datetime) -> list[str]:
-    query = sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant.id, jobs.c.state.in_([s.value for s in PAUSABLE])).order_by(jobs.c.id)
     with platform.engine.connect() as conn:
-        running = list(conn.execute(query).scalars())
+        running = _pausable(conn, tenant)
     detail = quotas.cap_reached(tenant, at, now)
     return [job_id for job_id in running if _pause(platform, job_id, detail, now)]
 
@@ -131,7 +137,7 @@ def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
             conn, job_id, JobState.PAUSING, code=HARD_CAP_REACHED, level="warn", message=message, now=now, stop_requested="pause",
             reason=HARD_CAP_REACHED, reason_detail=detail,
         )  # fmt: skip
-        quotas.release(conn, job_id, now)
+        quotas.release_all(conn, [job_id], now)
     return True
 
 
@@ -152,13 +158,11 @@ def _resume_paused(platform: Platform, tenant: str, now: datetime) -> list[str]:
 
 def _resume(platform: Platform, tenant: str, job_id: str, now: datetime) -> bool:
     with platform.engine.begin() as conn:
-        owner = quotas.lock_tenant(conn, tenant)
+        owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id)
         if job["state"] != JobState.PAUSED or job["reason"] != HARD_CAP_REACHED:
             return True  # another process has moved it
-        if owner["suspended_at"] is not None:
-            return False
-        if quotas.hold_again(conn, owner, job, now) is not None:
+        if owner.suspended_at is not None or quotas.hold_again(conn, owner, job_id, now) is not None:
             return False
         message = "The hard cap has room again: the job resumes from its checkpoint."
         until = now if job["started_at"] is None else job["capped_at"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class JobQuota(ApiModel):
@@ -48,7 +48,7 @@ class Quota(ApiModel):
     """Tier of the tenant: `free`, `standard` or `premium`."""
     month: str
     """Calendar month in UTC, as `yyyy-mm`."""
-    month_ends_at: int
+    month_ends_at: EpochSeconds
     """When the month ends and usage resets, as Unix time in seconds."""
     soft_gpu_hours: float | None
     """Soft limit in GPU-hours per month, beyond which usage is reported as overage; null if there is none."""

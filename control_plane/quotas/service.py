@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool
 
 from control_plane.attempts.tables import attempts
@@ -22,13 +22,14 @@ from control_plane.billing.tables import ledger_entries
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import columns, many, one_or_none
 from control_plane.queue.tables import reservations
 from control_plane.quotas import rules as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, HOUR_S, Month, Refusal, Standing, month_of
 from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
-from control_plane.tenants.service import tenant_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import TENANT, tenants
 
 METERING_LAG = timedelta(hours=1)
 """How long an ended attempt counts while it is missing in the ledger; one that is never entered is not billed."""
@@ -54,22 +55,35 @@ class JobQuota:
     """True if based on counted tokens, False for a first estimate."""
 
     def to_dict(self) -> dict[str, Any]:
-        left = quotas.left_s(self.tenant, self.standing)
         over = quotas.overage_s(self.tenant, self.standing, self.gpu_seconds)
         return {
-            "month": self.month.name,
-            "used_gpu_hours": in_hours(self.standing.used_s),
-            "held_gpu_hours": in_hours(self.standing.held_s),
-            "soft_gpu_hours": self.tenant.soft_gpu_hours,
-            "hard_gpu_hours": self.tenant.hard_gpu_hours,
-            "left_gpu_hours": None if left is None else in_hours(left),
+            **month_in_hours(self.tenant, self.month, self.standing),
             "job_gpu_hours": in_hours(self.gpu_seconds),
             "counted": self.counted,
             "fits": quotas.fits(self.tenant, self.standing, self.gpu_seconds) is None,
             "goes_into_overage": over > 0,
             "overage_gpu_hours": in_hours(over),
-            "on_hard_cap": on_hard_cap(self.tenant),
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleasedHold:
+    """The hold of a paused job, and its progress."""
+
+    gpu_seconds: float
+    counted: bool
+    step: int | None
+    total_steps: int | None
+    num_gpus: int
+    used_s: float
+
+    @property
+    def rest_s(self) -> float:
+        """What the job still needs: by its pace if it has made steps, else its hold less what it has used."""
+        step, total = self.step or 0, self.total_steps or 0
+        if self.used_s > 0 and 0 < step <= total:
+            return self.used_s * (total - step) / step
+        return max(self.gpu_seconds - self.used_s, LEAST_REST_S * self.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,18 +101,18 @@ def in_hours(gpu_seconds: float) -> float:
     return round(gpu_seconds / HOUR_S, 6)
 
 
-def on_hard_cap(tenant: Tenant) -> str:
-    """What happens at the hard cap, in words."""
-    return quotas.NO_HARD_CAP if tenant.hard_gpu_hours is None else quotas.ON_HARD_CAP
-
-
-def lock_tenant(conn: Connection, tenant: str) -> RowMapping:
-    """Lock the tenant's row until the transaction ends, so that no other process admits a job of this tenant.
-
-    Take it before locking any job. Rows that merely reference the tenant can still be written.
-    """
-    query = sa.select(tenants).where(tenants.c.id == tenant).with_for_update(key_share=True)
-    return conn.execute(query).mappings().one()
+def month_in_hours(tenant: Tenant, month: Month, at: Standing) -> dict[str, Any]:
+    """Return a month's limits and use in GPU-hours, by their names in the API."""
+    left = quotas.left_s(tenant, at)
+    return {
+        "month": month.name,
+        "soft_gpu_hours": tenant.soft_gpu_hours,
+        "hard_gpu_hours": tenant.hard_gpu_hours,
+        "used_gpu_hours": in_hours(at.used_s),
+        "held_gpu_hours": in_hours(at.held_s),
+        "left_gpu_hours": None if left is None else in_hours(left),
+        "on_hard_cap": quotas.NO_HARD_CAP if tenant.hard_gpu_hours is None else quotas.ON_HARD_CAP,
+    }
 
 
 def standing(conn: Connection, tenant: str, now: datetime, *, without: str | None = None) -> Standing:
@@ -120,7 +134,7 @@ def left(platform: Platform, tenant_ids: Collection[str]) -> dict[str, float | N
     if not tenant_ids:
         return {}
     with platform.engine.connect() as conn:
-        owners = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
+        owners = many(conn, _tenants(tenant_ids), Tenant)
         at = standings(conn, tenant_ids, platform.clock())
     return {owner.id: quotas.left_s(owner, at[owner.id]) for owner in owners}
 
@@ -132,7 +146,7 @@ def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
     capped = (jobs.c.state == JobState.PAUSED.value) & (jobs.c.reason == HARD_CAP_REACHED)
     counts = sa.select(sa.func.count(), sa.func.count().filter(capped)).where(jobs.c.tenant_id == tenant, live)
     with platform.engine.connect() as conn:
-        owner = tenant_of(conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one())
+        owner = find_tenant(conn, tenant)
         in_flight, paused = conn.execute(counts).one()
         now_at = standing(conn, tenant, now)
     return TenantQuota(tenant=owner, month=month_of(now), standing=now_at, jobs_in_flight=in_flight, paused_for_cap=paused)
@@ -140,70 +154,50 @@ def tenant_quota(platform: Platform, tenant: str) -> TenantQuota:
 
 def of_job(platform: Platform, tenant: str, job_id: str) -> JobQuota:
     """Return what an admitted job means for the month; nothing more if it is trained, or paused for the cap."""
+    held = sa.select(quota_holds.c.gpu_seconds, quota_holds.c.counted)
     with platform.engine.connect() as conn:
-        held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_(None))).first()
-        return _job_quota(
-            conn, tenant, platform.clock(), gpu_seconds=held.gpu_seconds if held else 0.0, counted=held is not None and held.counted,
-            without=job_id,
-        )  # fmt: skip
+        row = conn.execute(held.where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_(None))).one_or_none()
+    gpu_seconds, counted = row or (0.0, False)
+    return of_estimate(platform, tenant, gpu_seconds, counted=counted, without=job_id)
 
 
-def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool) -> JobQuota:
-    """Return what a job of `gpu_seconds` would mean for the month."""
+def of_estimate(platform: Platform, tenant: str, gpu_seconds: float, *, counted: bool, without: str | None = None) -> JobQuota:
+    """Return what a job of `gpu_seconds` would mean for the month; `without`: the job, if it exists."""
+    now = platform.clock()
     with platform.engine.connect() as conn:
-        return _job_quota(conn, tenant, platform.clock(), gpu_seconds=gpu_seconds, counted=counted)
-
-
-def _job_quota(
-    conn: Connection, tenant: str, now: datetime, *, gpu_seconds: float, counted: bool, without: str | None = None
-) -> JobQuota:  # fmt: skip
-    owner = tenant_of(conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one())
-    others = standing(conn, tenant, now, without=without)
+        owner, others = find_tenant(conn, tenant), standing(conn, tenant, now, without=without)
     return JobQuota(tenant=owner, month=month_of(now), standing=others, gpu_seconds=gpu_seconds, counted=counted)
 
 
 def hold(conn: Connection, tenant: str, job_id: str, gpu_seconds: float, *, counted: bool, now: datetime) -> None:
-    """Set the job's hold to `gpu_seconds`, replacing the previous one; call under :func:`lock_tenant`."""
+    """Set the job's hold to `gpu_seconds`, replacing the previous one; call with the tenant locked."""
     values = {"job_id": job_id, "tenant_id": tenant, "gpu_seconds": gpu_seconds, "counted": counted, "created_at": now}
     changed = {"gpu_seconds": gpu_seconds, "counted": counted, "released_at": None}
     conn.execute(insert(quota_holds).values(**values).on_conflict_do_update(index_elements=["job_id"], set_=changed))
 
 
-def hold_counted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: float, now: datetime) -> Refusal | None:
+def hold_counted(conn: Connection, owner: Tenant, job_id: str, gpu_seconds: float, now: datetime) -> Refusal | None:
     """Replace the first estimate by the counted time; returns a refusal, and changes nothing, if that is more and does not fit."""
     before = conn.execute(sa.select(quota_holds.c.gpu_seconds).where(quota_holds.c.job_id == job_id)).scalar() or 0.0
     if gpu_seconds > before:
-        refusal = quotas.fits(tenant_of(owner), standing(conn, owner["id"], now, without=job_id), gpu_seconds)
+        refusal = quotas.fits(owner, standing(conn, owner.id, now, without=job_id), gpu_seconds)
         if refusal is not None:
             return refusal
-    hold(conn, owner["id"], job_id, gpu_seconds, counted=True, now=now)
+    hold(conn, owner.id, job_id, gpu_seconds, counted=True, now=now)
     return None
 
 
-def hold_again(conn: Connection, owner: RowMapping, job: RowMapping, now: datetime) -> Refusal | None:
+def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> Refusal | None:
     """Hold the rest of a job whose hold was released when the cap paused it; a job that still has a hold keeps it."""
-    held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job["id"])).mappings().one_or_none()
-    if held is None or held["released_at"] is None:
+    used = _used_by(quota_holds.c.job_id, now).label("used_s")
+    query = sa.select(*columns(quota_holds, ReleasedHold), *columns(jobs, ReleasedHold), used).join(jobs, jobs.c.id == quota_holds.c.job_id)
+    held = one_or_none(conn, query.where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_not(None)), ReleasedHold)
+    if held is None:
         return None
-    used = float(conn.execute(sa.select(_used_by(sa.literal(job["id"]), now))).scalar_one())
-    rest = _rest(job, held["gpu_seconds"], used)
-    refusal = quotas.may_go_on(tenant_of(owner), standing(conn, owner["id"], now), rest)
+    refusal = quotas.may_go_on(owner, standing(conn, owner.id, now), held.rest_s)
     if refusal is None:
-        hold(conn, owner["id"], job["id"], used + rest, counted=held["counted"], now=now)
+        hold(conn, owner.id, job_id, held.used_s + held.rest_s, counted=held.counted, now=now)
     return refusal
-
-
-def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
-    """Return what a job still needs: by its pace if it has made steps, else its hold less what it has used."""
-    step, total = int(job["step"] or 0), int(job["total_steps"] or 0)
-    if used_s > 0 and 0 < step <= total:
-        return used_s * (total - step) / step
-    return max(expected_s - used_s, LEAST_REST_S * int(job["num_gpus"]))
-
-
-def release(conn: Connection, job_id: str, now: datetime) -> None:
-    """Release a job's hold."""
-    release_all(conn, [job_id], now)
 
 
 def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
@@ -220,13 +214,16 @@ def capped(conn: Connection, tenant_ids: Collection[str], now: datetime, *, num_
     """
     if not tenant_ids:
         return {}
-    rows = [tenant_of(r) for r in conn.execute(sa.select(tenants).where(tenants.c.id.in_(tenant_ids))).mappings()]
-    having = [t for t in rows if t.hard_gpu_hours is not None]
+    having = [t for t in many(conn, _tenants(tenant_ids), Tenant) if t.hard_gpu_hours is not None]
     known = _SEEN.setdefault(conn.engine.pool, {})
     due = [t.id for t in having if t.id not in known or not known[t.id].is_current(t, now, num_gpus)]
     if due:
         known.update({tenant: _Seen(at=now, standing=at) for tenant, at in standings(conn, due, now).items()})
     return {t.id: cap_reached(t, known[t.id].standing, now) for t in having if quotas.at_cap(t, known[t.id].standing)}
+
+
+def _tenants(ids: Collection[str]) -> sa.Select[Any]:
+    return sa.select(*TENANT).where(tenants.c.id.in_(ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,15 +309,9 @@ def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
 
 def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
     """Return the share of an ended attempt that ran after `begins`; all of it if it was entered without times."""
-    started, ended = (_time_ms(entry, name) for name in ("started", "ended"))
+    started, ended = (sa.cast(entry.c.detail[name].astext, sa.Float) for name in ("started_ms", "ended_ms"))
     after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
     return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both ignore nulls
-
-
-def _time_ms(entry: sa.FromClause, name: str) -> sa.ColumnElement[float]:
-    """A time of an entry's detail; entries of the first format have it in seconds."""
-    ms, s = (sa.cast(entry.c.detail[f"{name}_{unit}"].astext, sa.Float) for unit in ("ms", "at"))
-    return sa.func.coalesce(ms, s * 1000.0)
 
 
 def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:

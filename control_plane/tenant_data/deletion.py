@@ -23,23 +23,24 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import Search
+from control_plane.platform.records import columns, one, one_or_raise, record
 from control_plane.platform.transfer import FAILURES
 from control_plane.tenant_data import erasure
-from control_plane.tenant_data.tables import deletion_objects, deletion_requests, deletions
+from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, deletion_requests, deletions
 from ft_assets.errors import Conflict, FtError, NotFound
 from ft_assets.storable_text import printable
 from ft_assets.training.spec import canonical_json
@@ -54,7 +55,7 @@ RECORDS_S = 20.0
 """Separate time limit per pass for deleting records of another system, because the search before it may use up the whole pass."""
 CHAIN_LOCK = 0x66745F64
 """Advisory lock of the transaction that appends to the chain."""
-CHAINED = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "proof", "requested_at", "done_at", "previous_sha256")
+REQUESTED = columns(deletion_requests, Deletion)
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Chain:
 
 def request(
     conn: Connection, *, tenant: str, kind: str, subject: str, reason: str, requested_by: str, now: datetime
-) -> RowMapping:  # fmt: skip
+) -> Deletion:  # fmt: skip
     """Request a deletion; returns the open one if there is one."""
     if not reason.strip():
         raise Conflict("a deletion needs a reason, which is kept in its proof; give one", code="reason_missing", param="reason")
@@ -86,7 +87,7 @@ def request(
     }  # fmt: skip
     conn.execute(insert(deletion_requests).values(values).on_conflict_do_nothing())
     same = (deletion_requests.c.subject_kind == kind) & (deletion_requests.c.subject_id == subject)
-    return conn.execute(sa.select(deletion_requests).where(same, deletion_requests.c.done_at.is_(None))).mappings().one()
+    return one(conn, sa.select(*REQUESTED).where(same, deletion_requests.c.done_at.is_(None)), Deletion)
 
 
 def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
@@ -107,8 +108,8 @@ def carry_out_all(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str
 def carry_out(platform: Platform, deletion_id: str, *, until: float | None = None, servers: erasure.Servers | None = None) -> bool:
     """Continue a deletion; returns whether it is done. What it waits for is written to its row."""
     with platform.engine.connect() as conn:
-        requested = conn.execute(sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id)).mappings().one()
-    if requested["done_at"] is not None:
+        requested = one(conn, sa.select(*REQUESTED).where(deletion_requests.c.id == deletion_id), Deletion)
+    if requested.done_at is not None:
         return True
     try:
         until = time.monotonic() + BUDGET_S if until is None else until
@@ -127,24 +128,24 @@ def carry_out(platform: Platform, deletion_id: str, *, until: float | None = Non
     return False
 
 
-def _go_on(platform: Platform, requested: RowMapping, until: float, servers: erasure.Servers) -> str | None:
+def _go_on(platform: Platform, requested: Deletion, until: float, servers: erasure.Servers) -> str | None:
     """Return None once the proof is stored; else what is left to do."""
     subject = erasure.subject_of(requested)
     subject.withdraw(platform)
     if (needed := subject.needed_by(platform, servers)) is not None:
         raise NotYet(needed)
     for _ in range(3):  # objects that appeared meanwhile are deleted, too
-        if not _take_stock(platform, requested["id"], subject, until):
+        if not _take_stock(platform, requested.id, subject, until):
             return "reading its objects; the next round continues"
-        if not _delete(platform, requested["id"], until):
+        if not _delete(platform, requested.id, until):
             return "deleting its objects; the next round continues"
-        _remove_directories(platform, requested["id"], subject.directories(platform))
+        _remove_directories(platform, requested.id, subject.directories(platform))
         if next(iter(subject.keys(platform)), None) is None:
             searches, erased = _erase_records(platform, requested, subject)
             left = [f"{search.store}: {', '.join(search.found[:5])}" for search in searches if search.found]
             if left:
                 return f"records of the tenant are left in {'; '.join(left)}; the next round continues"
-            look_at = _absent_since(platform, requested["id"], erased_now=erased) + subject.SETTLES
+            look_at = _absent_since(platform, requested.id, erased_now=erased) + subject.SETTLES
             if platform.clock() < look_at:
                 return f"nothing of it was found; a second look follows after {look_at:%Y-%m-%d %H:%M:%S} UTC"
             _conclude(platform, requested, subject, searches)
@@ -152,16 +153,16 @@ def _go_on(platform: Platform, requested: RowMapping, until: float, servers: era
     return "new objects appeared during the deletion; the next round continues"
 
 
-def _erase_records(platform: Platform, requested: RowMapping, subject: erasure.Subject) -> tuple[list[Search], bool]:
+def _erase_records(platform: Platform, requested: Deletion, subject: erasure.Subject) -> tuple[list[Search], bool]:
     """Delete records in other systems; returns what was searched afterwards, and whether something had to be deleted."""
     ids = subject.recorded_ids(platform) if platform.records else None
-    searches, erased, tenant = [], False, requested["tenant_id"]
+    searches, erased, tenant = [], False, requested.tenant_id
     for records in platform.records if ids is not None else ():
         search = records.search(tenant, ids or ())
         if search.found:
             counts = records.erase(tenant, ids or (), budget_s=RECORDS_S)
             if counts:
-                _note_removed(platform, requested["id"], {"store": records.name, **counts})
+                _note_removed(platform, requested.id, {"store": records.name, **counts})
             search, erased = records.search(tenant, ids or ()), True
         searches.append(search)
     return searches, erased
@@ -188,11 +189,7 @@ def _absent_since(platform: Platform, id_: str, *, erased_now: bool) -> datetime
 
 def _take_stock(platform: Platform, id_: str, subject: erasure.Subject, until: float) -> bool:
     """Record size and sha256 of every object before any is deleted; returns False if the time ran out."""
-    with platform.engine.connect() as conn:
-        mine = sa.select(deletion_objects.c.object_key).where(
-            deletion_objects.c.deletion_id == id_, deletion_objects.c.deleted_at.is_(None)
-        )
-        known = set(conn.execute(mine).scalars())
+    known = set(_left(platform, id_))
     for key in subject.keys(platform):
         if key in known:
             continue
@@ -220,25 +217,30 @@ def digest_of(platform: Platform, key: str) -> tuple[int, str]:
 
 
 def _delete(platform: Platform, id_: str, until: float) -> bool:
-    mine = (deletion_objects.c.deletion_id == id_) & deletion_objects.c.deleted_at.is_(None)
-    with platform.engine.connect() as conn:
-        keys = list(conn.execute(sa.select(deletion_objects.c.object_key).where(mine).order_by(deletion_objects.c.object_key)).scalars())
-    for some in _batched(keys, AT_A_TIME):
+    keys = _left(platform, id_)
+    for start in range(0, len(keys), AT_A_TIME):
+        some = keys[start : start + AT_A_TIME]
         for key in some:
             platform.objects.delete(key)
             if platform.objects.exists(key):
                 raise NotYet(f"object {key} still exists after its deletion")
         with platform.engine.begin() as conn:
-            these = sa.update(deletion_objects).where(mine, deletion_objects.c.object_key.in_(some))
+            these = sa.update(deletion_objects).where(_open(id_), deletion_objects.c.object_key.in_(some))
             conn.execute(these.values(deleted_at=platform.clock()))
         if time.monotonic() >= until:
             return False
     return True
 
 
-def _batched(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(keys), size):
-        yield keys[start : start + size]
+def _open(id_: str) -> sa.ColumnElement[bool]:
+    return (deletion_objects.c.deletion_id == id_) & deletion_objects.c.deleted_at.is_(None)
+
+
+def _left(platform: Platform, id_: str) -> Sequence[str]:
+    """Return the keys of the objects that are still to be deleted."""
+    query = sa.select(deletion_objects.c.object_key).where(_open(id_)).order_by(deletion_objects.c.object_key)
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalars().all()
 
 
 def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path]) -> None:
@@ -252,8 +254,8 @@ def _remove_directories(platform: Platform, id_: str, directories: Iterable[Path
         _note_removed(platform, id_, held)
 
 
-def _conclude(platform: Platform, requested: RowMapping, subject: erasure.Subject, searches: Sequence[Search]) -> None:
-    now, id_ = platform.clock(), requested["id"]
+def _conclude(platform: Platform, requested: Deletion, subject: erasure.Subject, searches: Sequence[Search]) -> None:
+    now, id_ = platform.clock(), requested.id
     mine = deletion_objects.c.deletion_id == id_
     with platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:id)"), {"id": CHAIN_LOCK})
@@ -262,47 +264,48 @@ def _conclude(platform: Platform, requested: RowMapping, subject: erasure.Subjec
         if done is not None:
             return
         order = (deletion_objects.c.object_key, deletion_objects.c.deleted_at, deletion_objects.c.sha256)
-        objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(*order)).mappings().all()
+        objects = conn.execute(sa.select(deletion_objects).where(mine).order_by(*order)).all()
         previous = conn.execute(sa.select(deletions.c.sha256).order_by(deletions.c.seq.desc()).limit(1)).scalar()
         rows = subject.erase(conn, now)
         proof = {
-            "requested_by": requested["requested_by"],
+            "requested_by": requested.requested_by,
             "objects": [
-                {
-                    "key": erasure.proven_key(o["object_key"]),
-                    "bytes": o["bytes"],
-                    "sha256": o["sha256"],
-                    "deleted_at": _as_text(o["deleted_at"]),
-                }
+                {"key": erasure.proven_key(o.object_key), "bytes": o.bytes, "sha256": o.sha256, "deleted_at": _as_text(o.deleted_at)}
                 for o in objects
             ],
             "num_objects": len(objects),
-            "bytes": sum(o["bytes"] for o in objects),
+            "bytes": sum(o.bytes for o in objects),
             "store": platform.objects.uri("tenants").removesuffix("/tenants"),
             "first_absent_at": _as_text(absent_at),
             "verified_absent_at": _as_text(now),
             "directories": [one for one in removed if "directory" in one],
             "rows": rows,
         }
-        if requested["subject_kind"] == TENANT:
+        if requested.subject_kind == TENANT:
             proof |= {
                 "records": [one for one in removed if "store" in one],
                 "searched": [{"store": s.store, "searched": list(s.searched), "found": len(s.found)} for s in searches],
                 "kept": [dict(one) for one in erasure.KEPT],
                 "not_inspected": [*erasure.NOT_INSPECTED, *(part for s in searches for part in s.not_searched)],
             }
-        kept = ("id", "tenant_id", "subject_kind", "subject_id", "reason", "requested_at")
-        row = {**{k: requested[k] for k in kept}, "proof": proof, "done_at": now, "previous_sha256": previous}
-        conn.execute(sa.insert(deletions).values(**row, sha256=chain_sha256(row)))
+        proven = Proof(
+            id=id_, tenant_id=requested.tenant_id, subject_kind=requested.subject_kind, subject_id=requested.subject_id,
+            reason=requested.reason, proof=proof, requested_at=requested.requested_at, done_at=now, previous_sha256=previous,
+        )  # fmt: skip
+        conn.execute(sa.insert(deletions).values(asdict(replace(proven, sha256=chain_sha256(proven)))))
         this = sa.update(deletion_requests).where(deletion_requests.c.id == id_)
         conn.execute(this.values(done_at=now, waiting_for=None))
         conn.execute(sa.delete(deletion_objects).where(mine))
 
 
-def chain_sha256(row: Mapping[Any, Any]) -> str:
+def chain_sha256(proof: Proof) -> str:
     """Digest of a proof together with its predecessor's sha256, as stored in the next one."""
-    body = {k: _as_text(row[k]) if isinstance(row[k], datetime) else row[k] for k in CHAINED}
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+    chained = {name: value for name, value in asdict(proof).items() if name != "sha256"}
+    return hashlib.sha256(canonical_json(_with_times(chained)).encode()).hexdigest()
+
+
+def _with_times(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _as_text(value) if isinstance(value, datetime) else value for name, value in record.items()}
 
 
 def _as_text(at: datetime | None) -> str | None:
@@ -313,40 +316,37 @@ def verify_chain(platform: Platform) -> Chain:
     """Recompute every proof's digest and compare it with the next proof."""
     broken, head, num = [], None, 0
     with platform.engine.connect() as conn:
-        rows = conn.execution_options(yield_per=100).execute(sa.select(deletions).order_by(deletions.c.seq)).mappings()
-        for row in rows:
-            if row["previous_sha256"] != head or chain_sha256(row) != row["sha256"]:
-                broken.append(row["id"])
-            head, num = row["sha256"], num + 1
+        query = sa.select(*columns(deletions, Proof)).order_by(deletions.c.seq)
+        for row in conn.execution_options(yield_per=100).execute(query).mappings():
+            proof = record(Proof, row)
+            if proof.previous_sha256 != head or chain_sha256(proof) != proof.sha256:
+                broken.append(proof.id)
+            head, num = proof.sha256, num + 1
     return Chain(num_deletions=num, head=head, broken=tuple(broken))
 
 
-def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
+def list_deletions(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[Deletion]:
     """Return the tenant's deletions, open and done, newest first."""
-    query = sa.select(deletion_requests).where(deletion_requests.c.tenant_id == tenant)
-    keys = (deletion_requests.c.requested_at, deletion_requests.c.id)
+    query, id_ = sa.select(*REQUESTED).where(deletion_requests.c.tenant_id == tenant), deletion_requests.c.id
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, id_column=deletion_requests.c.id, after=after, limit=limit, max_limit=100)
-
-
-def get(platform: Platform, tenant: str, deletion_id: str) -> Mapping[str, Any]:
-    """Return a deletion of the tenant, with its proof once it is done."""
-    with platform.engine.connect() as conn:
-        mine = sa.select(deletion_requests).where(deletion_requests.c.id == deletion_id, deletion_requests.c.tenant_id == tenant)
-        requested = conn.execute(mine).mappings().one_or_none()
-        proven = conn.execute(sa.select(deletions).where(deletions.c.id == deletion_id)).mappings().one_or_none()
-    if requested is None:
-        raise NotFound(
-            f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions", code="deletion_not_found", param="deletion_id"
+        return page(
+            conn, query, (deletion_requests.c.requested_at, id_), of=Deletion, id_column=id_, after=after, limit=limit, max_limit=100
         )
-    kept = (
-        dict.fromkeys(("proof", "sha256", "previous_sha256"))
-        if proven is None
-        else {k: proven[k] for k in ("proof", "sha256", "previous_sha256")}
+
+
+def get(platform: Platform, tenant: str, deletion_id: str) -> Deletion:
+    """Return a deletion of the tenant, with its proof once it is done."""
+    mine = deletion_requests.c.id == deletion_id, deletion_requests.c.tenant_id == tenant
+    query = (
+        sa.select(*REQUESTED, deletions.c.proof, deletions.c.sha256, deletions.c.previous_sha256)
+        .select_from(deletion_requests.outerjoin(deletions, deletions.c.id == deletion_requests.c.id))
+        .where(*mine)
     )
-    return {**{k: v for k, v in requested.items() if k not in ("removed", "absent_at")}, **kept}
+    message = f"no deletion {deletion_id[:80]!r}; list yours with GET /v1/deletions"
+    with platform.engine.connect() as conn:
+        return one_or_raise(conn, query, Deletion, NotFound(message, code="deletion_not_found", param="deletion_id"))
 
 
-def json_of(row: Mapping[str, Any]) -> str:
+def json_of(deletion: Deletion) -> str:
     """Return a deletion as a document; ``verify`` uses the same fields."""
-    return json.dumps({k: _as_text(v) if isinstance(v, datetime) else v for k, v in row.items()}, indent=1, ensure_ascii=False)
+    return json.dumps(_with_times(asdict(deletion)), indent=1, ensure_ascii=False)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import sqlalchemy as sa
 
 from control_plane.adapters.service import set_stage
@@ -12,6 +9,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.tenant_data import deletion
 from control_plane.tenant_data.erasure import AdapterFiles, Servers
+from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.stages import GRACE, Stage
 from ft_assets.errors import InvalidRequest
@@ -20,7 +18,7 @@ MAX_REASON_CHARS = 1000
 AT_A_TIME = 100
 
 
-def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str) -> Mapping[str, Any]:
+def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str, requested_by: str) -> Deletion:
     """Request the deletion of everything `tenant` has stored, now and until it is done; returns the open one if there is one.
 
     `confirm` is the tenant's id again, because a deletion cannot be undone.
@@ -35,10 +33,9 @@ def request_tenant(platform: Platform, tenant: str, *, confirm: str, reason: str
     if len(reason) > MAX_REASON_CHARS:
         raise InvalidRequest(f"reason has {len(reason)} characters, at most {MAX_REASON_CHARS} are kept", param="reason")
     with platform.engine.begin() as conn:
-        requested = deletion.request(
+        return deletion.request(
             conn, tenant=tenant, kind=deletion.TENANT, subject=tenant, reason=reason, requested_by=requested_by, now=platform.clock()
         )
-    return deletion.get(platform, tenant, requested["id"])
 
 
 def archive_due(platform: Platform, *, at_a_time: int = AT_A_TIME) -> list[str]:
@@ -68,7 +65,6 @@ def _archive(platform: Platform, tenant: str, adapter_id: str) -> str | None:
             return None
         set_stage(conn, adapter_id, Stage.ARCHIVED, archived_at=now)
         reason = f"deprecated at {deprecated_at:%Y-%m-%d %H:%M} UTC, and the {GRACE.days} days of grace are over"
-        requested = deletion.request(
+        return deletion.request(
             conn, tenant=tenant, kind=deletion.ADAPTER, subject=adapter_id, reason=reason, requested_by="retention", now=now
-        )
-    return str(requested["id"])
+        ).id

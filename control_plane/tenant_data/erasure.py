@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -36,6 +37,7 @@ from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
 from control_plane.serving.tables import deployments, model_routes, replica_adapters
+from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants.tables import audit_log, idempotency_keys
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
@@ -109,10 +111,10 @@ class Subject(Protocol):
         """Erase the texts in the database; returns rows changed or deleted, by table."""
 
 
-def subject_of(requested: Mapping[Any, Any]) -> Subject:
-    if requested["subject_kind"] == "adapter":
-        return AdapterFiles(tenant=requested["tenant_id"], id=requested["subject_id"])
-    return TenantData(tenant=requested["tenant_id"], id=requested["subject_id"])
+def subject_of(requested: Deletion) -> Subject:
+    if requested.subject_kind == "adapter":
+        return AdapterFiles(tenant=requested.tenant_id, id=requested.subject_id)
+    return TenantData(tenant=requested.tenant_id, id=requested.subject_id)
 
 
 def proven_key(key: str) -> str:
@@ -141,11 +143,11 @@ class AdapterFiles:
     def keys(self, platform: Platform) -> Iterator[str]:
         prefix, job_id = self._places(platform)
         reports = f"{prefix}/evaluations/"  # they document why it was served
-        yield from (info.key for info in platform.objects.list(prefix) if not info.key.startswith(reports))
-        for also in (f"{layout.job_prefix(self.tenant, job_id)}/final", f"{layout.tenant_prefix(self.tenant)}/exports/{self.id}"):
-            yield from (info.key for info in platform.objects.list(also))
-        for final in self._finals(platform, job_id):
-            yield from (info.key for info in platform.objects.list(final))
+        final, exported = f"{layout.job_prefix(self.tenant, job_id)}/final", f"{layout.tenant_prefix(self.tenant)}/exports/{self.id}"
+        finished = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.final)
+        elsewhere = [place for place in _column(platform, finished) if not place.startswith(f"{final}/")]
+        for place in (prefix, final, exported, *elsewhere):
+            yield from (info.key for info in platform.objects.list(place) if not info.key.startswith(reports))
 
     def directories(self, platform: Platform) -> Iterator[Path]:
         work = platform.settings.work_dir
@@ -171,13 +173,6 @@ class AdapterFiles:
             row = conn.execute(sa.select(adapters.c.object_prefix, adapters.c.job_id).where(adapters.c.id == self.id)).one()
         return str(row.object_prefix), str(row.job_id)
 
-    def _finals(self, platform: Platform, job_id: str) -> list[str]:
-        """Prefixes of finished checkpoints stored elsewhere than under ``final``."""
-        query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.final)
-        under = f"{layout.job_prefix(self.tenant, job_id)}/final/"
-        with platform.engine.connect() as conn:
-            return [prefix for prefix in conn.execute(query).scalars() if not prefix.startswith(under)]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TenantData:
@@ -189,38 +184,30 @@ class TenantData:
 
     def withdraw(self, platform: Platform) -> None:
         """Cancel running and waiting work, and withdraw every adapter. Nothing new can start, because files can no longer be named."""
-        with platform.engine.connect() as conn:
-            live = sa.select(jobs.c.id).where(jobs.c.tenant_id == self.tenant, jobs.c.state.not_in(FINAL))
-            open_sweeps = sa.select(sweeps_table.c.id).where(
-                sweeps_table.c.tenant_id == self.tenant, sweeps_table.c.submitted_at.is_(None)
-            )  # fmt: skip
-            served = sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant, adapters.c.stage == Stage.PRODUCTION.value)
-            found = [list(conn.execute(query).scalars()) for query in (open_sweeps, live, served)]
-        for sweep_id in found[0]:
-            _unless_over(sweeps.cancel, platform, self.tenant, sweep_id)
-        for job_id in found[1]:
-            _unless_over(jobs_service.cancel, platform, self.tenant, job_id)
+        for sweep_id in _column(platform, self._ids(sweeps_table).where(sweeps_table.c.submitted_at.is_(None))):
+            with suppress(Conflict):  # it has ended meanwhile
+                sweeps.cancel(platform, self.tenant, sweep_id)
+        for job_id in _column(platform, self._ids(jobs).where(jobs.c.state.not_in(FINAL))):
+            with suppress(Conflict):
+                jobs_service.cancel(platform, self.tenant, job_id)
         with platform.engine.begin() as conn:
             conn.execute(sa.delete(model_routes).where(model_routes.c.tenant_id == self.tenant))
             named = (files.c.tenant_id == self.tenant) & files.c.deleted_at.is_(None)
             conn.execute(sa.update(files).where(named).values(deleted_at=platform.clock()))
             conn.execute(sa.delete(exports).where(exports.c.tenant_id == self.tenant, exports.c.status == "queued"))
             _end_evaluations(conn, self.tenant, platform.clock())
-        for adapter_id in found[2]:
+        for adapter_id in _column(platform, self._ids(adapters).where(adapters.c.stage == Stage.PRODUCTION.value)):
             promotions.deprecate(platform, self.tenant, adapter_id)
 
     def needed_by(self, platform: Platform, servers: Servers) -> str | None:
-        held = sa.select(jobs.c.id).join(reservations, reservations.c.job_id == jobs.c.id)
-        with platform.engine.connect() as conn:
-            query = held.where(jobs.c.tenant_id == self.tenant, reservations.c.released_at.is_(None)).limit(1)
-            if (job_id := conn.execute(query).scalar()) is not None:
-                return f"job {job_id} is cancelled, and its workload has not ended yet"
-            if (writer := _writing(conn, self.tenant, platform.clock())) is not None:
-                return writer
-            mine = list(conn.execute(sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant)).scalars())
+        held = self._ids(jobs).join(reservations, reservations.c.job_id == jobs.c.id).where(reservations.c.released_at.is_(None))
+        for job_id in _column(platform, held.limit(1)):
+            return f"job {job_id} is cancelled, and its workload has not ended yet"
+        if (writer := _writing(platform, self.tenant)) is not None:
+            return writer
         if scratch.is_in_use(platform.settings.work_dir, self.tenant):
             return "a process of this machine works with files of the tenant"
-        return served_by(platform, mine, servers)
+        return served_by(platform, _column(platform, self._ids(adapters)), servers)
 
     def forget(self, platform: Platform, key: str) -> None:
         """Delete cached answers to the tenant's items: an entry for items of two tenants names only the first, but reports show which
@@ -239,20 +226,14 @@ class TenantData:
         for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
             yield work / name / tenant
         yield from scratch.leftovers(work, tenant)
-        with platform.engine.connect() as conn:
-            mine = list(conn.execute(sa.select(jobs.c.id).where(jobs.c.tenant_id == self.tenant)).scalars())
-            made = list(conn.execute(sa.select(adapters.c.id).where(adapters.c.tenant_id == self.tenant)).scalars())
-        for job_id in mine:
+        for job_id in _column(platform, self._ids(jobs)):
             yield work / "jobs" / layout.checked_id(job_id)
             yield from sorted((work / "launcher").glob(f"{job_id}-*"))
-        for adapter_id in made:
+        for adapter_id in _column(platform, self._ids(adapters)):
             yield from node_files.copies(platform, adapter_id)
 
     def recorded_ids(self, platform: Platform) -> Sequence[str]:
-        tables = (jobs, files, adapters, evaluations)
-        mine = sa.union_all(*(sa.select(table.c.id).where(table.c.tenant_id == self.tenant) for table in tables))
-        with platform.engine.connect() as conn:
-            return list(conn.execute(mine).scalars())
+        return _column(platform, sa.union_all(*map(self._ids, (jobs, files, adapters, evaluations))))
 
     def erase(self, conn: Connection, now: datetime) -> dict[str, int]:
         archived = adapters.c.stage != Stage.ARCHIVED.value  # first, because an older record may change only this way
@@ -260,6 +241,14 @@ class TenantData:
         ended = conn.execute(sa.update(adapters).where(adapters.c.tenant_id == self.tenant, archived).values(stage)).rowcount
         counted = {name: conn.execute(statement).rowcount for name, statement in _statements(self.tenant, now).items()}
         return counted | {"adapters": ended}
+
+    def _ids(self, table: sa.Table) -> sa.Select[Any]:
+        return sa.select(table.c.id).where(table.c.tenant_id == self.tenant)
+
+
+def _column(platform: Platform, query: sa.Executable) -> Sequence[str]:
+    with platform.engine.connect() as conn:
+        return conn.execute(query).scalars().all()
 
 
 def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) -> str | None:
@@ -283,8 +272,9 @@ def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) 
     return None
 
 
-def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
+def _writing(platform: Platform, tenant: str) -> str | None:
     """Return what may still write objects of the tenant although its result is no longer needed: runs hold no reservation."""
+    now = platform.clock()
     since = now - QUIET
     claimed_at = files.c.progress["at"].as_float()
     writers = {
@@ -296,27 +286,18 @@ def _writing(conn: Connection, tenant: str, now: datetime) -> str | None:
         ),
     }
     for what, query in writers.items():
-        if (id_ := conn.execute(query.limit(1)).scalar()) is not None:
+        for id_ in _column(platform, query.limit(1)):
             return f"{what.format(id_)} less than {QUIET.total_seconds():g} s ago, and may still write"
     announced = sa.select(loose_objects.c.object_key).where(loose_objects.c.tenant_id == tenant, loose_objects.c.due_at > now)
-    if (key := conn.execute(announced.order_by(loose_objects.c.due_at).limit(1)).scalar()) is not None:
+    for key in _column(platform, announced.order_by(loose_objects.c.due_at).limit(1)):
         return f"an upload may still store {key}"
     return None
 
 
 def _starting_from(platform: Platform, adapter_id: str) -> str | None:
-    query = sa.select(jobs.c.id).where(jobs.c.warm_start["adapter_id"].astext == adapter_id, jobs.c.state.not_in(FINAL)).limit(1)
-    with platform.engine.connect() as conn:
-        job_id = conn.execute(query).scalar()
+    waiting = sa.select(jobs.c.id).where(jobs.c.warm_start["adapter_id"].astext == adapter_id, jobs.c.state.not_in(FINAL))
+    job_id = next(iter(_column(platform, waiting.limit(1))), None)
     return None if job_id is None else f"job {job_id} is to start from adapter {adapter_id}"
-
-
-def _unless_over(cancel: Any, platform: Platform, tenant: str, id_: str) -> None:
-    """It has ended meanwhile and needs no cancelling."""
-    try:
-        cancel(platform, tenant, id_)
-    except Conflict:
-        return
 
 
 def _end_evaluations(conn: Connection, tenant: str, now: datetime) -> None:

@@ -111,7 +111,8 @@ def _archive(platform: Platform, tenant: str) -> Iterator[bytes]:
         made = _Archive(sent=sent, file=file)
         for name, without in EXPORTED.items():
             yield from made.add(f"database/{name}.jsonl", name, _rows(platform, name, without), compressed=True)
-        yield from made.add("database/audit_log.jsonl", "audit_log", _audit(platform, tenant), compressed=True)
+        lines = (_line(audit.document(line)) for line in audit.every(platform, tenant, audit.Wanted()))
+        yield from made.add("database/audit_log.jsonl", "audit_log", lines, compressed=True)
         prefix = layout.tenant_prefix(tenant)
         for info in platform.objects.list(prefix):
             path = info.key.removeprefix(f"{prefix}/")
@@ -149,11 +150,6 @@ def _rows(platform: Platform, name: str, without: Sequence[str]) -> Iterator[byt
 
 def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return row | {"detail": audit.without_names(row["detail"])} if name == "ledger_entries" else row
-
-
-def _audit(platform: Platform, tenant: str) -> Iterator[bytes]:
-    for line in audit.every(platform, tenant, audit.Wanted()):
-        yield _line(audit.document(line))
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -8,9 +8,11 @@ from fastapi import APIRouter, Path
 from fastapi.responses import StreamingResponse
 
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, Reader
-from control_plane.tenant_data import deletion, deletion_requests, export, responses, schemas
+from control_plane.http.schemas import ListOf
+from control_plane.platform.pagination import Page
+from control_plane.tenant_data import deletion, deletion_requests, export, schemas
+from control_plane.tenant_data.tables import Deletion
 
 router = APIRouter(prefix="/v1", tags=["deletions"])
 
@@ -26,29 +28,26 @@ def export_data(platform: PlatformDep, tenant: Admin) -> StreamingResponse:
     return StreamingResponse(export.archive(platform, tenant), media_type="application/zip", headers=headers)
 
 
-@router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202)
-def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> schemas.Deletion:
+@router.post("/data_deletions", summary="Delete all data of the tenant", status_code=202, response_model=schemas.Deletion)
+def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.DeleteData) -> Deletion:
     """Delete all data of the tenant permanently: jobs are cancelled, adapters withdrawn and every object deleted. This cannot be undone.
 
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
     """
-    tenant = principal.tenant.id
-    requested = deletion_requests.request_tenant(platform, tenant, confirm=body.confirm, reason=body.reason, requested_by=principal.key_id)
-    return responses.deletion(requested)
+    return deletion_requests.request_tenant(platform, principal.tenant.id, **body.model_dump(), requested_by=principal.key_id)
 
 
-@router.get("/deletions", summary="List deletions")
+@router.get("/deletions", summary="List deletions", response_model=ListOf[schemas.Deletion])
 def list_deletions(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
-) -> http_schemas.ListOf[schemas.Deletion]:  # fmt: skip
+) -> Page[Deletion]:  # fmt: skip
     """List deletions of adapters and of the tenant's data, newest first, without their proofs."""
-    found = deletion.list_deletions(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[responses.deletion(row) for row in found.items], has_more=found.has_more)
+    return deletion.list_deletions(platform, tenant, after=after, limit=limit)
 
 
-@router.get("/deletions/{deletion_id}", summary="Retrieve a deletion")
+@router.get("/deletions/{deletion_id}", summary="Retrieve a deletion", response_model=schemas.Deletion)
 def retrieve(
     platform: PlatformDep, tenant: Reader, deletion_id: Annotated[str, Path(description="Id of the deletion, as in `GET /v1/deletions`.")]
-) -> schemas.Deletion:
+) -> Deletion:
     """Return a deletion, with its proof once it is done."""
-    return responses.deletion(deletion.get(platform, tenant, deletion_id))
+    return deletion.get(platform, tenant, deletion_id)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
-class DeleteData(ApiModel):
+class DeleteData(ApiBody):
     """Request to delete everything a tenant has stored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     confirm: str
     """The id of your tenant, to confirm that all of its data is to be deleted permanently."""
@@ -37,9 +33,9 @@ class Deletion(ApiModel):
     """Why it was deleted."""
     requested_by: str
     """Id of the API key that requested it, `operator`, or `retention` (an adapter deprecated 30 days ago)."""
-    requested_at: int
+    requested_at: EpochSeconds
     """When it was requested, as Unix time in seconds."""
-    done_at: int | None
+    done_at: EpochSeconds | None
     """When it was done, as Unix time in seconds; null until then."""
     waiting_for: str | None
     """What it is waiting for; null if nothing, or once it is done."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -21,6 +26,24 @@ deletions = sa.Table(
     timestamp("requested_at"), timestamp("done_at"),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """A finished deletion, a link of the chain."""
+
+    id: str
+    tenant_id: str
+    subject_kind: str
+    subject_id: str
+    reason: str
+    proof: Mapping[str, Any]
+    requested_at: datetime
+    done_at: datetime
+    previous_sha256: str | None
+    sha256: str | None = None
+    """Digest of all of the above; None before it is computed."""
+
+
 deletion_requests = sa.Table(
     "deletion_requests", metadata,
     sa.Column("id", sa.Text, primary_key=True),  # del-...: also the id of its proof
@@ -39,6 +62,29 @@ deletion_requests = sa.Table(
         "uq_deletion_requests_open", "subject_kind", "subject_id", unique=True, postgresql_where=sa.text("done_at IS NULL")
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deletion:
+    """A requested deletion, with its proof where that is read too and it is done."""
+
+    id: str
+    tenant_id: str
+    subject_kind: str
+    subject_id: str
+    reason: str
+    requested_by: str
+    waiting_for: str | None
+    requested_at: datetime
+    done_at: datetime | None
+    proof: Mapping[str, Any] | None = None
+    sha256: str | None = None
+    previous_sha256: str | None = None
+
+    @property
+    def status(self) -> Literal["in_progress", "done"]:
+        return "in_progress" if self.done_at is None else "done"
+
 
 deletion_objects = sa.Table(
     "deletion_objects", metadata,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.platform.context import Platform
-from control_plane.platform.epoch_time import epoch_seconds
-from control_plane.platform.pagination import page
-from control_plane.tenants.tables import api_keys, audit_log, members, operator_keys
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns
+from control_plane.tenants import schemas
+from control_plane.tenants.tables import AuditLine, api_keys, audit_log, members, operator_keys
 from ft_assets.errors import InvalidRequest
 
 MAX_LIST_LIMIT = 100
@@ -40,48 +40,19 @@ class Wanted:
     """Unix seconds, exclusive."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Who:
-    """An actor with its name."""
-
-    kind: str
-    id: str
-    name: str | None
-    """Name of the key or operator; None for the system, and for deleted keys."""
-    member_id: str | None = None
-    email: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    id: str
-    row: Mapping[str, Any]
-    who: Who
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lines:
-    items: list[Line]
-    has_more: bool
-
-
-def read(platform: Platform, tenant: str | None, wanted: Wanted, *, after: str | None = None, limit: int = 20) -> Lines:
+def read(platform: Platform, tenant: str | None, wanted: Wanted, *, after: str | None = None, limit: int = 20) -> Page[AuditLine]:
     """Return lines of a tenant, newest first. `tenant` None, for operators: of all tenants, and of the platform itself."""
-    query = sa.select(audit_log)
+    to_operator = platform.engine is platform.whole.engine
+    query = _with_names(of_operators=to_operator).where(*_conditions(wanted))
     if tenant is not None:
         query = query.where(audit_log.c.tenant_id == tenant)
-    query = query.where(*_conditions(wanted))
     by, seq = [audit_log.c.seq], _seq(after)
     with platform.engine.connect() as conn:
-        found = page(conn, query, by, id_column=audit_log.c.seq, after=seq, limit=limit, max_limit=MAX_LIST_LIMIT)
-        to_operator = platform.engine is platform.whole.engine
-        names = _names(conn, found.items, of_operators=to_operator)
-    shown = [dict(row) if to_operator else _to_tenant(row) for row in found.items]
-    lines = [Line(id=f"aud_{row['seq']}", row=row, who=names.get(row["actor_id"]) or _nameless(row)) for row in shown]
-    return Lines(items=lines, has_more=found.has_more)
+        found = page(conn, query, by, of=AuditLine, id_column=audit_log.c.seq, after=seq, limit=limit, max_limit=MAX_LIST_LIMIT)
+    return found if to_operator else Page(items=[_to_tenant(line) for line in found.items], has_more=found.has_more)
 
 
-def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: int | None = None) -> Iterator[Line]:
+def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: int | None = None) -> Iterator[AuditLine]:
     """Yield up to `at_most` lines, page after page."""
     after, left = None, at_most
     while left is None or left > 0:
@@ -92,17 +63,21 @@ def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: in
         after, left = found.items[-1].id, None if left is None else left - len(found.items)
 
 
-def document(line: Line) -> dict[str, Any]:
+def document(line: AuditLine) -> dict[str, Any]:
     """Return a line as JSON-ready values."""
-    names = ("tenant_id", "action", "object_type", "object_id", "changes", "ip", "user_agent", "request_id")
-    who, redacted_at = line.who, line.row["redacted_at"]
-    return {
-        "id": line.id,
-        "created_at": epoch_seconds(line.row["created_at"]),
-        "actor": {"type": who.kind, "id": who.id, "name": who.name, "member_id": who.member_id, "email": who.email},
-        **{name: line.row[name] for name in names},
-        "redacted_at": epoch_seconds(redacted_at),
-    }
+    return schemas.AuditLine.model_validate(line).model_dump(exclude={"object"})
+
+
+def _with_names(*, of_operators: bool) -> sa.Select[Any]:
+    """Return lines with the names of the keys that acted. Operators' names are internal: tenants see only the key's id."""
+    key = (audit_log.c.actor_kind == "key") & (api_keys.c.id == audit_log.c.actor_id)
+    joined = audit_log.outerjoin(api_keys, key).outerjoin(members, members.c.id == api_keys.c.member_id)
+    name: sa.ColumnElement[Any] = api_keys.c.name
+    if of_operators:
+        joined = joined.outerjoin(operator_keys, (audit_log.c.actor_kind == "operator") & (operator_keys.c.id == audit_log.c.actor_id))
+        name = sa.func.coalesce(name, operator_keys.c.name)
+    of_key = name.label("actor_name"), api_keys.c.member_id, members.c.email
+    return sa.select(*columns(audit_log, AuditLine), *of_key).select_from(joined)
 
 
 def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
@@ -137,42 +112,17 @@ def _moment(unix_s: int, param: str) -> datetime:
     return datetime.fromtimestamp(unix_s, UTC)
 
 
-def _names(conn: Connection, rows: Iterable[RowMapping], *, of_operators: bool) -> dict[str, Who]:
-    """Return the names of the keys that acted. Operators' names are internal: tenants see only the key's id."""
-    ids: dict[str, set[str]] = {}
-    for row in rows:
-        ids.setdefault(row["actor_kind"], set()).add(row["actor_id"])
-    found: dict[str, Who] = {}
-    if keys := ids.get("key"):
-        query: sa.Select[Any] = (
-            sa.select(api_keys.c.id, api_keys.c.name, api_keys.c.member_id, members.c.email)
-            .outerjoin(members, members.c.id == api_keys.c.member_id)
-            .where(api_keys.c.id.in_(keys))
-        )
-        for key in conn.execute(query):
-            found[key.id] = Who(kind="key", id=key.id, name=key.name, member_id=key.member_id, email=key.email)
-    if (operators := ids.get("operator")) and of_operators:
-        for key in conn.execute(sa.select(operator_keys.c.id, operator_keys.c.name).where(operator_keys.c.id.in_(operators))):
-            found[key.id] = Who(kind="operator", id=key.id, name=key.name)
-    return found
-
-
-def _to_tenant(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _to_tenant(line: AuditLine) -> AuditLine:
     """Return a line without what identifies the platform's staff and their addresses."""
-    changes = {column: both for column, both in row["changes"].items() if column != "decided_by"}
+    changes = {column: both for column, both in line.changes.items() if column != "decided_by"}
     if isinstance(detail := changes.get("detail"), list):
         changes["detail"] = [without_names(side) for side in detail]
-    shown = {**row, "changes": changes}
-    if row["actor_kind"] == "operator":
-        shown |= {"ip": None, "user_agent": None}
-        shown["actor_id"] = CLI if row["actor_id"].startswith(f"{CLI}:") else row["actor_id"]
-    return shown
+    if line.actor_kind != "operator":
+        return replace(line, changes=changes)
+    actor = CLI if line.actor_id.startswith(f"{CLI}:") else line.actor_id
+    return replace(line, changes=changes, ip=None, user_agent=None, actor_id=actor)
 
 
 def without_names(detail: Any) -> Any:
     """Return what a ledger entry's line shows beside its amount."""
     return {k: v for k, v in detail.items() if k not in ("by", "decided_by")} if isinstance(detail, dict) else detail
-
-
-def _nameless(row: Mapping[str, Any]) -> Who:
-    return Who(kind=row["actor_kind"], id=row["actor_id"], name=None)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from control_plane.tenants.rules import Principal, Role
+from control_plane.tenants.tables import ApiKey
 from ft_assets.errors import Forbidden
 
 BELOW_ADMIN = (Role.MEMBER, Role.VIEWER)
@@ -18,25 +17,25 @@ def check_made_for(by: Principal, member_id: str, role: Role) -> None:
         raise _owner_required(f"makes a key that acts as the {role} {member_id}")
 
 
-def check_rotation(by: Principal, key: Mapping[Any, Any]) -> None:
+def check_rotation(by: Principal, key: ApiKey) -> None:
     """A member's secret is shown to that member only; one of the tenant itself to callers who may name owners."""
-    if key["id"] == by.key_id:
+    if key.id == by.key_id:
         return
-    if key["member_id"] is not None and key["member_id"] != by.member_id:
+    if key.member_id is not None and key.member_id != by.member_id:
         raise Forbidden(
-            f"the key {key['id']} is of another member, who alone rotates it; revoke it with DELETE /v1/api_keys/{key['id']}",
+            f"the key {key.id} is of another member, who alone rotates it; revoke it with DELETE /v1/api_keys/{key.id}",
             code="key_of_another_member",
         )
-    if key["names_owners"] and not by.may_name_owners:
-        raise _owner_required(f"rotates {key['id']}, a key of the tenant itself")
+    if key.names_owners and not by.may_name_owners:
+        raise _owner_required(f"rotates {key.id}, a key of the tenant itself")
 
 
-def check_revocation(by: Principal, key: Mapping[Any, Any], role: Role | None) -> None:
+def check_revocation(by: Principal, key: ApiKey, role: Role | None) -> None:
     """`role`: role of the member who owns the key."""
-    if by.may_name_owners or key["id"] == by.key_id:
+    if by.may_name_owners or key.id == by.key_id:
         return
-    if key["names_owners"] or role is Role.OWNER:
-        raise _owner_required(f"revokes {key['id']}, a key {'of an owner' if role else 'of the tenant itself'}")
+    if key.names_owners or role is Role.OWNER:
+        raise _owner_required(f"revokes {key.id}, a key {'of an owner' if role else 'of the tenant itself'}")
 
 
 def rate_within(by: Principal, requested: int | None) -> int | None:
@@ -60,12 +59,12 @@ def end_within(requested: datetime | None, bound: datetime | None) -> datetime |
     return requested
 
 
-def check_as_wide(by: Principal, key: Mapping[Any, Any]) -> None:
+def check_as_wide(by: Principal, key: ApiKey) -> None:
     """Refuse to hand the secret of a `key` to a key that expires earlier, or has a lower request limit."""
-    if by.expires_at is not None and (key["expires_at"] is None or key["expires_at"] > by.expires_at):
-        raise _wider(f"the key {key['id']} would stay valid longer than {by.key_id}, which requests it", None)
-    if rate_within(by, key["requests_per_minute"]) != key["requests_per_minute"]:
-        raise _wider(f"the key {key['id']} would have a higher request limit than {by.key_id}, which requests it", None)
+    if by.expires_at is not None and (key.expires_at is None or key.expires_at > by.expires_at):
+        raise _wider(f"the key {key.id} would stay valid longer than {by.key_id}, which requests it", None)
+    if rate_within(by, key.requests_per_minute) != key.requests_per_minute:
+        raise _wider(f"the key {key.id} would have a higher request limit than {by.key_id}, which requests it", None)
 
 
 def _owner_required(what: str) -> Forbidden:

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, one, one_or_raise
 from control_plane.tenants.rules import Role, check_name, person_of, role_named
-from control_plane.tenants.service import row_of
-from control_plane.tenants.tables import api_keys, members
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import Member, api_keys, members
 from ft_assets.errors import Conflict, Forbidden, NotFound
 
 MAX_LIST_LIMIT = 100
+MEMBER = columns(members, Member)
 
 
-def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | None = None, by_owner: bool = True) -> RowMapping:
+def add(platform: Platform, tenant: str, *, email: str, role: str, name: str | None = None, by_owner: bool = True) -> Member:
     """Add a person. `by_owner`: the caller may name owners."""
     held = role_named(role)
     values = person_of(tenant, email, held, name=name, now=platform.clock())
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
+        find_tenant(conn, tenant, lock=True)
         _check_owners(by_owner, held)
         try:
-            return conn.execute(sa.insert(members).values(values).returning(members)).mappings().one()
+            return one(conn, sa.insert(members).values(values).returning(*MEMBER), Member)
         except DuplicateRow:
             raise Conflict(
                 f"{email} is a member already; change the role with POST /v1/members/{{id}}", code="member_exists", param="email"
             ) from None
 
 
-def list_members(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, removed: bool = False) -> Page[RowMapping]:
+def list_members(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, removed: bool = False) -> Page[Member]:
     """Return the members, newest first; with `removed`, former ones too."""
-    query = sa.select(members).where(members.c.tenant_id == tenant)
+    query = sa.select(*MEMBER).where(members.c.tenant_id == tenant)
     if not removed:
         query = query.where(members.c.removed_at.is_(None))
     by = [members.c.created_at, members.c.id]
     with platform.engine.connect() as conn:
-        return page(conn, query, by, id_column=members.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
+        return page(conn, query, by, of=Member, id_column=members.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
 
 
-def get(platform: Platform, tenant: str, member_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, member_id: str) -> Member:
     """Return one member, even a removed one."""
     with platform.engine.connect() as conn:
         return _member(conn, tenant, member_id)
@@ -56,21 +58,21 @@ def update(
     name: str | None = None,
     notify: bool | None = None,
     by_owner: bool = True,
-) -> RowMapping:
+) -> Member:
     """Change role, name or e-mail notifications. A lower role narrows the member's keys from the next call on."""
     check_name(name)
-    requested = {"role": None if role is None else role_named(role).value, "name": name, "notify": notify}
+    held = None if role is None else role_named(role)
+    requested = {"role": held and held.value, "name": name, "notify": notify}
     values = {k: v for k, v in requested.items() if v is not None}
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
+        find_tenant(conn, tenant, lock=True)
         old = _present(conn, tenant, member_id)
-        if role is not None and role != old["role"]:
-            _check_owners(by_owner, Role(old["role"]), Role(role))
+        if held is not None and held is not old.role:
+            _check_owners(by_owner, old.role, held)
             _keep_an_owner(conn, tenant, old)
         if not values:
             return old
-        changed = sa.update(members).where(members.c.id == member_id).values(values).returning(members)
-        return conn.execute(changed).mappings().one()
+        return one(conn, sa.update(members).where(members.c.id == member_id).values(values).returning(*MEMBER), Member)
 
 
 def remove(platform: Platform, tenant: str, member_id: str, *, by_owner: bool = True) -> int:
@@ -78,28 +80,26 @@ def remove(platform: Platform, tenant: str, member_id: str, *, by_owner: bool = 
     member."""
     now = platform.clock()
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
+        find_tenant(conn, tenant, lock=True)
         old = _present(conn, tenant, member_id)
-        _check_owners(by_owner, Role(old["role"]))
+        _check_owners(by_owner, old.role)
         _keep_an_owner(conn, tenant, old)
         conn.execute(sa.update(members).where(members.c.id == member_id).values(removed_at=now))
         theirs = api_keys.c.member_id == member_id, api_keys.c.tenant_id == tenant, api_keys.c.revoked_at.is_(None)
         return conn.execute(sa.update(api_keys).where(*theirs).values(revoked_at=now)).rowcount
 
 
-def _member(conn: Connection, tenant: str, member_id: str) -> RowMapping:
-    query = sa.select(members).where(members.c.id == member_id, members.c.tenant_id == tenant)
-    row = conn.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
-    return row
+def _member(conn: Connection, tenant: str, member_id: str) -> Member:
+    query = sa.select(*MEMBER).where(members.c.id == member_id, members.c.tenant_id == tenant)
+    missing = NotFound(f"no member {member_id!r}; list them with GET /v1/members", code="member_not_found", param="member_id")
+    return one_or_raise(conn, query, Member, missing)
 
 
-def _present(conn: Connection, tenant: str, member_id: str) -> RowMapping:
+def _present(conn: Connection, tenant: str, member_id: str) -> Member:
     row = _member(conn, tenant, member_id)
-    if row["removed_at"] is not None:
+    if row.removed_at is not None:
         raise Conflict(
-            f"{member_id} was removed at {row['removed_at']:%Y-%m-%d %H:%M} UTC; add the person again with POST /v1/members",
+            f"{member_id} was removed at {row.removed_at:%Y-%m-%d %H:%M} UTC; add the person again with POST /v1/members",
             code="member_removed",
         )
     return row
@@ -113,15 +113,10 @@ def _check_owners(by_owner: bool, *roles: Role) -> None:
         )
 
 
-def _keep_an_owner(conn: Connection, tenant: str, leaving: RowMapping) -> None:
+def _keep_an_owner(conn: Connection, tenant: str, leaving: Member) -> None:
     """Call with the tenant's row locked, so that two owners who remove each other are handled one after the other."""
-    if leaving["role"] != Role.OWNER:
+    if leaving.role is not Role.OWNER:
         return
-    others = (
-        members.c.tenant_id == tenant,
-        members.c.role == Role.OWNER.value,
-        members.c.removed_at.is_(None),
-        members.c.id != leaving["id"],
-    )
+    others = members.c.tenant_id == tenant, members.c.role == Role.OWNER.value, members.c.removed_at.is_(None), members.c.id != leaving.id
     if conn.execute(sa.select(members.c.id).where(*others).limit(1)).first() is None:
-        raise Conflict(f"{leaving['id']} is the last owner; make another member an owner first", code="last_owner")
+        raise Conflict(f"{leaving.id} is the last owner; make another member an owner first", code="last_owner")

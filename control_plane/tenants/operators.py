@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, many, one_or_none, one_or_raise
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenants.rules import Operator
-from control_plane.tenants.tables import operator_keys
+from control_plane.tenants.tables import OperatorKey, operator_keys
 from ft_assets.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
 from ft_assets.storable_text import check_storable
 
@@ -21,6 +21,7 @@ MAX_EXPIRES_IN_S = 366 * 24 * 3600
 """A key with access to every tenant must be renewed at least once a year."""
 DEFAULT_EXPIRES_IN_S = 90 * 24 * 3600
 LAST_USED_EVERY = timedelta(minutes=1)
+KEY = columns(operator_keys, OperatorKey)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,22 +50,20 @@ def create(platform: Platform, name: str, *, expires_in_s: int = DEFAULT_EXPIRES
     return made
 
 
-def list_all(platform: Platform) -> list[RowMapping]:
+def list_all(platform: Platform) -> list[OperatorKey]:
     """Return every key, newest first, revoked ones included, without hashes."""
-    columns = [c for c in operator_keys.c if c.name != "sha256"]
     with platform.engine.connect() as conn:
-        return list(conn.execute(sa.select(*columns).order_by(operator_keys.c.created_at.desc(), operator_keys.c.id)).mappings())
+        return many(conn, sa.select(*KEY).order_by(operator_keys.c.created_at.desc(), operator_keys.c.id), OperatorKey)
 
 
-def revoke(platform: Platform, key_id: str) -> RowMapping:
+def revoke(platform: Platform, key_id: str) -> OperatorKey:
     """Revoke a key at once; revoking it again changes nothing."""
     with platform.engine.begin() as conn:
         found = operator_keys.c.id == key_id
         conn.execute(sa.update(operator_keys).where(found, operator_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
-        row = conn.execute(sa.select(operator_keys).where(found)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no operator's key {key_id!r}; `ft admin operators list` shows them", code="operator_key_not_found", param="key_id")
-    return row
+        message = f"no operator's key {key_id!r}; `ft admin operators list` shows them"
+        missing = NotFound(message, code="operator_key_not_found", param="key_id")
+        return one_or_raise(conn, sa.select(*KEY).where(found), OperatorKey, missing)
 
 
 def authenticate(platform: Platform, secret: str) -> Operator:
@@ -77,14 +76,14 @@ def authenticate(platform: Platform, secret: str) -> Operator:
         )
     now = platform.clock()
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(operator_keys).where(operator_keys.c.sha256 == sha256_of(secret))).mappings().one_or_none()
+        row = one_or_none(conn, sa.select(*KEY).where(operator_keys.c.sha256 == sha256_of(secret)), OperatorKey)
         if row is None:
             raise Unauthenticated("the operator's key is unknown; make one with `ft admin operators create NAME`")
-        if row["revoked_at"] is not None:
-            raise Unauthenticated(f"the operator's key {row['hint']} was revoked at {row['revoked_at']:%Y-%m-%d %H:%M} UTC; use another")
-        if row["expires_at"] is not None and row["expires_at"] <= now:
-            raise Unauthenticated(f"the operator's key {row['hint']} expired at {row['expires_at']:%Y-%m-%d %H:%M} UTC; make another")
-        if row["last_used_at"] is None or now - row["last_used_at"] > LAST_USED_EVERY:
-            conn.execute(sa.update(operator_keys).where(operator_keys.c.id == row["id"]).values(last_used_at=now))
+        if row.revoked_at is not None:
+            raise Unauthenticated(f"the operator's key {row.hint} was revoked at {row.revoked_at:%Y-%m-%d %H:%M} UTC; use another")
+        if row.expires_at is not None and row.expires_at <= now:
+            raise Unauthenticated(f"the operator's key {row.hint} expired at {row.expires_at:%Y-%m-%d %H:%M} UTC; make another")
+        if row.last_used_at is None or now - row.last_used_at > LAST_USED_EVERY:
+            conn.execute(sa.update(operator_keys).where(operator_keys.c.id == row.id).values(last_used_at=now))
             conn.commit()
-    return Operator(id=row["id"], name=row["name"])
+    return Operator(id=row.id, name=row.name)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, AdminPrincipal, PlatformDep, ReaderPrincipal
-from control_plane.tenants import members, responses, schemas
+from control_plane.http.schemas import ListOf
+from control_plane.platform.pagination import Page
+from control_plane.tenants import members, schemas
 from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Scope
+from control_plane.tenants.tables import ApiKey
 
 router = APIRouter(prefix="/v1", tags=["api_keys"])
 
@@ -16,55 +19,48 @@ router = APIRouter(prefix="/v1", tags=["api_keys"])
 @router.get("/me", summary="Retrieve the caller")
 def me(platform: PlatformDep, principal: ReaderPrincipal) -> schemas.Me:
     """Return the tenant of this API key, its limits, and what the key may do."""
-    key = tenants.get_key(platform, principal.tenant.id, principal.key_id)
-    person = None if principal.member_id is None else members.get(platform, principal.tenant.id, principal.member_id)
-    return responses.me(principal, key, person)
+    tenant = principal.tenant
+    return schemas.Me.model_validate({
+        "tenant_id": tenant.id, "tenant_name": tenant.name, "tier": tenant.tier, "limits": tenant,
+        "key": tenants.get_key(platform, tenant.id, principal.key_id),
+        "scopes": [s for s in Scope if s in principal.scopes],
+        "requests_per_minute": principal.requests_per_minute,
+        "member": None if principal.member_id is None else members.get(platform, tenant.id, principal.member_id),
+    })  # fmt: skip
 
 
-@router.post("/api_keys", summary="Create an API key")
-def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.CreateKey) -> schemas.NewApiKey:
+@router.post("/api_keys", summary="Create an API key", response_model=schemas.NewApiKey)
+def create(platform: PlatformDep, principal: AdminPrincipal, body: schemas.CreateKey) -> tenants.NewKey:
     """Create an API key for your tenant or one of its members. Its secret is returned only here."""
-    made = tenants.create_key(
-        platform,
-        principal.tenant.id,
-        name=body.name,
-        scopes=body.scopes,
-        expires_in_s=body.expires_in,
-        member_id=body.member_id,
-        requests_per_minute=body.requests_per_minute,
-        by=principal,
+    return tenants.create_key(
+        platform, principal.tenant.id, **body.model_dump(exclude={"expires_in"}), expires_in_s=body.expires_in, by=principal
     )
-    return responses.new_api_key(made)
 
 
-@router.get("/api_keys", summary="List API keys")
-def list_keys(
-    platform: PlatformDep, tenant: Admin, after: parameters.After = None, limit: parameters.Limit = 100
-) -> http_schemas.ListOf[schemas.ApiKey]:
+@router.get("/api_keys", summary="List API keys", response_model=ListOf[schemas.ApiKey])
+def list_keys(platform: PlatformDep, tenant: Admin, after: parameters.After = None, limit: parameters.Limit = 100) -> Page[ApiKey]:
     """List your API keys without their secrets, newest first, including revoked ones."""
-    found = tenants.list_keys(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[responses.api_key(k) for k in found.items], has_more=found.has_more)
+    return tenants.list_keys(platform, tenant, after=after, limit=limit)
 
 
-@router.get("/api_keys/{key_id}", summary="Retrieve an API key")
-def retrieve(platform: PlatformDep, tenant: Admin, key_id: parameters.KeyId) -> schemas.ApiKey:
+@router.get("/api_keys/{key_id}", summary="Retrieve an API key", response_model=schemas.ApiKey)
+def retrieve(platform: PlatformDep, tenant: Admin, key_id: parameters.KeyId) -> ApiKey:
     """Return an API key without its secret."""
-    return responses.api_key(tenants.get_key(platform, tenant, key_id))
+    return tenants.get_key(platform, tenant, key_id)
 
 
-@router.post("/api_keys/{key_id}/rotate", summary="Rotate an API key")
+@router.post("/api_keys/{key_id}/rotate", summary="Rotate an API key", response_model=schemas.NewApiKey)
 def rotate(
     platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId, body: schemas.RotateKey | None = None
-) -> schemas.NewApiKey:
+) -> tenants.NewKey:
     """Create a key that replaces this one. The old key keeps working for `overlap` seconds, one day by default."""
     requested = body or schemas.RotateKey()
-    made = tenants.rotate_key(
+    return tenants.rotate_key(
         platform, principal.tenant.id, key_id, overlap_s=requested.overlap, expires_in_s=requested.expires_in, by=principal
     )
-    return responses.new_api_key(made)
 
 
-@router.delete("/api_keys/{key_id}", summary="Revoke an API key")
-def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId) -> schemas.ApiKey:
+@router.delete("/api_keys/{key_id}", summary="Revoke an API key", response_model=schemas.ApiKey)
+def revoke(platform: PlatformDep, principal: AdminPrincipal, key_id: parameters.KeyId) -> ApiKey:
     """Revoke an API key immediately."""
-    return responses.api_key(tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal))
+    return tenants.revoke_key(platform, principal.tenant.id, key_id, by=principal)

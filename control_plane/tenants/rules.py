@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from ft_assets.errors import Forbidden, InvalidRequest
 from ft_assets.storable_text import check_storable
@@ -117,6 +117,11 @@ class Tenant:
     """When it was suspended: calls of its keys are refused and nothing new starts; running jobs continue."""
     suspended_reason: str | None = None
 
+    @property
+    def limits(self) -> Self:
+        """The same tenant, as responses show its limits: in an object of their own."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
@@ -127,7 +132,7 @@ class Principal:
     scopes: frozenset[Scope]
     """What the key may do now: its scopes, limited by its member's role."""
     requests_per_minute: int = 0
-    """Name of the key."""
+    """Limit of the key."""
     member_id: str | None = None
     """Member who owns the key; None: the tenant's own, for machines."""
     role: Role | None = None
@@ -135,7 +140,6 @@ class Principal:
     names_owners: bool = False
     """For a key without a member: created by an operator or an owner."""
     expires_at: datetime | None = None
-    """Requests per minute of the key."""
 
     @property
     def may_name_owners(self) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
 class Tenant(ApiModel):
@@ -22,7 +22,7 @@ class Tenant(ApiModel):
     """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
     """Limits of the tenant."""
-    suspended_at: int | None
+    suspended_at: EpochSeconds | None
     """When it was suspended, as Unix time in seconds; null if it is not."""
     suspended_reason: str | None
     """Why it was suspended; null if it is not."""
@@ -35,10 +35,8 @@ class NewTenant(Tenant):
     """Its first key, with scope `admin` and its secret."""
 
 
-class CreateTenant(ApiModel):
+class CreateTenant(ApiBody):
     """A tenant to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str
     """Id of the tenant: at most 32 lowercase letters, digits and `-`, starting with a letter or digit. It cannot be changed."""
@@ -50,11 +48,9 @@ class CreateTenant(ApiModel):
     """E-mail address of a person to add as its owner."""
 
 
-class UpdateTenant(ApiModel):
+class UpdateTenant(ApiBody):
     """Changes to a tenant. Fields that are absent stay as they are, as do `name` and `tier` if null; a limit set to null falls back to that
     of the tier."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str | None = Field(None, min_length=1, max_length=200)
     """New name, 1 to 200 characters."""
@@ -70,19 +66,15 @@ class UpdateTenant(ApiModel):
     """Requests per minute for each API key, 1 to 600,000."""
 
 
-class Suspend(ApiModel):
+class Suspend(ApiBody):
     """Reason for suspending a tenant."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     reason: str
     """Reason, 1 to 1,000 characters, returned to the tenant with every refused request."""
 
 
-class CreateKey(ApiModel):
+class CreateKey(ApiBody):
     """An API key to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(min_length=1, max_length=100)
     """Name of the key, 1 to 100 characters."""
@@ -96,10 +88,8 @@ class CreateKey(ApiModel):
     """Requests per minute the key may make, at most the tenant's limit, which is the default."""
 
 
-class RotateKey(ApiModel):
+class RotateKey(ApiBody):
     """How to replace a key."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     overlap: int = 24 * 3600
     """Seconds for which the old key keeps working, 0 to 2592000 (30 days). Default: one day."""
@@ -124,13 +114,13 @@ class ApiKey(ApiModel):
     """Id of the member it is for; null if it belongs to the tenant itself."""
     requests_per_minute: int | None
     """Requests per minute it may make; null if the tenant's limit applies."""
-    created_at: int
+    created_at: EpochSeconds
     """When it was created, as Unix time in seconds."""
-    expires_at: int | None
+    expires_at: EpochSeconds | None
     """When it expires, as Unix time in seconds; null if never."""
-    revoked_at: int | None
+    revoked_at: EpochSeconds | None
     """When it was revoked, as Unix time in seconds; null if it was not."""
-    last_used_at: int | None
+    last_used_at: EpochSeconds | None
     """When it was last used, as Unix time in seconds, to the minute; null if never."""
 
 
@@ -192,16 +182,14 @@ class Member(ApiModel):
     """`owner`, `admin`, `member` or `viewer`; bounds the scopes of the person's keys."""
     notify: bool
     """Whether e-mail about jobs, quotas and bills is sent to the person."""
-    created_at: int
+    created_at: EpochSeconds
     """When the member was added, as Unix time in seconds."""
-    removed_at: int | None
+    removed_at: EpochSeconds | None
     """When the member was removed, as Unix time in seconds; null if they were not."""
 
 
-class CreateMember(ApiModel):
+class CreateMember(ApiBody):
     """A person to add to the tenant."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     email: str
     """E-mail address."""
@@ -211,10 +199,8 @@ class CreateMember(ApiModel):
     """Name of the person. Default: the e-mail address."""
 
 
-class UpdateMember(ApiModel):
+class UpdateMember(ApiBody):
     """Changes to a member. Fields that are absent or null stay as they are."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     role: str | None = None
     """New role: `owner`, `admin`, `member` or `viewer`. A lower role restricts the person's keys immediately."""
@@ -240,12 +226,12 @@ class RemovedMember(ApiModel):
 class AuditActor(ApiModel):
     """Who made a change."""
 
-    type: str
+    type: str = Field(validation_alias="actor_kind")
     """`key` (an API key), `operator` or `system` (the platform itself)."""
-    id: str
+    id: str = Field(validation_alias="actor_id")
     """Id of the API key or of the operator; for the system, the name of the process. An operator on the platform's machine is shown as
     `cli` to tenants."""
-    name: str | None
+    name: str | None = Field(validation_alias="actor_name")
     """Name of the API key or of the operator; null for the system, or if it no longer exists."""
     member_id: str | None
     """Id of the member whose key it is; null if the key belongs to no member."""
@@ -260,7 +246,7 @@ class AuditLine(ApiModel):
     """Id of the line, starting with `aud_`."""
     object: Literal["audit_log.line"] = "audit_log.line"
     """Object type, always `audit_log.line`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the change was made, as Unix time in seconds."""
     tenant_id: str | None
     """Id of the tenant it concerns; null for changes of the platform itself, which only operators see."""
@@ -280,5 +266,5 @@ class AuditLine(ApiModel):
     """`User-Agent` header of the request, at most 200 characters; null in the same cases as `ip`."""
     request_id: str | None
     """`x-request-id` of the request; null if the change did not come from a request."""
-    redacted_at: int | None
+    redacted_at: EpochSeconds | None
     """When the contents of the line were removed because the tenant's data was deleted, as Unix time in seconds; null if they were not."""

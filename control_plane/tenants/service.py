@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one, one_or_raise, record
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
 from control_plane.tenant_data.tables import deletion_requests
 from control_plane.tenants import key_permissions
 from control_plane.tenants.rules import Principal, Role, Scope, Tenant, person_of, tier_named, within
-from control_plane.tenants.tables import api_keys, members, tenants
+from control_plane.tenants.tables import TENANT, ApiKey, api_keys, members, tenants
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound, QuotaExceeded, Unauthenticated
 from ft_assets.storable_text import check_storable
 
+R = TypeVar("R")
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 """Ids are part of served model names, which are lower case with at most 64 characters."""
 LAST_USED_EVERY = timedelta(minutes=1)
@@ -39,14 +41,14 @@ MAX_KEYS = 100
 """Active keys per tenant: each has its own requests per minute."""
 
 
+KEY = columns(api_keys, ApiKey)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NewKey:
+class NewKey(ApiKey):
     """A new key with its secret, which is not stored."""
 
-    id: str
     secret: str
-    row: RowMapping
-    """The key as a list shows it."""
 
 
 def create(
@@ -74,7 +76,7 @@ def create(
     values = {"id": tenant, "name": name or tenant, "tier": tier, "max_jobs_in_flight": limit, "created_at": now}
     with platform.engine.begin() as conn:
         try:
-            made = tenant_of(conn.execute(sa.insert(tenants).values(values).returning(tenants)).mappings().one())
+            made = one(conn, sa.insert(tenants).values(values).returning(*TENANT), Tenant)
         except DuplicateRow:
             raise Conflict(f"tenant {tenant!r} exists; make another key for it, or choose another id", code="tenant_exists") from None
         if owner_email is not None:
@@ -86,42 +88,30 @@ def create(
 def get(platform: Platform, tenant: str) -> Tenant:
     """Return the tenant; ``NotFound`` if it does not exist."""
     with platform.engine.connect() as conn:
-        return tenant_of(row_of(conn, tenant))
+        return find_tenant(conn, tenant)
 
 
-def row_of(conn: Connection, tenant: str, *, lock: bool = False) -> RowMapping:
-    """Return the row of a tenant; `lock` keeps other transactions from changing it, its members and keys."""
-    query = sa.select(tenants).where(tenants.c.id == tenant)
-    row = conn.execute(query.with_for_update(key_share=True) if lock else query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no tenant {tenant!r}", code="tenant_not_found", param="tenant")
-    return row
+def find_tenant(conn: Connection, tenant: str, *, lock: bool = False) -> Tenant:
+    """Return the tenant; `lock` keeps other transactions from changing it, its members and keys, and from admitting a job of it.
+
+    Take the lock before that of any job. Rows that merely reference the tenant can still be written.
+    """
+    query = sa.select(*TENANT).where(tenants.c.id == tenant)
+    missing = NotFound(f"no tenant {tenant!r}", code="tenant_not_found", param="tenant")
+    return one_or_raise(conn, query.with_for_update(key_share=True) if lock else query, Tenant, missing)
 
 
 def list_all(platform: Platform) -> list[Tenant]:
     """Return every tenant, for operators."""
     with platform.engine.connect() as conn:
-        return [tenant_of(r) for r in conn.execute(sa.select(tenants).order_by(tenants.c.id)).mappings()]
+        return many(conn, sa.select(*TENANT).order_by(tenants.c.id), Tenant)
 
 
-def list_tenants(platform: Platform, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
-    """Rows of tenants, by id."""
+def list_tenants(platform: Platform, *, after: str | None = None, limit: int = 20) -> Page[Tenant]:
+    """Return a page of tenants, by id."""
+    query, by = sa.select(*TENANT), tenants.c.id
     with platform.engine.connect() as conn:
-        by = [tenants.c.id]
-        return page(conn, sa.select(tenants), by, id_column=by[0], after=after, limit=limit, max_limit=MAX_LIST_LIMIT, order="asc")
-
-
-def tenant_of(row: Mapping[Any, Any]) -> Tenant:
-    tier = tier_named(row["tier"])
-
-    def own_or(name: str) -> Any:
-        return getattr(tier, name) if row[name] is None else row[name]
-
-    return Tenant(
-        id=row["id"], name=row["name"], tier=row["tier"], max_jobs_in_flight=row["max_jobs_in_flight"],
-        soft_gpu_hours=own_or("soft_gpu_hours"), hard_gpu_hours=own_or("hard_gpu_hours"), requests_per_minute=own_or("requests_per_minute"),
-        suspended_at=row["suspended_at"], suspended_reason=row["suspended_reason"],
-    )  # fmt: skip
+        return page(conn, query, [by], of=Tenant, id_column=by, after=after, limit=limit, max_limit=MAX_LIST_LIMIT, order="asc")
 
 
 def create_key(
@@ -149,7 +139,7 @@ def create_key(
         "names_owners": member_id is None and Scope.ADMIN in requested and (by is None or by.may_name_owners),
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        owner = tenant_of(row_of(conn, tenant, lock=True))
+        owner = find_tenant(conn, tenant, lock=True)
         if requests_per_minute is not None and not 1 <= requests_per_minute <= owner.requests_per_minute:
             raise InvalidRequest(
                 f"requests_per_minute {requests_per_minute} is outside 1..{owner.requests_per_minute}, the limit of {tenant}; "
@@ -166,27 +156,27 @@ def create_key(
         return _insert_key(conn, values)
 
 
-def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page[RowMapping]:
+def list_keys(platform: Platform, tenant: str, *, after: str | None = None, limit: int = MAX_LIST_LIMIT) -> Page[ApiKey]:
     """Return the keys of `tenant`, newest first, revoked ones included, without hashes."""
-    query = sa.select(*SHOWN).where(api_keys.c.tenant_id == tenant)
+    query = sa.select(*KEY).where(api_keys.c.tenant_id == tenant)
     by = [api_keys.c.created_at, api_keys.c.id]
     with platform.engine.connect() as conn:
-        return page(conn, query, by, id_column=api_keys.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
+        return page(conn, query, by, of=ApiKey, id_column=api_keys.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
 
 
-def get_key(platform: Platform, tenant: str, key_id: str) -> RowMapping:
+def get_key(platform: Platform, tenant: str, key_id: str) -> ApiKey:
     """Return one key, without its hash."""
     with platform.engine.connect() as conn:
         return _key(conn, tenant, key_id)
 
 
-def revoke_key(platform: Platform, tenant: str, key_id: str, *, by: Principal | None = None) -> RowMapping:
+def revoke_key(platform: Platform, tenant: str, key_id: str, *, by: Principal | None = None) -> ApiKey:
     """Revoke a key at once; revoking it again changes nothing. `by`: a key of the tenant; None: an operator."""
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
+        find_tenant(conn, tenant, lock=True)
         old = _key(conn, tenant, key_id)
         if by is not None:
-            held = conn.execute(sa.select(members.c.role).where(members.c.id == old["member_id"])).scalar()
+            held = conn.execute(sa.select(members.c.role).where(members.c.id == old.member_id)).scalar()
             key_permissions.check_revocation(by, old, None if held is None else Role(held))
         mine = api_keys.c.id == key_id, api_keys.c.tenant_id == tenant
         conn.execute(sa.update(api_keys).where(*mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=platform.clock()))
@@ -211,25 +201,25 @@ def rotate_key(
         raise InvalidRequest(f"overlap {overlap_s} is outside 0..{MAX_OVERLAP_S} seconds, 30 days", param="overlap")
     now = platform.clock()
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
+        find_tenant(conn, tenant, lock=True)
         old = _key(conn, tenant, key_id)
         if by is not None:
             key_permissions.check_rotation(by, old)
-        if old["revoked_at"] is not None or (old["expires_at"] is not None and old["expires_at"] <= now):
+        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
             raise Conflict(
-                f"the key {key_id} is {'expired' if old['revoked_at'] is None else 'revoked'}; make a new one with POST /v1/api_keys",
+                f"the key {key_id} is {'expired' if old.revoked_at is None else 'revoked'}; make a new one with POST /v1/api_keys",
                 code="api_key_ended",
             )
-        lifetime = None if old["expires_at"] is None else old["expires_at"] - old["created_at"]
+        lifetime = None if old.expires_at is None else old.expires_at - old.created_at
         expires_at = _end(now, expires_in_s) if expires_in_s is not None or lifetime is None else now + lifetime
         if by is not None and by.key_id == key_id:
             expires_at = key_permissions.end_within(expires_at, None if lifetime is None else now + lifetime)
         elif by is not None:
-            key_permissions.check_as_wide(by, {**old, "expires_at": expires_at})
+            key_permissions.check_as_wide(by, replace(old, expires_at=expires_at))
         end = now + timedelta(seconds=overlap_s)
-        end = end if old["expires_at"] is None else min(end, old["expires_at"])
+        end = end if old.expires_at is None else min(end, old.expires_at)
         conn.execute(sa.update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
-        kept = {name: old[name] for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
+        kept = {name: getattr(old, name) for name in ("tenant_id", "name", "scopes", "member_id", "requests_per_minute", "names_owners")}
         _check_limit(conn, tenant, now, at_most=2 * MAX_KEYS)  # each may have one successor during the overlap
         return _insert_key(conn, {**kept, "created_at": now, "expires_at": expires_at})
 
@@ -244,27 +234,26 @@ def authenticate(platform: Platform, secret: str) -> Principal:
             f"an operator's key opens /v1/admin and no tenant's route; send a key of the tenant ({TENANT_PREFIX}...)",
             code="tenant_key_required",
         )
-    now = platform.clock()
+    now, sent = platform.clock(), f"API key {hint_of(secret)}"
     with platform.engine.connect() as conn:
-        row = conn.execute(BY_SECRET, {"sha256": sha256_of(secret)}).mappings().one_or_none()
+        row = conn.execute(BY_SECRET, {"sha256": sha256_of(secret)}).one_or_none()
         if row is None:
-            raise Unauthenticated(f"API key {hint_of(secret)} is unknown; check it, or ask your operator for a new one")
-        if row["key_revoked_at"] is not None:
-            raise Unauthenticated(f"API key {hint_of(secret)} was revoked at {row['key_revoked_at']:%Y-%m-%d %H:%M} UTC; use another one")
-        if row["key_expires_at"] is not None and row["key_expires_at"] <= now:
-            raise Unauthenticated(f"API key {hint_of(secret)} expired at {row['key_expires_at']:%Y-%m-%d %H:%M} UTC; use another one")
-        if row["member_removed_at"] is not None:
-            gone = f"{row['member_removed_at']:%Y-%m-%d %H:%M} UTC"
-            raise Unauthenticated(f"API key {hint_of(secret)} is of a member who was removed at {gone}; use another one")
-        if row["key_last_used_at"] is None or now - row["key_last_used_at"] > LAST_USED_EVERY:
-            _note_use(conn, row["key_id"], now)
-    tenant, own = tenant_of(row), row["key_requests_per_minute"]
-    role = Role(row["member_role"]) if row["member_role"] else None
-    scopes = frozenset(Scope(s) for s in row["key_scopes"])
+            raise Unauthenticated(f"{sent} is unknown; check it, or ask your operator for a new one")
+        key, tenant = _record(ApiKey, KEY, row[: len(KEY)]), _record(Tenant, TENANT, row[len(KEY) : -2])
+        role, removed_at = row[-2:]
+        if key.revoked_at is not None:
+            raise Unauthenticated(f"{sent} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC; use another one")
+        if key.expires_at is not None and key.expires_at <= now:
+            raise Unauthenticated(f"{sent} expired at {key.expires_at:%Y-%m-%d %H:%M} UTC; use another one")
+        if removed_at is not None:
+            raise Unauthenticated(f"{sent} is of a member who was removed at {removed_at:%Y-%m-%d %H:%M} UTC; use another one")
+        if key.last_used_at is None or now - key.last_used_at > LAST_USED_EVERY:
+            _note_use(conn, key.id, now)
+    scopes, most = frozenset(map(Scope, key.scopes)), tenant.requests_per_minute
     return Principal(
-        tenant=tenant, key_id=row["key_id"], scopes=within(scopes, role.scope) if role else scopes,
-        requests_per_minute=tenant.requests_per_minute if own is None else min(own, tenant.requests_per_minute),
-        member_id=row["key_member_id"], role=role, names_owners=row["key_names_owners"], expires_at=row["key_expires_at"],
+        tenant=tenant, key_id=key.id, scopes=within(scopes, Role(role).scope) if role else scopes,
+        requests_per_minute=min(key.requests_per_minute or most, most), member_id=key.member_id, role=Role(role) if role else None,
+        names_owners=key.names_owners, expires_at=key.expires_at,
     )  # fmt: skip
 
 
@@ -278,18 +267,15 @@ def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
         )
 
 
-SHOWN = [c for c in api_keys.c if c.name != "sha256"]
 BY_SECRET = (
-    sa.select(
-        tenants,
-        *(c.label(f"key_{c.name}") for c in SHOWN),
-        members.c.role.label("member_role"),
-        members.c.removed_at.label("member_removed_at"),
-    )
-    .join(api_keys, api_keys.c.tenant_id == tenants.c.id)
-    .outerjoin(members, members.c.id == api_keys.c.member_id)
+    sa.select(*KEY, *TENANT, members.c.role, members.c.removed_at)
+    .select_from(api_keys.join(tenants, tenants.c.id == api_keys.c.tenant_id).outerjoin(members, members.c.id == api_keys.c.member_id))
     .where(api_keys.c.sha256 == sa.bindparam("sha256"))
 )
+
+
+def _record(of: type[R], selected: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> R:
+    return record(of, {column.name: value for column, value in zip(selected, values, strict=True)})
 
 
 def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
@@ -301,12 +287,10 @@ def _note_use(conn: Connection, key_id: str, now: datetime) -> None:
     conn.commit()
 
 
-def _key(conn: Connection, tenant: str, key_id: str) -> RowMapping:
-    query = sa.select(*SHOWN).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
-    row = conn.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
-    return row
+def _key(conn: Connection, tenant: str, key_id: str) -> ApiKey:
+    query = sa.select(*KEY).where(api_keys.c.id == key_id, api_keys.c.tenant_id == tenant)
+    missing = NotFound(f"no API key {key_id!r}; list yours with GET /v1/api_keys", code="api_key_not_found", param="key_id")
+    return one_or_raise(conn, query, ApiKey, missing)
 
 
 def _check_role(conn: Connection, tenant: str, member_id: str, requested: tuple[Scope, ...]) -> Role:
@@ -337,10 +321,10 @@ def _end(now: datetime, expires_in_s: int | None) -> datetime | None:
 
 def _insert_key(conn: Connection, values: Mapping[str, Any]) -> NewKey:
     """Write a key of a tenant whose row is locked."""
-    secret, key_id = new_secret(TENANT_PREFIX), f"key_{uuid.uuid4().hex[:24]}"
-    row = {**values, "id": key_id, "sha256": sha256_of(secret), "hint": hint_of(secret)}
-    made = conn.execute(sa.insert(api_keys).values(row).returning(*SHOWN)).mappings().one()
-    return NewKey(id=key_id, secret=secret, row=made)
+    secret = new_secret(TENANT_PREFIX)
+    row = {**values, "id": f"key_{uuid.uuid4().hex[:24]}", "sha256": sha256_of(secret), "hint": hint_of(secret)}
+    made = one(conn, sa.insert(api_keys).values(row).returning(*KEY), ApiKey)
+    return NewKey(**asdict(made), secret=secret)
 
 
 def _check_limit(conn: Connection, tenant: str, now: datetime, *, at_most: int = MAX_KEYS) -> None:
@@ -364,10 +348,9 @@ def _scopes(names: Collection[str]) -> tuple[Scope, ...]:
 
 def refuse_while_deleted(conn: Connection, tenant: str) -> None:
     """Raise ``Conflict`` (``data_being_deleted``) while a deletion of all the tenant's data is open."""
-    is_open = (
-        (deletion_requests.c.subject_kind == "tenant") & (deletion_requests.c.subject_id == tenant) & deletion_requests.c.done_at.is_(None)
-    )
-    if (id_ := conn.execute(sa.select(deletion_requests.c.id).where(is_open)).scalar()) is not None:
+    asked = deletion_requests.c
+    is_open = asked.subject_kind == "tenant", asked.subject_id == tenant, asked.done_at.is_(None)
+    if (id_ := conn.execute(sa.select(asked.id).where(*is_open)).scalar()) is not None:
         raise Conflict(
             f"all data of the tenant is being deleted ({id_}), and nothing new is taken until that is done; "
             f"GET /v1/deletions/{id_} says what it waits for",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
+from control_plane.platform.records import one
 from control_plane.tenants.rules import Tenant, tier_named
-from control_plane.tenants.service import row_of, tenant_of
-from control_plane.tenants.tables import tenants
+from control_plane.tenants.service import find_tenant
+from control_plane.tenants.tables import TENANT, tenants
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -19,21 +19,13 @@ MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 1000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
-    """Bounds of one limit of a tenant."""
-
-    least: float
-    most: float
-    whole: bool
-
-
-LIMITS: Mapping[str, Bounds] = {
-    "max_jobs_in_flight": Bounds(least=0, most=10_000, whole=True),
-    "soft_gpu_hours": Bounds(least=0, most=1e7, whole=False),  # 10,000 GPUs for a month are 7.2 million hours
-    "hard_gpu_hours": Bounds(least=0, most=1e7, whole=False),
-    "requests_per_minute": Bounds(least=1, most=600_000, whole=True),
+LIMITS: Mapping[str, tuple[float, float, bool]] = {
+    "max_jobs_in_flight": (0, 10_000, True),
+    "soft_gpu_hours": (0, 1e7, False),  # 10,000 GPUs for a month are 7.2 million hours
+    "hard_gpu_hours": (0, 1e7, False),
+    "requests_per_minute": (1, 600_000, True),
 }
+"""The least and the most that a limit of a tenant can be, and whether it is a whole number."""
 
 
 def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenant:
@@ -47,16 +39,16 @@ def update(platform: Platform, tenant: str, changes: Mapping[str, Any]) -> Tenan
     if "name" in values:
         _check_text("name", values["name"], MAX_NAME_CHARS)
     with platform.engine.begin() as conn:
-        old = row_of(conn, tenant, lock=True)
-        tier = tier_named(values.get("tier") or old["tier"])
+        old = find_tenant(conn, tenant, lock=True)
+        tier = tier_named(values.get("tier") or old.tier)
         values["tier"] = tier.name
         if values.get("max_jobs_in_flight", 0) is None:
             values["max_jobs_in_flight"] = tier.max_jobs_in_flight
-        elif "max_jobs_in_flight" not in values and old["max_jobs_in_flight"] == tier_named(old["tier"]).max_jobs_in_flight:
+        elif "max_jobs_in_flight" not in values and old.max_jobs_in_flight == tier_named(old.tier).max_jobs_in_flight:
             values["max_jobs_in_flight"] = tier.max_jobs_in_flight  # it had its tier's limit, and now gets the new one's
-        _check_order(values, old)
-        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
-        return tenant_of(conn.execute(changed).mappings().one())
+        changed = one(conn, sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(*TENANT), Tenant)
+        _check_order(changed)
+        return changed
 
 
 def suspend(platform: Platform, tenant: str, *, reason: str) -> Tenant:
@@ -73,26 +65,22 @@ def resume(platform: Platform, tenant: str) -> Tenant:
 
 def _set(platform: Platform, tenant: str, **values: Any) -> Tenant:
     with platform.engine.begin() as conn:
-        row_of(conn, tenant, lock=True)
-        changed = sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(tenants)
-        return tenant_of(conn.execute(changed).mappings().one())
+        find_tenant(conn, tenant, lock=True)
+        return one(conn, sa.update(tenants).where(tenants.c.id == tenant).values(values).returning(*TENANT), Tenant)
 
 
 def _check_limit(name: str, value: float | None) -> None:
-    bounds = LIMITS[name]
-    if value is None:
-        return
-    if not bounds.least <= value <= bounds.most or (bounds.whole and value != int(value)):
-        kind = "a whole number within " if bounds.whole else "within "
+    least, most, whole = LIMITS[name]
+    if value is not None and (not least <= value <= most or (whole and value != int(value))):
+        kind = "a whole number within " if whole else "within "
         raise InvalidRequest(
-            f"{name} {value} is not {kind}{bounds.least:g}..{bounds.most:g}; null is the limit of the tier",
+            f"{name} {value} is not {kind}{least:g}..{most:g}; null is the limit of the tier",
             code="invalid_tenant_limit",
             param=name,
         )
 
 
-def _check_order(values: Mapping[str, Any], old: Mapping[Any, Any]) -> None:
-    after = tenant_of({**old, **values})
+def _check_order(after: Tenant) -> None:
     if after.soft_gpu_hours is not None and after.hard_gpu_hours is not None and after.soft_gpu_hours > after.hard_gpu_hours:
         raise InvalidRequest(
             f"soft_gpu_hours {after.soft_gpu_hours:g} is above hard_gpu_hours {after.hard_gpu_hours:g}: no hour would ever be overage; "

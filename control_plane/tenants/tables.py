@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.platform.tables import metadata, owner, timestamp
+from control_plane.tenants.rules import TIERS, Role
 
 tenants = sa.Table(
     "tenants", metadata,
@@ -18,6 +24,18 @@ tenants = sa.Table(
     timestamp("suspended_at", nullable=True), sa.Column("suspended_reason", sa.Text),
     timestamp("created_at"),
 )  # fmt: skip
+
+
+def _own_or_of_tier(name: str) -> sa.ColumnElement[Any]:
+    of_tier = sa.case({tier.name: getattr(tier, name) for tier in TIERS.values()}, value=tenants.c.tier)
+    return sa.func.coalesce(tenants.c[name], of_tier).label(name)
+
+
+TENANT = [
+    *(tenants.c[name] for name in ("id", "name", "tier", "max_jobs_in_flight", "suspended_at", "suspended_reason")),
+    *(_own_or_of_tier(name) for name in ("soft_gpu_hours", "hard_gpu_hours", "requests_per_minute")),
+]
+"""Columns of a :class:`~control_plane.tenants.rules.Tenant`, with its effective limits."""
 
 members = sa.Table(
     "members", metadata,
@@ -32,6 +50,18 @@ members = sa.Table(
         "uq_members_email", "tenant_id", sa.text("lower(email)"), unique=True, postgresql_where=sa.text("removed_at IS NULL")
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    id: str
+    email: str
+    name: str
+    role: Role
+    notify: bool
+    created_at: datetime
+    removed_at: datetime | None
+
 
 api_keys = sa.Table(
     "api_keys", metadata,
@@ -49,6 +79,25 @@ api_keys = sa.Table(
     timestamp("last_used_at", nullable=True),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiKey:
+    """A key without its hash."""
+
+    id: str
+    tenant_id: str
+    member_id: str | None
+    name: str
+    hint: str
+    scopes: tuple[str, ...]
+    requests_per_minute: int | None
+    names_owners: bool
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
 operator_keys = sa.Table(
     "operator_keys", metadata,
     sa.Column("id", sa.Text, primary_key=True),  # opk_...
@@ -59,6 +108,20 @@ operator_keys = sa.Table(
     timestamp("last_used_at", nullable=True),
 )  # fmt: skip
 """Operators of the platform: tenants' keys do not open their routes, and theirs open no tenant's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorKey:
+    """An operator's key without its hash."""
+
+    id: str
+    name: str
+    hint: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
 
 idempotency_keys = sa.Table(
     "idempotency_keys", metadata,
@@ -86,3 +149,33 @@ audit_log = sa.Table(
 )  # fmt: skip
 """Written by a trigger in the transaction of the change, for every watched table. Lines are never changed or deleted, except for quoted
 tenant data when that data is deleted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditLine:
+    seq: int
+    tenant_id: str | None
+    actor_kind: str
+    actor_id: str
+    actor_name: str | None
+    """Name of the key or operator; None for the system, and for deleted keys."""
+    member_id: str | None
+    email: str | None
+    action: str
+    object_type: str
+    object_id: str
+    changes: Mapping[str, Any]
+    ip: str | None
+    user_agent: str | None
+    request_id: str | None
+    created_at: datetime
+    redacted_at: datetime | None
+
+    @property
+    def id(self) -> str:
+        return f"aud_{self.seq}"
+
+    @property
+    def actor(self) -> Self:
+        """The same line, as responses show its actor: in an object of its own."""
+        return self

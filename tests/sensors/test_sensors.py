@@ -168,10 +168,10 @@ def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
     asked = deletion_requests.request_tenant(platform, tenant, confirm=tenant, reason="contract ended", requested_by="operator")
     told = str(tick(retention_sensor, instance))
     assert "failed" not in told
-    assert "dagster records" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"]), "no Dagster runs in this home"
+    assert "dagster records" in str(deletion.get(platform, tenant, asked.id).waiting_for), "no Dagster runs in this home"
     assert deletion.carry_out_all(platform) == []
-    assert "second look" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"])
+    assert "second look" in str(deletion.get(platform, tenant, asked.id).waiting_for)
     later = platform.clock() + timedelta(minutes=10)
-    assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked["id"]]
+    assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked.id]
     assert jobs.get(platform, tenant, job_id).row["state"] == "cancelled"
-    assert deletion.get(platform, tenant, asked["id"])["proof"]["num_objects"] > 0
+    assert deletion.get(platform, tenant, asked.id).proof["num_objects"] > 0

@@ -14,6 +14,7 @@ from control_plane.billing.prices import half_even
 from control_plane.billing.rules import Entry
 from control_plane.billing.usage import rules as usage
 from control_plane.quotas.rules import Month, month_of
+from control_plane.tenants.rules import Tenant
 from ft_assets.errors import InvalidRequest
 
 CURRENCY = "USD"
@@ -21,6 +22,8 @@ HOUR_MS = 3_600_000
 MONTH = re.compile(r"20[0-9][0-9]-(0[1-9]|1[0-2])")
 YEAR_AND_MONTH = re.compile(r"[0-9]{4}-[0-9]{2}")
 ORDER = ("usage", "refund", "storage", "adjustment")
+SUMS = (*(f"{kind}_micros" for kind in ORDER), "spot_savings_micros", "gpu_seconds", "refunded_gpu_seconds")
+OF_ENTRY = ("kind", "job_id", "attempt", "gpu_type", "pricing", "gpu_seconds", "list_micros", "amount_micros")
 
 
 def month_named(name: str, *, now: datetime) -> Month:
@@ -38,16 +41,7 @@ def invoice_id(tenant: str, month: str) -> str:
     return f"inv_{tenant}_{month}"
 
 
-def document(
-    *,
-    tenant: str,
-    name: str,
-    tier: str,
-    soft_gpu_hours: float | None,
-    month: Month,
-    entries: Sequence[Entry],
-    models: Mapping[str, str],
-) -> dict[str, Any]:
+def document(tenant: Tenant, month: Month, entries: Sequence[Entry], models: Mapping[str, str]) -> dict[str, Any]:
     """Build the invoice, a function of its entries: the same entries always give the same bytes.
 
     1. A line is an entry with the entry's amount; the total is the sum of the lines.
@@ -59,23 +53,17 @@ def document(
     ordered = sorted(entries, key=lambda e: (ORDER.index(e.kind), e.job_id or "", e.attempt or 0, e.occurred_at, e.id))
     total = usage.total_of(entries)
     return {
-        "id": invoice_id(tenant, month.name),
+        "id": invoice_id(tenant.id, month.name),
         "month": month.name,
         "period_start": int(month.begins.timestamp()),
         "period_end": int(month.ends.timestamp()),
-        "tenant": {"id": tenant, "name": name, "tier": tier},
+        "tenant": {"id": tenant.id, "name": tenant.name, "tier": tenant.tier},
         "currency": CURRENCY,
         "lines": [_line(entry, month, models) for entry in ordered],
-        "usage_micros": total.usage_micros,
-        "refund_micros": total.refund_micros,
-        "storage_micros": total.storage_micros,
-        "adjustment_micros": total.adjustment_micros,
+        **{name: getattr(total, name) for name in SUMS},
         "total_micros": total.amount_micros,
         "total_usd": usd(total.amount_micros),
-        "spot_savings_micros": total.spot_savings_micros,
-        "gpu_seconds": total.gpu_ms / 1000,
-        "refunded_gpu_seconds": total.refunded_gpu_ms / 1000,
-        "overage": _overage([e for e in entries if e.occurred_at >= month.begins], soft_gpu_hours),
+        "overage": _overage([e for e in entries if e.occurred_at >= month.begins], tenant.soft_gpu_hours),
     }
 
 
@@ -86,19 +74,12 @@ def sha256(of: Mapping[str, Any]) -> str:
 
 def _line(entry: Entry, month: Month, models: Mapping[str, str]) -> dict[str, Any]:
     return {
+        **{name: getattr(entry, name) for name in OF_ENTRY},
         "entry_id": entry.id,
-        "kind": entry.kind,
         "description": _description(entry),
-        "job_id": entry.job_id,
-        "attempt": entry.attempt,
         "model": models.get(entry.job_id or ""),
-        "gpu_type": entry.gpu_type,
-        "pricing": entry.pricing,
-        "gpu_seconds": entry.gpu_seconds,
         "occurred_at": entry.occurred_at.astimezone(UTC).isoformat(timespec="milliseconds"),
         "late": entry.occurred_at < month.begins,
-        "list_micros": entry.list_micros,
-        "amount_micros": entry.amount_micros,
     }
 
 

@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import distinct_on, insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.metering import service as metering
-from control_plane.billing.tables import invoice_entries, invoices, ledger_entries, meter_events, unbilled_attempts
+from control_plane.billing.rules import Entry
+from control_plane.billing.tables import IssuedInvoice, invoice_entries, invoices, ledger_entries, meter_events, unbilled_attempts
 from control_plane.billing.usage.service import Unbilled, unbilled
 from control_plane.jobs.tables import jobs
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one_or_none
 from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
-from control_plane.tenants.service import tenant_of
+from control_plane.tenants.service import find_tenant
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import NotFound
 
@@ -37,6 +39,7 @@ BUDGET_S = 15.0
 """Time limit of one pass: 500 tenants with 100,000 jobs take two minutes, and a sensor's tick has one."""
 ENTERED_WITHIN = timedelta(days=1)
 """An entry whose time is this much before an invoice may have been committed after it."""
+ISSUED = columns(invoices, IssuedInvoice)
 log = logging.getLogger(__name__)
 
 
@@ -44,12 +47,16 @@ log = logging.getLogger(__name__)
 class Invoice:
     """An invoice, or a draft of one."""
 
-    document: dict[str, Any]
+    document: Mapping[str, Any]
     sha256: str
     issued_at: datetime | None
     """None: a draft, which may still change."""
     unbilled: Sequence[Unbilled] = ()
     """For a draft: running attempts that may still be added."""
+
+    @property
+    def status(self) -> Literal["draft", "issued"]:
+        return "draft" if self.issued_at is None else "issued"
 
 
 def get(platform: Platform, tenant: str, month: str) -> Invoice:
@@ -57,9 +64,9 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
     now = platform.clock()
     requested = invoicing.month_named(month, now=now)
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(invoices).where(invoices.c.tenant_id == tenant, invoices.c.month == month)).mappings().one_or_none()
-        if row is not None:
-            return Invoice(document=row["document"], sha256=row["sha256"], issued_at=row["issued_at"])
+        issued = one_or_none(conn, sa.select(*ISSUED).where(invoices.c.tenant_id == tenant, invoices.c.month == month), IssuedInvoice)
+        if issued is not None:
+            return Invoice(document=issued.document, sha256=issued.sha256, issued_at=issued.issued_at)
         draft = _document(conn, tenant, requested)
         if not draft["lines"] and requested.ends <= now:
             raise NotFound(
@@ -69,12 +76,11 @@ def get(platform: Platform, tenant: str, month: str) -> Invoice:
     return Invoice(document=draft, sha256=invoicing.sha256(draft), issued_at=None, unbilled=running)
 
 
-def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
+def list_issued(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[IssuedInvoice]:
     """Return issued invoices, newest month first."""
-    query = sa.select(invoices).where(invoices.c.tenant_id == tenant)
-    keys = (invoices.c.month, invoices.c.id)
+    query, keys = sa.select(*ISSUED).where(invoices.c.tenant_id == tenant), (invoices.c.month, invoices.c.id)
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, id_column=invoices.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+        return page(conn, query, keys, of=IssuedInvoice, id_column=invoices.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
 def issue_due(platform: Platform, *, budget_s: float = BUDGET_S) -> list[str]:
@@ -145,7 +151,7 @@ def _issue_until(platform: Platform, tenant: str, since: datetime, *, before: da
 
 def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> list[str] | None:
     """Issue one invoice; returns its id. Empty if it exists already or would be empty; None if it has to wait."""
-    conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))  # one issuer at a time
+    find_tenant(conn, tenant, lock=True)  # one issuer at a time
     if conn.execute(sa.select(invoices.c.id).where(invoices.c.tenant_id == tenant, invoices.c.month == month.name)).first():
         return []
     if _unsettled(conn, tenant, month):
@@ -167,18 +173,14 @@ def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> lis
 
 
 def _document(conn: Connection, tenant: str, month: Month) -> dict[str, Any]:
-    row = conn.execute(sa.select(tenants).where(tenants.c.id == tenant)).mappings().one()
-    of = tenant_of(row)
-    rows = conn.execute(_uninvoiced(tenant, month)).mappings().all()
-    models = {row["job_id"]: row["model"] for row in rows if row["model"] is not None}
-    entries = [ledger.entry_of(row) for row in rows]
-    return invoicing.document(
-        tenant=tenant, name=of.name, tier=of.tier, soft_gpu_hours=of.soft_gpu_hours, month=month, entries=entries, models=models
-    )
+    of_month = _uninvoiced(tenant, month)
+    of_jobs = sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id.in_(of_month.with_only_columns(ledger_entries.c.job_id)))
+    models = {row.id: row.model for row in conn.execute(of_jobs)}
+    return invoicing.document(find_tenant(conn, tenant), month, many(conn, of_month, Entry), models)
 
 
 def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
-    """Return the entries for the invoice of `month`, with their job's model.
+    """Return the entries for the invoice of `month`.
 
     They are on no invoice yet, and belong to the month, or to an earlier one whose invoice was issued before they arrived; an earlier month
     without an invoice keeps its own.
@@ -188,8 +190,7 @@ def _uninvoiced(tenant: str, month: Month) -> sa.Select[Any]:
         invoices.c.month == sa.func.to_char(sa.func.timezone("UTC", ledger_entries.c.occurred_at), "YYYY-MM"),
     )
     return (
-        sa.select(ledger_entries, jobs.c.model)
-        .select_from(ledger_entries.outerjoin(jobs, jobs.c.id == ledger_entries.c.job_id))
+        sa.select(*ledger.ENTRY)
         .where(ledger_entries.c.tenant_id == tenant, ledger_entries.c.occurred_at < month.ends, ~_invoiced())
         .where(sa.or_(ledger_entries.c.occurred_at >= month.begins, issued))
     )

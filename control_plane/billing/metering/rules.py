@@ -30,6 +30,7 @@ class MeterEvent:
 
     id: str
     """``<job>/a<attempt>/<kind>``, plus ``/<source>`` for a second reporter: a repeated report has the same id."""
+    tenant_id: str
     job_id: str
     attempt: int
     kind: Literal["started", "ended"]
@@ -189,24 +190,19 @@ def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
         "end_known_from": interval.source,
         **price,
     }
-    common: dict[str, Any] = {
-        "job_id": interval.job_id,
-        "attempt": interval.attempt,
-        "gpu_type": interval.gpu_type,
-        "pricing": interval.pricing,
-        "gpu_seconds": gpu_ms / 1000,
-        "occurred_at": moment(milliseconds(interval.ended_at)),
-        "detail": detail,
-    }
     of = interval.job_id, interval.attempt
-    usage = Entry(id=billing.usage_id(*of), kind="usage", amount_micros=amount, list_micros=on_demand, **common)
+    usage = Entry(
+        id=billing.usage_id(*of), kind="usage", amount_micros=amount, list_micros=on_demand, job_id=interval.job_id,
+        attempt=interval.attempt, gpu_type=interval.gpu_type, pricing=interval.pricing, gpu_seconds=gpu_ms / 1000,
+        occurred_at=moment(milliseconds(interval.ended_at)), detail=detail,
+    )  # fmt: skip
     kept = kept_ms(interval)
     if kept is not None:
         part = _part(usage, interval, kept * interval.num_gpus, prices)
         return [usage, part] if part.detail["gpu_ms"] else [usage]
     if interval.fault is not Fault.PLATFORM:
         return [usage]
-    return [usage, Entry(id=billing.refund_id(*of), kind="refund", amount_micros=-amount, list_micros=-on_demand, **common)]
+    return [usage, replace(usage, id=billing.refund_id(*of), kind="refund", amount_micros=-amount, list_micros=-on_demand)]
 
 
 def _part(usage: Entry, interval: Interval, kept_gpu_ms: int, prices: PriceBook) -> Entry:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, prices
@@ -24,8 +24,9 @@ from control_plane.billing.refunds import open_case
 from control_plane.billing.rules import Entry, usage_id
 from control_plane.billing.tables import ledger_entries, meter_events, unbilled_attempts
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, many
 from control_plane.platform.rounds import Round
 from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
@@ -36,18 +37,30 @@ log = logging.getLogger(__name__)
 AT_A_TIME = 500
 BUDGET_S = 20.0
 """Attempts per pass; the next pass continues."""
+EVENT = columns(meter_events, MeterEvent)
+METERED = [unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt]
 
 
-def report_started(conn: Connection, job: RowMapping, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metered:
+    """An attempt whose reports are not billed yet."""
+
+    tenant_id: str
+    job_id: str
+    attempt: int
+
+
+def report_started(
+    conn: Connection, of: Metered, *, tier: str, model: str, pool: Pool, num_gpus: int, at: datetime, now: datetime
+) -> None:  # fmt: skip
     """Report that the workload of an attempt started; the first report counts."""
-    data = {"tier": job["tier"], "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": job["model"]}
-    _report(conn, job["tenant_id"], job["id"], attempt, "started", data, at=at, now=now)
+    data = {"tier": tier, "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": model}
+    _report(conn, of, "started", data, at=at, now=now)
 
 
 def report_ended(
     conn: Connection,
-    job: RowMapping,
-    attempt: int,
+    of: Metered,
     *,
     outcome: str,
     fault: Fault | None,
@@ -63,7 +76,7 @@ def report_ended(
     data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
     if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
         data["work"] = asdict(work)
-    _report(conn, job["tenant_id"], job["id"], attempt, "ended", data, at=at, now=now)
+    _report(conn, of, "ended", data, at=at, now=now)
 
 
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
@@ -71,29 +84,27 @@ def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | No
 
     If its metrics are gone (None) but it has its own checkpoint, it counts as working from its start until that was stored.
     """
-    mine = checkpoints.c.job_id == job_id, checkpoints.c.attempt == attempt, checkpoints.c.retired_at.is_(None)
-    saved = conn.execute(sa.select(checkpoints.c.created_at).where(*mine).order_by(checkpoints.c.step.desc()).limit(1)).scalar()
+
+    def of_attempt(column: sa.Column[Any]) -> sa.Select[Any]:
+        return sa.select(column).where(column.table.c.job_id == job_id, column.table.c.attempt == attempt)
+
+    newest = of_attempt(checkpoints.c.created_at).where(checkpoints.c.retired_at.is_(None)).order_by(checkpoints.c.step.desc()).limit(1)
+    known = newest, of_attempt(attempts.c.started_at), of_attempt(attempts.c.from_step), of_attempt(reservations.c.stop_asked_at)
+    saved, started_at, from_step, stop_requested = conn.execute(sa.select(*(query.scalar_subquery() for query in known))).one()
     if saved is not None:
-        this = attempts.c.job_id == job_id, attempts.c.attempt == attempt
-        began_at = began_at or conn.execute(sa.select(attempts.c.started_at).where(*this)).scalar()
-        kept_until = kept_until or saved
-    requested = sa.select(reservations.c.stop_asked_at).where(reservations.c.job_id == job_id, reservations.c.attempt == attempt)
-    from_step = sa.select(attempts.c.from_step).where(attempts.c.job_id == job_id, attempts.c.attempt == attempt)
-    ends = sa.select(meter_events.c.data).where(
-        meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
-    )
-    before = conn.execute(ends.order_by(meter_events.c.attempt.desc())).scalars()
-    times = began_at, kept_until, conn.execute(requested).scalar()
-    began_ms, kept_until_ms, stop_requested_ms = (None if at is None else milliseconds(at) for at in times)
-    after_stop = bool(conn.execute(from_step).scalar()) and goes_on_after_stop(before)
-    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_requested_ms)
+        began_at, kept_until = began_at or started_at, kept_until or saved
+    ended = meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
+    before = conn.execute(sa.select(meter_events.c.data).where(*ended).order_by(meter_events.c.attempt.desc())).scalars()
+    began_ms, kept_until_ms, stop_ms = (None if at is None else milliseconds(at) for at in (began_at, kept_until, stop_requested))
+    after_stop = bool(from_step) and goes_on_after_stop(before)
+    return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_ms)
 
 
-def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:
+def report_lost(conn: Connection, of: Metered, *, outcome: str, now: datetime) -> None:
     """Report the end of an attempt without a follower: it ended at its last sign of life, through the platform's fault."""
-    at = last_proof_of_life(conn, job["id"], attempt)
+    at = last_proof_of_life(conn, of.job_id, of.attempt)
     if at is not None:
-        report_ended(conn, job, attempt, outcome=outcome, fault=Fault.PLATFORM, at=at, now=now, seen=False)
+        report_ended(conn, of, outcome=outcome, fault=Fault.PLATFORM, at=at, now=now, seen=False)
 
 
 def last_proof_of_life(conn: Connection, job_id: str, attempt: int) -> datetime | None:
@@ -111,22 +122,23 @@ def last_proof_of_life(conn: Connection, job_id: str, attempt: int) -> datetime 
     return max(sign for sign in signs if sign is not None)
 
 
-def settle(conn: Connection, platform: Platform, tenant: str, job_id: str, attempt: int) -> list[Entry]:
+def settle(conn: Connection, platform: Platform, of: Metered) -> list[Entry]:
     """Post the entries of an attempt with known start and end, skipping existing ones. Returns the new entries."""
-    interval = fold(events_of(conn, job_id, attempt))
+    this = meter_events.c.job_id == of.job_id, meter_events.c.attempt == of.attempt
+    interval = fold(many(conn, sa.select(*EVENT).where(*this), MeterEvent))
     if interval is None:
         return []
     try:
         entries = bill(interval, prices.load(platform.settings.prices_file))
     except ValueError as error:  # no price: the reports are kept, and the attempt is billed once there is one
-        log.warning("attempt %s of %s is not billed yet: %s", attempt, job_id, error)
+        log.warning("attempt %s of %s is not billed yet: %s", of.attempt, of.job_id, error)
         return []
     now = platform.clock()
-    new = [entry for entry in entries if ledger.post(conn, tenant, entry, now=now)]
+    new = [entry for entry in entries if ledger.post(conn, of.tenant_id, entry, now=now)]
     if new and interval.fault is Fault.AMBIGUOUS:
-        open_case(conn, tenant, entries, outcome=interval.outcome, now=now)
-    this = unbilled_attempts.c.job_id == job_id, unbilled_attempts.c.attempt == attempt
-    conn.execute(sa.delete(unbilled_attempts).where(*this))
+        open_case(conn, of.tenant_id, entries, outcome=interval.outcome, now=now)
+    billed = unbilled_attempts.c.job_id == of.job_id, unbilled_attempts.c.attempt == of.attempt
+    conn.execute(sa.delete(unbilled_attempts).where(*billed))
     return new
 
 
@@ -137,20 +149,19 @@ def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: floa
     """
     until, billed = time.monotonic() + budget_s, 0
     with Round("attempts") as each:
-        for row in _pages(platform, _forgotten(), at_a_time, until):
-            with each(f"the end of attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
-                job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
-                report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
-                log.warning("no end was reported for attempt %s of %s; billed up to its last sign of life", row.attempt, row.job_id)
-        for row in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):
-            with each(f"attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
-                billed += bool(settle(conn, platform, row.tenant_id, row.job_id, row.attempt))
+        for of in _pages(platform, _forgotten(), at_a_time, until):
+            with each(f"the end of attempt {of.attempt} of {of.job_id}"), platform.engine.begin() as conn:
+                report_lost(conn, of, outcome="internal", now=platform.clock())
+                log.warning("no end was reported for attempt %s of %s; billed up to its last sign of life", of.attempt, of.job_id)
+        for of in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):
+            with each(f"attempt {of.attempt} of {of.job_id}"), platform.engine.begin() as conn:
+                billed += bool(settle(conn, platform, of))
     return billed
 
 
 def unsettled() -> sa.Select[Any]:
     """Attempts with reports that are not billed."""
-    return sa.select(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
+    return sa.select(*METERED)
 
 
 def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
@@ -163,38 +174,24 @@ def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
     return int(number), oldest
 
 
-def events_of(conn: Connection, job_id: str, attempt: int) -> list[MeterEvent]:
-    query = sa.select(meter_events).where(meter_events.c.job_id == job_id, meter_events.c.attempt == attempt)
-    return [event(row) for row in conn.execute(query).mappings()]
-
-
-def event(row: RowMapping) -> MeterEvent:
-    return MeterEvent(**{name: row[name] for name in ("id", "job_id", "attempt", "kind", "at", "received_at", "data")})
-
-
-def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> Sequence[RowMapping]:
+def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> list[MeterEvent]:
     """Return starts of attempts without an end that are not billed, of one tenant or (None) of all."""
     this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
-    query = sa.select(meter_events).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
+    query = sa.select(*EVENT).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
     if tenant is not None:
         query = query.where(meter_events.c.tenant_id == tenant)
     if job_id is not None:
         query = query.where(meter_events.c.job_id == job_id)
-    return conn.execute(query.order_by(meter_events.c.at, meter_events.c.id)).mappings().all()
+    return many(conn, query.order_by(meter_events.c.at, meter_events.c.id), MeterEvent)
 
 
-def _report(
-    conn: Connection, tenant: str, job_id: str, attempt: int, kind: str, data: dict[str, Any], *, at: datetime, now: datetime
-) -> None:
-    values = {
-        "id": f"{job_id}/a{attempt}/{kind}", "tenant_id": tenant, "job_id": job_id, "attempt": attempt, "kind": kind, "data": data,
-        "at": at, "received_at": now,
-    }  # fmt: skip
+def _report(conn: Connection, of: Metered, kind: str, data: dict[str, Any], *, at: datetime, now: datetime) -> None:
+    id_, to_bill = f"{of.job_id}/a{of.attempt}/{kind}", asdict(of)
+    values = {**to_bill, "id": id_, "kind": kind, "data": data, "at": at, "received_at": now}
     new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)
     if conn.execute(new).scalar() is None or kind != "started":
         return
-    to_bill = {"tenant_id": tenant, "job_id": job_id, "attempt": attempt}
-    entered = sa.exists().where(ledger_entries.c.id == usage_id(job_id, attempt))
+    entered = sa.exists().where(ledger_entries.c.id == usage_id(of.job_id, of.attempt))
     if not conn.execute(sa.select(entered)).scalar_one():  # billed attempts never change, whatever is reported later
         conn.execute(insert(unbilled_attempts).values(to_bill).on_conflict_do_nothing())
 
@@ -211,17 +208,17 @@ def _forgotten() -> sa.Select[Any]:
     return unsettled().join(reservations, this).where(reservations.c.released_at.is_not(None), has("started"), ~has("ended"))
 
 
-def _pages(platform: Platform, query: sa.Select[Any], at_a_time: int, until: float) -> Iterator[sa.Row[Any]]:
+def _pages(platform: Platform, query: sa.Select[Any], at_a_time: int, until: float) -> Iterator[Metered]:
     """Yield rows of `query` in batches, each once; rows that stay unchanged do not block later ones."""
-    keys = sa.tuple_(unbilled_attempts.c.tenant_id, unbilled_attempts.c.job_id, unbilled_attempts.c.attempt)
-    ordered, last = query.order_by(*keys.clauses).limit(at_a_time), None
+    keys = sa.tuple_(*METERED)
+    ordered, last = query.order_by(*METERED).limit(at_a_time), None
     while True:
         with platform.engine.connect() as conn:
-            rows = conn.execute(ordered if last is None else ordered.where(keys > last)).all()
-        for row in rows:
+            found = many(conn, ordered if last is None else ordered.where(keys > last), Metered)
+        for of in found:
             if time.monotonic() >= until:
                 return
-            yield row
-        if len(rows) < at_a_time:
+            yield of
+        if len(found) < at_a_time:
             return
-        last = sa.tuple_(*rows[-1], types=[key.type for key in keys.clauses])
+        last = sa.tuple_(*astuple(found[-1]), types=[key.type for key in METERED])

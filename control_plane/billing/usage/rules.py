@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from control_plane.billing.metering.rules import milliseconds, moment
 from control_plane.billing.rules import Entry
@@ -54,6 +54,14 @@ class Total:
     adjustment_micros: int = 0
     spot_savings_micros: int = 0
     """What unrefunded usage would have cost more on demand."""
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.gpu_ms / 1000
+
+    @property
+    def refunded_gpu_seconds(self) -> float:
+        return self.refunded_gpu_ms / 1000
 
     def and_(self, other: Total) -> Total:
         return Total(**{name: getattr(self, name) + getattr(other, name) for name in Total.__slots__})
@@ -127,12 +135,7 @@ def apportion(amount: int, weights: Sequence[int]) -> list[int]:
 
 def interval_of(entry: Entry) -> tuple[int, int] | None:
     """Return the milliseconds between which the billed or refunded workload ran; None for an entry of one moment."""
-    detail: Mapping[str, Any] = entry.detail
-    if "started_ms" in detail:
-        return detail["started_ms"], detail["ended_ms"]
-    if "started_at" in detail:  # entries of the first format
-        return round(detail["started_at"] * 1000), round(detail["ended_at"] * 1000)
-    return None
+    return (entry.detail["started_ms"], entry.detail["ended_ms"]) if "started_ms" in entry.detail else None
 
 
 def split(entry: Entry, width: Width) -> list[Part]:

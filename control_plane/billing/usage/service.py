@@ -10,18 +10,19 @@ from itertools import islice
 from typing import cast
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger, prices
 from control_plane.billing.metering import service as metering
-from control_plane.billing.metering.rules import Interval, priced
+from control_plane.billing.metering.rules import Interval, MeterEvent, priced
 from control_plane.billing.rules import Entry
-from control_plane.billing.tables import storage_samples
+from control_plane.billing.tables import RefundCase, storage_samples
 from control_plane.billing.usage import rules as usage
 from control_plane.billing.usage import usage_lines
 from control_plane.billing.usage.rules import Dimension, Grouped, Total, Width
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import one_or_none
 from ft_assets.errors import InvalidRequest, NotFound
 
 MAX_BUCKETS: Mapping[Width, int] = {"hour": 31 * 24 + 1, "day": 13 * 31 + 1, "month": 10 * 12 + 1}
@@ -43,6 +44,10 @@ class Unbilled:
     since: datetime
     gpu_ms: int
     amount_micros: int
+
+    @property
+    def gpu_seconds(self) -> float:
+        return self.gpu_ms / 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +75,7 @@ class Usage:
 class JobCost:
     job_id: str
     entries: Sequence[Entry]
-    cases: Sequence[RowMapping]
+    refund_cases: Sequence[RefundCase]
     unbilled: Sequence[Unbilled]
     total: Total
 
@@ -111,17 +116,17 @@ def used(
 
 
 def cost_of_job(platform: Platform, tenant: str, job_id: str) -> JobCost:
-    """Return every entry of a job, its pending refund cases, and its running attempt."""
+    """Return every entry of a job as its tenant sees it, its refund cases, and its running attempt."""
     with platform.engine.connect() as conn:
         this = jobs.c.id == job_id, jobs.c.tenant_id == tenant
         if conn.execute(sa.select(jobs.c.id).where(*this)).scalar() is None:
             raise NotFound(
                 f"no fine-tuning job {job_id[:80]!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
             )
-        entries = ledger.of_job(conn, tenant, job_id)
+        entries = [ledger.to_tenant(entry) for entry in ledger.of_job(conn, tenant, job_id)]
         cases = ledger.cases_of_job(conn, tenant, job_id)
         running = unbilled(conn, platform, tenant, job_id=job_id)
-    return JobCost(job_id=job_id, entries=entries, cases=cases, unbilled=running, total=usage.total_of(entries))
+    return JobCost(job_id=job_id, entries=entries, refund_cases=cases, unbilled=running, total=usage.total_of(entries))
 
 
 def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id: str | None = None) -> list[Unbilled]:
@@ -137,7 +142,7 @@ def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id
             gpu_ms, amount = so_far.gpu_ms, 0
         found.append(
             Unbilled(
-                tenant=start["tenant_id"], job_id=so_far.job_id, attempt=so_far.attempt, model=start["data"]["model"],
+                tenant=start.tenant_id, job_id=so_far.job_id, attempt=so_far.attempt, model=start.data["model"],
                 gpu_type=so_far.gpu_type, pricing=so_far.pricing, since=so_far.started_at, gpu_ms=gpu_ms, amount_micros=amount,
             )
         )  # fmt: skip
@@ -146,22 +151,15 @@ def unbilled(conn: Connection, platform: Platform, tenant: str | None, *, job_id
 
 def latest_sample(conn: Connection, tenant: str) -> Stored | None:
     query = sa.select(storage_samples.c.day, storage_samples.c.bytes).where(storage_samples.c.tenant_id == tenant)
-    row = conn.execute(query.order_by(storage_samples.c.day.desc()).limit(1)).one_or_none()
-    return None if row is None else Stored(day=row.day, bytes=row.bytes)
+    return one_or_none(conn, query.order_by(storage_samples.c.day.desc()).limit(1), Stored)
 
 
-def _so_far(start: RowMapping, now: datetime) -> Interval:
-    facts = {name: start["data"][name] for name in ("tier", "gpu_type", "num_gpus", "pricing")}
+def _so_far(start: MeterEvent, now: datetime) -> Interval:
+    facts = {name: start.data[name] for name in ("tier", "gpu_type", "num_gpus", "pricing")}
     return Interval(
-        job_id=start["job_id"],
-        attempt=start["attempt"],
-        started_at=start["at"],
-        ended_at=max(start["at"], now),
-        outcome="running",
-        fault=None,
-        source="",
-        **facts,
-    )
+        job_id=start.job_id, attempt=start.attempt, started_at=start.at, ended_at=max(start.at, now), outcome="running", fault=None,
+        source="", **facts,
+    )  # fmt: skip
 
 
 def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimensions: Sequence[str]) -> None:

@@ -34,14 +34,14 @@ def delete_data(
     )
     with open_local() as platform:
         requested = deletion_requests.request_tenant(platform, tenant, confirm=typed, reason=reason, requested_by="operator")
-        deletion.carry_out(platform, requested["id"])
-        found = deletion.get(platform, tenant, requested["id"])
+        deletion.carry_out(platform, requested.id)
+        found = deletion.get(platform, tenant, requested.id)
     if as_json:
         print(deletion.json_of(found))
-    elif found["done_at"] is None:
-        say(f"{found['id']}: {found['waiting_for']}; the platform retries every ten minutes")
+    elif found.proof is None:
+        say(f"{found.id}: {found.waiting_for}; the platform retries every ten minutes")
     else:
-        say(f"{found['id']} is done: {found['proof']['num_objects']} objects; its proof has sha256 {found['sha256']}")
+        say(f"{found.id} is done: {found.proof['num_objects']} objects; its proof has sha256 {found.sha256}")
 
 
 @local(

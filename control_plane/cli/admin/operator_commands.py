@@ -50,7 +50,10 @@ def list_keys(platform: Platform) -> Any:
     from control_plane.tenants import operators
 
     names, times = ("id", "name", "hint"), ("created_at", "expires_at", "revoked_at", "last_used_at")
-    return [{**{n: k[n] for n in names}, **{n: k[n] and k[n].timestamp() for n in times}} for k in operators.list_all(platform)]
+    return [
+        {n: getattr(k, n) for n in names} | {n: (at := getattr(k, n)) and at.timestamp() for n in times}
+        for k in operators.list_all(platform)
+    ]
 
 
 @local("operator's key {id} ({name}) is revoked")
@@ -61,7 +64,7 @@ def revoke(
     from control_plane.tenants import operators
 
     done = operators.revoke(platform, key_id)
-    return {"id": done["id"], "name": done["name"], "revoked_at": done["revoked_at"].timestamp()}
+    return {"id": done.id, "name": done.name, "revoked_at": done.revoked_at and done.revoked_at.timestamp()}
 
 
 def audit_of_all(

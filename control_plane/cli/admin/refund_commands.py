@@ -15,8 +15,7 @@ from control_plane.cli.record_views import add_group, listing, show, since
 from control_plane.cli.tenant.account.usage_commands import By, End, Start, micros_of, moment_of, when
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import RowMapping
-
+    from control_plane.billing.tables import RefundCase
     from control_plane.billing.usage.rules import Total
     from control_plane.platform.context import Platform
 
@@ -176,7 +175,6 @@ def _me() -> str:
     return f"cli:{getpass.getuser()}"
 
 
-def _case(row: RowMapping) -> dict[str, Any]:
-    times = {n: None if row[n] is None else row[n].timestamp() for n in ("created_at", "decided_at")}
-    names = ("id", "tenant_id", "job_id", "attempt", "amount_micros", "outcome", "state", "decided_by", "note")
-    return {n: row[n] for n in names} | times
+def _case(case: RefundCase) -> dict[str, Any]:
+    decided_at = None if case.decided_at is None else case.decided_at.timestamp()
+    return asdict(case) | {"created_at": case.created_at.timestamp(), "decided_at": decided_at}

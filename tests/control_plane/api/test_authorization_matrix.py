@@ -163,7 +163,7 @@ def opened(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[Worl
     keys = {scope: tenants.create_key(platform, owner.id, name=scope, scopes=[scope]).secret for scope in ORDER}
     keys |= {"stranger": stranger.secret, "operator": operators.create(as_operator(platform), "matrix").secret}
     for role in Role:
-        person = members.add(platform, owner.id, email=f"{role}@example.com", role=role)["id"]
+        person = members.add(platform, owner.id, email=f"{role}@example.com", role=role).id
         keys[f"of-{role}"] = tenants.create_key(platform, owner.id, name=role, scopes=[role.scope], member_id=person).secret
     app = create_app(platform)
     url = serve(app)
@@ -186,7 +186,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     model = f"ft:tiny-base:{tenant}::m"
     adapter = add_adapter(platform, tenant, name=model, stage="production", loaded=True)
     export = exports.request(platform, tenant, adapter, format="adapter", precision=None)["id"]
-    person = members.add(platform, tenant, email="a@example.com", role="viewer")["id"]
+    person = members.add(platform, tenant, email="a@example.com", role="viewer").id
     make("PUT", "/v1/model_routes/support-bot", {"targets": [{"model": model, "weight": 1}]})
     evaluation = world.call("POST", f"/v1/adapters/{adapter}/evaluations", world.keys["admin"]).json()
     budget = make("POST", "/v1/budgets", {"name": "b", "limit_micros": 1_000_000, "thresholds": [50]})["id"]

@@ -74,7 +74,7 @@ def test_the_prices_in_the_text_are_those_of_the_list() -> None:
     assert tiers == {
         name: [f"{t.gpu_percent} %", f"{t.storage_percent} %", f"{t.storage_allowance_bytes // GIB} GiB"] for name, t in held.tiers.items()
     }
-    assert f"{held.storage_micros_per_gib_month / MICROS} USD" in TEXT
+    assert f"{held.storage.micros_per_gib_month / MICROS} USD" in TEXT
 
 
 @pytest.mark.parametrize("command", ["ft usage", "ft cost", "ft invoice", "ft budgets", "ft admin refunds list", "ft admin ledger check"])

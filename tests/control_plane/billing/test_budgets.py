@@ -5,11 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.billing import budgets
 from control_plane.notifications.tables import outbox
@@ -37,8 +35,8 @@ def test_each_threshold_is_told_once_a_month_and_anew_in_the_next(platform: Plat
     for _ in range(3):
         budgets.alert_due(now)
     assert told(platform, job.tenant) == [("2026-03", 50), ("2026-03", 80)]
-    found = budgets.get(now, job.tenant, made.row["id"])
-    assert (found.spent_micros, found.alerts) == (8 * DOLLAR, [50, 80])
+    found = budgets.get(now, job.tenant, made.id)
+    assert (found.spent_micros, found.alerted) == (8 * DOLLAR, (50, 80))
     in_april = at_time(platform, datetime(2026, 4, 3, tzinfo=UTC))
     job.run(3, at=datetime(2026, 4, 2, tzinfo=UTC), hours=2.5)
     budgets.alert_due(in_april)
@@ -60,24 +58,24 @@ def test_a_tenant_makes_changes_and_removes_its_budgets_in_its_own_scope(platfor
     job, other = metered_job(platform), metered_job(platform)
     mine = platform.in_scope_of(job.tenant, Actor(kind="key", id="key_1"))
     made = budgets.create(mine, job.tenant, name=" all ", limit_micros=DOLLAR, thresholds=[100, 50, 100])
-    assert (made.row["name"], made.row["thresholds"]) == ("all", [50, 100])
+    assert (made.name, made.thresholds) == ("all", (50, 100))
     with pytest.raises(Conflict, match="named 'all' already"):
         budgets.create(mine, job.tenant, name="all", limit_micros=1)
-    changed = budgets.update(mine, job.tenant, made.row["id"], limit_micros=5)
-    assert (changed.row["limit_micros"], changed.row["name"]) == (5, "all")
-    assert [b.row["id"] for b in budgets.list_budgets(mine, job.tenant)[0]] == [made.row["id"]]
+    changed = budgets.update(mine, job.tenant, made.id, limit_micros=5)
+    assert (changed.limit_micros, changed.name) == (5, "all")
+    assert [b.id for b in budgets.list_budgets(mine, job.tenant).items] == [made.id]
     theirs = platform.in_scope_of(other.tenant, Actor(kind="key", id="key_2"))
     for call in (budgets.get, budgets.delete):
         with pytest.raises(NotFound, match="no budget"):
-            call(theirs, other.tenant, made.row["id"])
-    budgets.delete(mine, job.tenant, made.row["id"])
-    assert budgets.list_budgets(mine, job.tenant) == ([], False)
+            call(theirs, other.tenant, made.id)
+    budgets.delete(mine, job.tenant, made.id)
+    assert budgets.list_budgets(mine, job.tenant).items == []
 
 
 def test_budgets_are_those_of_the_tenant_also_for_who_sees_all(platform: Platform) -> None:
     tenants = sorted(metered_job(platform).tenant for _ in range(3))
-    made = [budgets.create(platform, tenant, name="b", limit_micros=DOLLAR).row["id"] for tenant in tenants]
-    assert [[b.row["id"] for b in budgets.list_budgets(platform, tenant)[0]] for tenant in tenants] == [[one] for one in made]
+    made = [budgets.create(platform, tenant, name="b", limit_micros=DOLLAR).id for tenant in tenants]
+    assert [[b.id for b in budgets.list_budgets(platform, tenant).items] for tenant in tenants] == [[one] for one in made]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_a_tenant_whose_budget_fails_keeps_no_other_from_being_told(fresh_platfo
     broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
     for job, tier in ((broken, "gold"), (sound, "standard")):
         budgets.create(now, job.tenant, name="b", limit_micros=4 * DOLLAR, thresholds=[50])
-        odd = replace(job, row=cast(RowMapping, {**job.row, "tier": tier}))
+        odd = replace(job, tier=tier)
         with fresh_platform.engine.begin() as conn:
             odd.started(conn, 1, AT)
     with pytest.raises(FtError, match=f"1 of 2 tenants failed, .* {broken.tenant}: KeyError"):

@@ -80,8 +80,8 @@ def test_a_tenant_reads_its_own_entries_page_by_page_and_no_others(platform: Pla
     other.run()
     mine = platform.in_scope_of(job.tenant, Actor(kind="key", id="key_1"))
     first = ledger.list_entries(mine, job.tenant, limit=2)
-    rest = ledger.list_entries(mine, job.tenant, limit=2, after=first.items[-1]["id"])
-    assert [e["attempt"] for e in (*first.items, *rest.items)] == [3, 2, 1]
+    rest = ledger.list_entries(mine, job.tenant, limit=2, after=first.items[-1].id)
+    assert [e.attempt for e in (*first.items, *rest.items)] == [3, 2, 1]
     assert (first.has_more, rest.has_more) == (True, False)
     assert ledger.list_entries(mine, other.tenant).items == []
     assert (ledger.balance(mine, job.tenant), ledger.balance(mine, other.tenant)) == (12_000_000, 0)

@@ -37,8 +37,8 @@ def test_a_granted_refund_gives_everything_back_once_however_often_it_is_granted
     assert job.owes() == 4_000_000
     with ThreadPoolExecutor(4) as pool:
         rows = list(pool.map(lambda i: refunds.grant(platform, case, by=f"opk_{i}", note="the machine swapped"), range(4)))
-    assert {row["state"] for row in rows} == {"granted"}
-    assert len({row["decided_by"] for row in rows}) == 1, "the first decision stands"
+    assert {row.state for row in rows} == {"granted"}
+    assert len({row.decided_by for row in rows}) == 1, "the first decision stands"
     assert job.owes() == 0
     assert [e.kind for e in job.entries()] == ["usage", "refund"]
     assert told(platform, job.tenant) == [{"id": case, "job_id": job.id, "attempt": 1, "state": "granted", "amount_micros": 4_000_000}]
@@ -49,7 +49,7 @@ def test_a_granted_refund_gives_everything_back_once_however_often_it_is_granted
 def test_a_refused_refund_gives_nothing_back_and_the_tenant_is_told(platform: Platform) -> None:
     job, case = waiting(platform)
     for _ in range(2):
-        assert refunds.refuse(platform, case, by="opk_1", note="the batch was too large")["state"] == "refused"
+        assert refunds.refuse(platform, case, by="opk_1", note="the batch was too large").state == "refused"
     assert job.owes() == 4_000_000
     assert [t["state"] for t in told(platform, job.tenant)] == ["refused"]
     with pytest.raises(Conflict, match="was refused by opk_1"):
@@ -58,13 +58,13 @@ def test_a_refused_refund_gives_nothing_back_and_the_tenant_is_told(platform: Pl
 
 def test_cases_wait_in_the_order_of_their_coming_and_a_decision_needs_a_note(platform: Platform) -> None:
     (job, first), (_, second) = waiting(platform), waiting(platform)
-    ids = [row["id"] for row in refunds.list_cases(platform, limit=100).items]
+    ids = [row.id for row in refunds.list_cases(platform, limit=100).items]
     assert ids.index(first) < ids.index(second)
     with pytest.raises(InvalidRequest, match=r"say in 1\.\.2000 why"):
         refunds.grant(platform, first, by="opk_1", note=" ")
     refunds.grant(platform, first, by="opk_1", note="ours")
-    assert first not in [row["id"] for row in refunds.list_cases(platform, limit=100).items]
-    assert [row["id"] for row in refunds.list_cases(platform, state="granted", tenant=job.tenant).items] == [first]
+    assert first not in [row.id for row in refunds.list_cases(platform, limit=100).items]
+    assert [row.id for row in refunds.list_cases(platform, state="granted", tenant=job.tenant).items] == [first]
     with pytest.raises(NotFound, match="refunds list"):
         refunds.grant(platform, "ftjob-none-a1", by="opk_1", note="ours")
     with pytest.raises(InvalidRequest, match="pending, granted, refused"):
@@ -78,10 +78,10 @@ def test_of_an_attempt_that_a_stop_has_a_part_in_an_operator_decides_on_what_is_
     with platform.engine.connect() as conn:
         (case,) = ledger.cases_of_job(conn, job.tenant, job.id)
         assert quotas.standing(conn, job.tenant, month).settled_s == 2700, "the loading is off the hard cap's time"
-    assert (case["amount_micros"], job.owes(), usage.cost_of_job(platform, job.tenant, job.id).total.refunded_gpu_ms) == (
+    assert (case.amount_micros, job.owes(), usage.cost_of_job(platform, job.tenant, job.id).total.refunded_gpu_ms) == (
         3_000_000, 3_000_000, 900_000,
     )  # fmt: skip
-    refunds.grant(platform, case["id"], by="opk_1", note="ours")
+    refunds.grant(platform, case.id, by="opk_1", note="ours")
     total = usage.cost_of_job(platform, job.tenant, job.id).total
     assert (total.amount_micros, total.usage_micros, total.refund_micros, total.refunded_gpu_ms) == (0, 4_000_000, -4_000_000, 3_600_000)
     assert not [d for d in ledger_check.check(platform).differences if job.id in d.id]

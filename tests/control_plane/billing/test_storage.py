@@ -57,7 +57,7 @@ def test_a_day_is_sampled_and_billed_once_and_each_day_has_its_own_entry(priced:
     assert storage_usage.sample_due(priced) == 1
     assert storage_usage.sample_due(at_time(priced, AT + timedelta(hours=5))) == 0
     assert storage_usage.sample_due(at_time(priced, AT + timedelta(days=1))) == 1
-    entries = [ledger.entry_of(row) for row in ledger.list_entries(priced, job.tenant, kind="storage", order="asc").items]
+    entries = ledger.list_entries(priced, job.tenant, kind="storage").items[::-1]
     assert [e.id for e in entries] == [f"storage/{job.tenant}/2026-03-10", f"storage/{job.tenant}/2026-03-11"]
     assert [e.amount_micros for e in entries] == [1000, 1000]
     assert entries[0].detail["bytes"]["files"] == 1000

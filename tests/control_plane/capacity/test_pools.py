@@ -39,16 +39,16 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
     ("change", "says"),
     [
         ({"gpu_type": "h1000"}, r"pools\[0\].gpu_type is 'h1000'; use one of h100-80gb, h200-141gb, local"),
-        ({"takes": ["lora", "qlora"]}, r"takes\[1\] is 'qlora'; use one of lora, large, full"),
-        ({"packing": "loose"}, "packing is 'loose'; use one of dense, whole_node"),
-        ({"pricing": "cheap"}, "pricing is 'cheap'; use one of on_demand, spot, reserved"),
-        ({"reserved_gpus": 17}, r"reserved_gpus is '17'; it is a whole number in 0..16"),
+        ({"takes": ["lora", "qlora"]}, r"takes\[1\] is 'qlora': input should be 'lora', 'large' or 'full'"),
+        ({"packing": "loose"}, "packing is 'loose': input should be 'dense' or 'whole_node'"),
+        ({"pricing": "cheap"}, "pricing is 'cheap': input should be 'on_demand', 'spot' or 'reserved'"),
+        ({"reserved_gpus": 17}, r"pools\[0\].reserved_gpus is 17, and its nodes have 16 GPUs"),
         ({"max_gpus_per_job": 32}, "max_gpus_per_job is 32, and the widest gang that its nodes hold .* has 16 GPUs"),
-        ({"name": "Small Pool"}, "name is 'Small Pool'; use lower-case letters"),
-        ({"nodes": []}, "nodes is \\[\\]; describe at least one node"),
-        ({"nodes": [{"gpus": 8}]}, r"nodes\[0\] has neither name nor count"),
+        ({"name": "Small Pool"}, "name is 'Small Pool': use lower-case letters"),
+        ({"nodes": []}, "nodes is \\[\\]: list should have at least 1 item"),
+        ({"nodes": [{"gpus": 8}]}, r"nodes\[0\]: it has neither name nor count"),
         ({"nodes": [{"gpus": 8, "name": "a", "count": 2}]}, "both name and count"),
-        ({"nodes": [{"gpus": 80, "count": 2}]}, "gpus is '80'; it is a whole number in 1..16"),
+        ({"nodes": [{"gpus": 80, "count": 2}]}, "gpus is 80: input should be less than or equal to 16"),
         ({"nodes": [{"gpus": 8, "count": 2, "nodes_per_fabric": 2}]}, "nodes_per_fabric is 2 without a fabric"),
         ({"nodes": [{"gpus": 8, "name": "a"}, {"gpus": 8, "name": "a"}]}, "node a appears 2 times"),
         ({"colour": "red"}, "colour is unknown; it has name, gpu_type"),
@@ -73,7 +73,7 @@ def test_a_file_that_cannot_be_read_names_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="FT_POOLS names that file"):
         configured_pools.load(tmp_path / "none.yaml", gpu_types=TYPES)
     (tmp_path / "list.yaml").write_text("- a\n")
-    with pytest.raises(ValueError, match=r"list.yaml is list, not a mapping; it has pools"):
+    with pytest.raises(ValueError, match=r"list.yaml is \['a'\]: input should be a dictionary"):
         configured_pools.load(tmp_path / "list.yaml", gpu_types=TYPES)
 
 

@@ -120,13 +120,13 @@ def test_members_who_want_it_get_mail_and_money_goes_to_those_who_decide(mailed:
     for name, role in (("olga", "owner"), ("max", "member"), ("vera", "viewer")):
         members.add(platform, tenant.id, email=f"{name}@example.com", role=role)
     quiet = members.add(platform, tenant.id, email="quiet@example.com", role="member")
-    members.update(platform, tenant.id, quiet["id"], notify=False)
+    members.update(platform, tenant.id, quiet.id, notify=False)
     gone = members.add(platform, tenant.id, email="gone@example.com", role="member")
     with platform.engine.begin() as conn:
         publish(conn, tenant.id, "fine_tuning.job.succeeded", "ftjob-1", {"state": "succeeded"}, now=platform.clock())
         publish(conn, tenant.id, "fine_tuning.job.queued", "ftjob-1", now=platform.clock())
         publish(conn, tenant.id, "invoice.issued", "inv_1", {"total_micros": 5}, now=platform.clock())
-    members.remove(platform, tenant.id, gone["id"])
+    members.remove(platform, tenant.id, gone.id)
     Dispatcher(platform).drain(for_s=30)
     got = sorted((str(m["To"]), str(m["Subject"])) for m in mailed.box.taken)
     job, invoice = f"[{tenant.id}] Job ftjob-1 has succeeded", f"[{tenant.id}] Invoice inv_1 is issued"

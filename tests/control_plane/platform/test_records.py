@@ -76,3 +76,7 @@ def test_no_row_is_none_or_an_error_as_the_caller_chooses(conn):
     assert records.one_or_none(conn, query, Thing) is None
     with pytest.raises(NoResultFound):
         records.one(conn, query, Thing)
+    with pytest.raises(LookupError, match="no thing t3"):
+        records.one_or_raise(conn, query, Thing, LookupError("no thing t3"))
+    there = sa.select(*records.columns(things, Thing)).where(things.c.id == "t2")
+    assert records.one_or_raise(conn, there, Thing, LookupError()) == records.one(conn, there, Thing)

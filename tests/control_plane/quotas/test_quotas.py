@@ -174,12 +174,12 @@ def test_hours_are_told_to_a_millionth() -> None:
     assert [quotas.in_hours(s) for s in (0.0, 1.0, 3600.0)] == [0.0, 0.000278, 1.0]
 
 
-def test_entries_of_before_count_by_their_seconds_or_as_a_whole(account: Account) -> None:
+def test_an_entry_counts_by_its_time_within_the_month_or_as_a_whole(account: Account) -> None:
     account.now[0] = datetime(2026, 6, 2, tzinfo=UTC)
-    june, ended = datetime(2026, 6, 1, tzinfo=UTC).timestamp(), datetime(2026, 6, 1, 1, tzinfo=UTC)
-    first_format = {"started_at": june - 3600, "ended_at": june + 3600}
+    june, ended = int(datetime(2026, 6, 1, tzinfo=UTC).timestamp() * 1000), datetime(2026, 6, 1, 1, tzinfo=UTC)
+    times = {"started_ms": june - 3_600_000, "ended_ms": june + 3_600_000}
     with account.platform.engine.begin() as conn:
-        enter(conn, account.tenant, "first", amount_micros=1, gpu_seconds=7200.0, occurred_at=ended, detail=first_format)
+        enter(conn, account.tenant, "first", amount_micros=1, gpu_seconds=7200.0, occurred_at=ended, detail=times)
     assert account.hours()[0] == 1
     with account.platform.engine.begin() as conn:
         enter(conn, account.tenant, "timeless", amount_micros=1, gpu_seconds=7200.0, occurred_at=ended)

@@ -56,15 +56,15 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
     record = adapters.get_adapter(world.platform, tenant, id_)
     assert (record["stage"], record["archived_at"], record["manifest_sha256"] != "") == ("archived", world.clock.now, True)
     proven = deletion.get(world.platform, tenant, asked)
-    listed = {o["key"]: (o["bytes"], o["sha256"]) for o in proven["proof"]["objects"]}
+    listed = {o["key"]: (o["bytes"], o["sha256"]) for o in proven.proof["objects"]}
     for key, body in before.items():
         assert listed[key] == (len(body), hashlib.sha256(body).hexdigest())
     with world.platform.engine.connect() as conn:
         final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == record["job_id"], checkpoints.c.final)).one()
     assert final.removed_at is not None, "the same weights, under another key"
-    assert any(o["key"].startswith(final.object_prefix) for o in proven["proof"]["objects"])
+    assert any(o["key"].startswith(final.object_prefix) for o in proven.proof["objects"])
     assert not (world.platform.settings.work_dir / "adapters" / id_).exists()
-    assert [d["files"] for d in proven["proof"]["directories"]] == [1, 1]
+    assert [d["files"] for d in proven.proof["directories"]] == [1, 1]
     traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
     assert traced["holds"] and traced["adapters"][0]["deletion"]["id"] == asked
 
@@ -116,11 +116,11 @@ def test_a_deletion_goes_on_after_the_store_was_away(world: World, after: int) -
     id_ = world.delete_data(tenant)
     world.store.left = after
     assert not deletion.carry_out(world.platform, id_)
-    assert "the store is away" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "the store is away" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     assert len(world.keys(layout.tenant_prefix(tenant))) == len(everything) - after
     world.store.left = None
     assert world.carried_out(id_)
-    proof = deletion.get(world.platform, tenant, id_)["proof"]
+    proof = deletion.get(world.platform, tenant, id_).proof
     assert sorted(o["sha256"] for o in proof["objects"]) == sorted(everything.values()), "also of what went before the crash"
     assert world.keys(layout.tenant_prefix(tenant)) == []
     with world.platform.engine.connect() as conn:
@@ -134,11 +134,11 @@ def test_what_a_killed_process_left_of_a_tenants_upload_is_deleted_and_proven(wo
     with working(work, tenant) as used:
         id_ = world.delete_data(tenant)
         assert not deletion.carry_out(world.platform, id_)
-        assert "a process of this machine works with files" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+        assert "a process of this machine works with files" in str(deletion.get(world.platform, tenant, id_).waiting_for)
         assert (used / "upload").read_text() == SECRET, "it was removed under its process"
     assert world.carried_out(id_)
     assert not left.exists() and not used.exists() and others.exists()
-    listed = {d["directory"]: d["bytes"] for d in deletion.get(world.platform, tenant, id_)["proof"]["directories"]}
+    listed = {d["directory"]: d["bytes"] for d in deletion.get(world.platform, tenant, id_).proof["directories"]}
     assert {listed[str(left)], listed[str(used)]} == {len(SECRET)}
 
 
@@ -221,8 +221,8 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     for directory in (f"adapters/{id_}", f"jobs/{job_id}", f"datasets/{tenant}"):
         assert not (world.platform.settings.work_dir / directory).exists()
     found = deletion.get(world.platform, tenant, deletion_id)
-    assert "payroll" not in json.dumps(found["proof"])
-    assert found["proof"]["rows"]["files"] >= 1
+    assert "payroll" not in json.dumps(found.proof)
+    assert found.proof["rows"]["files"] >= 1
     traced = lineage.of_adapter(world.platform, tenant, id_, verify=True)
     assert traced["holds"], "every digest stays; what is not there has its proof"
     with world.write(salt="again").open("rb") as stream:
@@ -290,7 +290,7 @@ def test_a_row_that_the_database_refuses_to_change_keeps_no_other_deletion_waiti
     assert deletion.carry_out_all(world.platform) == []
     world.clock.now += erasure.TenantData.SETTLES
     assert deletion.carry_out_all(world.platform) == [second]
-    assert "spoilt" in str(deletion.get(world.platform, bad, first)["waiting_for"])
+    assert "spoilt" in str(deletion.get(world.platform, bad, first).waiting_for)
 
 
 def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None:
@@ -311,11 +311,11 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     }
     for who, over in forget.items():
         assert not deletion.carry_out(world.platform, id_)
-        assert who in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+        assert who in str(deletion.get(world.platform, tenant, id_).waiting_for)
         with world.platform.engine.begin() as conn:
             conn.execute(over)
     assert not deletion.carry_out(world.platform, id_)
-    assert "evaluation ev-1" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "evaluation ev-1" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     assert world.keys(layout.tenant_prefix(tenant)), "nothing is deleted under somebody's hands"
     world.clock.now += 2 * erasure.QUIET
     assert world.carried_out(id_)

@@ -30,7 +30,7 @@ def test_what_a_step_wrote_after_the_first_look_is_found_by_the_second_and_both_
     assert not deletion.carry_out(world.platform, id_), "what came late starts the wait anew"
     world.clock.now += erasure.TenantData.SETTLES
     assert deletion.carry_out(world.platform, id_)
-    proof = deletion.get(world.platform, tenant, id_)["proof"]
+    proof = deletion.get(world.platform, tenant, id_).proof
     assert [o["sha256"] for o in proof["objects"]] == [hashlib.sha256(data).hexdigest() for data in (b"one", b"two")]
     assert float(proof["verified_absent_at"]) - float(proof["first_absent_at"]) == erasure.TenantData.SETTLES.total_seconds()
 
@@ -66,7 +66,7 @@ def test_what_another_system_records_is_erased_and_what_it_recorded_after_the_fi
     notes.ids.add(job_id)
     world.clock.now += erasure.TenantData.SETTLES
     assert world.carried_out(deletion_id), "what came late starts the wait anew"
-    proof = deletion.get(world.platform, tenant, deletion_id)["proof"]
+    proof = deletion.get(world.platform, tenant, deletion_id).proof
     assert proof["records"] == [{"store": "notes", "ids": 4}, {"store": "notes", "ids": 1}]
     assert proof["searched"] == [{"store": "notes", "searched": ["ids"], "found": 0}]
 
@@ -101,14 +101,14 @@ def test_an_object_that_is_there_again_with_the_same_bytes_while_others_are_dele
     tenant, _, id_ = returning(world, times=2)
     assert world.carried_out(id_)
     assert world.keys(layout.tenant_prefix(tenant)) == []
-    proven = deletion.get(world.platform, tenant, id_)["proof"]["objects"]
+    proven = deletion.get(world.platform, tenant, id_).proof["objects"]
     assert [o["sha256"] for o in proven] == [hashlib.sha256(b"a row of acme").hexdigest()] * 2
 
 
 def test_objects_that_keep_appearing_leave_a_deletion_open_until_they_stop(world: World) -> None:
     tenant, _, id_ = returning(world, times=4)
     assert not deletion.carry_out(world.platform, id_)
-    assert "new objects appeared during the deletion" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "new objects appeared during the deletion" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     assert world.carried_out(id_)
     assert world.keys(layout.tenant_prefix(tenant)) == []
 
@@ -119,7 +119,7 @@ def test_an_object_that_returns_after_the_first_look_starts_the_wait_anew_also_w
     world.clock.now += erasure.TenantData.SETTLES
     world.store.put_bytes(key, b"a row of acme")
     assert not deletion.carry_out(world.platform, id_)
-    assert "a second look follows" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "a second look follows" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     assert world.keys(layout.tenant_prefix(tenant)) == []
     world.clock.now += erasure.TenantData.SETTLES
     assert deletion.carry_out(world.platform, id_)
@@ -138,7 +138,7 @@ def test_an_object_that_a_store_keeps_is_not_called_deleted(world: World) -> Non
     world.store.put_bytes(key, b"a row of acme")
     id_ = world.delete_data(tenant)
     assert not deletion.carry_out(replace(world.platform, objects=Keeping(root)), id_)
-    assert "still exists after its deletion" in str(deletion.get(world.platform, tenant, id_)["waiting_for"])
+    assert "still exists after its deletion" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     with world.platform.engine.connect() as conn:
         noted = conn.execute(sa.select(deletion_objects.c.deleted_at).where(deletion_objects.c.deletion_id == id_)).scalars()
         assert list(noted) == [None]

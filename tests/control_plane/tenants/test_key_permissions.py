@@ -36,7 +36,7 @@ def call(api_url: str) -> Call:
 @pytest.fixture
 def person(platform: Platform, tenant: Tenant) -> Mapping[str, str]:
     """Ids of members."""
-    return {who: members.add(platform, tenant.id, email=f"{who}@example.com", role=role)["id"] for who, role in PEOPLE.items()}
+    return {who: members.add(platform, tenant.id, email=f"{who}@example.com", role=role).id for who, role in PEOPLE.items()}
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def test_a_key_makes_none_that_ends_later_or_has_more_requests(platform: Platfor
         return tenants.create_key(platform, tenant.id, name="k", scopes=["read"], by=by, **asked)
 
     same, less = make(), make(expires_in_s=60, requests_per_minute=6)
-    assert (same.row["expires_at"], same.row["requests_per_minute"]) == (own.row["expires_at"], 60)
-    assert (less.row["expires_at"] < own.row["expires_at"], less.row["requests_per_minute"]) == (True, 6)
+    assert (same.expires_at, same.requests_per_minute) == (own.expires_at, 60)
+    assert (less.expires_at < own.expires_at, less.requests_per_minute) == (True, 6)
     lasting = tenants.create_key(platform, tenant.id, name="lasting", scopes=["read"])
     for beyond in (
         lambda: make(expires_in_s=7200),
@@ -136,7 +136,7 @@ def test_a_key_makes_none_that_ends_later_or_has_more_requests(platform: Platfor
         assert refused.value.code == "wider_than_your_key"
     later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=60))
     rotated = tenants.rotate_key(later, tenant.id, own.id, by=by)
-    assert rotated.row["expires_at"] - rotated.row["created_at"] == timedelta(hours=1), "its own lasts as long as it was made for"
+    assert rotated.expires_at - rotated.created_at == timedelta(hours=1), "its own lasts as long as it was made for"
 
 
 def test_a_tenant_has_only_so_many_keys_that_open_something(platform: Platform, tenant: Tenant) -> None:
@@ -174,8 +174,8 @@ def test_a_key_is_not_rotated_while_its_member_is_being_removed(platform: Platfo
     made = tenants.create_key(platform, tenant.id, name="k", scopes=["read"], member_id=person["viewer"])
     hurried = sa.create_engine(platform.engine.url, connect_args={"options": "-c lock_timeout=50"}, poolclass=sa.NullPool)
     with platform.engine.connect() as conn:
-        tenants.row_of(conn, tenant.id, lock=True)
+        tenants.find_tenant(conn, tenant.id, lock=True)
         with pytest.raises(OperationalError, match="lock timeout"):
             tenants.rotate_key(replace(platform, logins=Logins(platform=hurried, operator=hurried, tenant=hurried)), tenant.id, made.id)
     members.remove(platform, tenant.id, person["viewer"])
-    assert tenants.get_key(platform, tenant.id, made.id)["revoked_at"] is not None
+    assert tenants.get_key(platform, tenant.id, made.id).revoked_at is not None

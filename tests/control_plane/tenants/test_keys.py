@@ -116,8 +116,8 @@ def test_a_rotated_key_opens_beside_the_new_one_until_the_overlap_is_over(platfo
     old = tenants.create_key(platform, tenant.id, name="ci", scopes=["read"], expires_in_s=7 * 86400, requests_per_minute=9)
     new = tenants.rotate_key(platform, tenant.id, old.id, overlap_s=3600)
     kept = ("name", "scopes", "member_id", "requests_per_minute")
-    assert [new.row[k] for k in kept] == [old.row[k] for k in kept]
-    assert new.row["expires_at"] - new.row["created_at"] == timedelta(days=7), "it lasts as long as the old one was made for"
+    assert [getattr(new, k) for k in kept] == [getattr(old, k) for k in kept]
+    assert new.expires_at - new.created_at == timedelta(days=7), "it lasts as long as the old one was made for"
     for hours, old_opens in ((0.9, True), (1.1, False)):
         then = replace(platform, clock=lambda h=hours: platform.clock() + timedelta(hours=h))  # type: ignore[misc]
         assert tenants.authenticate(then, new.secret).key_id == new.id
@@ -131,7 +131,7 @@ def test_a_rotated_key_opens_beside_the_new_one_until_the_overlap_is_over(platfo
 def test_rotation_never_prolongs_the_old_key(platform: Platform, tenant: Tenant) -> None:
     old = tenants.create_key(platform, tenant.id, name="ci", scopes=["read"], expires_in_s=60)
     tenants.rotate_key(platform, tenant.id, old.id, overlap_s=86400)
-    assert tenants.get_key(platform, tenant.id, old.id)["expires_at"] == old.row["expires_at"]
+    assert tenants.get_key(platform, tenant.id, old.id).expires_at == old.expires_at
 
 
 @pytest.mark.parametrize(("end", "word"), [("revoke", "revoked"), ("expire", "expired")])

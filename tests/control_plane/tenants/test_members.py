@@ -94,7 +94,7 @@ def test_the_last_owner_stays_an_owner(call: Call) -> None:
 
 
 def test_two_owners_who_remove_each_other_leave_one(platform: Platform, tenant: Tenant) -> None:
-    owners = [members.add(platform, tenant.id, email=f"{n}@example.com", role="owner")["id"] for n in "ab"]
+    owners = [members.add(platform, tenant.id, email=f"{n}@example.com", role="owner").id for n in "ab"]
     outcomes: list[str] = []
     at_once = threading.Barrier(2)
 

@@ -207,7 +207,7 @@ def test_no_text_of_a_deleted_tenant_is_left_in_dagster_or_mlflow_and_another_te
         assert latest is not None and other in str(latest.asset_materialization), "the newest that is left, in place of the tenant's"
         assert [key.split(":")[0] for key in instance.get_dynamic_partitions("jobs")] == [other]
     assert set(everything.naming(f"{CANARY} of {other}")) == {*others, "asset_keys"}
-    proof = deletion.get(world.platform, tenant, id_)["proof"]
+    proof = deletion.get(world.platform, tenant, id_).proof
     assert {one["store"] for one in proof["records"]} == {"dagster", "mlflow"}
     searched = {one["store"].split()[0]: one for one in proof["searched"]}
     assert {"event_logs.event", "runs.run_body", "job_ticks.tick_body", "asset_keys.last_materialization"} <= set(

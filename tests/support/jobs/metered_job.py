@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.metering import service as metering
@@ -35,14 +35,17 @@ def at_time(platform: Platform, now: datetime) -> Platform:
 class MeteredJob:
     platform: Platform
     tenant: str
-    row: RowMapping
+    id: str
+    tier: str
 
-    @property
-    def id(self) -> str:
-        return str(self.row["id"])
+    def attempt(self, number: int) -> metering.Metered:
+        return metering.Metered(tenant_id=self.tenant, job_id=self.id, attempt=number)
 
     def started(self, conn: Connection, attempt: int, at: datetime, *, pool: Pool = POOL, num_gpus: int = 1) -> None:
-        metering.report_started(conn, self.row, attempt, pool=pool, num_gpus=num_gpus, at=at, now=self.platform.clock())
+        now = self.platform.clock()
+        metering.report_started(
+            conn, self.attempt(attempt), tier=self.tier, model="tiny-base", pool=pool, num_gpus=num_gpus, at=at, now=now
+        )
 
     def ended(
         self,
@@ -55,7 +58,7 @@ class MeteredJob:
         work: Work | None = None,
     ) -> None:
         now = self.platform.clock()
-        metering.report_ended(conn, self.row, attempt, outcome=outcome, fault=fault, at=at, now=now, seen=True, work=work)
+        metering.report_ended(conn, self.attempt(attempt), outcome=outcome, fault=fault, at=at, now=now, seen=True, work=work)
 
     def run(
         self,
@@ -72,7 +75,7 @@ class MeteredJob:
         with self.platform.engine.begin() as conn:
             self.started(conn, attempt, at, **how)
             self.ended(conn, attempt, at + timedelta(hours=hours), outcome=outcome, fault=fault, work=work)
-            return metering.settle(conn, self.platform, self.tenant, self.id, attempt)
+            return metering.settle(conn, self.platform, self.attempt(attempt))
 
     def entries(self) -> list[Entry]:
         with self.platform.engine.connect() as conn:
@@ -100,5 +103,5 @@ def metered_job(platform: Platform, tenant: str | None = None, *, tier: str = "s
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(files).values(**file))
-        row = conn.execute(sa.insert(jobs).values(**job).returning(jobs)).mappings().one()
-    return MeteredJob(platform=platform, tenant=tenant, row=row)
+        conn.execute(sa.insert(jobs).values(**job))
+    return MeteredJob(platform=platform, tenant=tenant, id=f"ftjob-{made}", tier=tier)

@@ -145,12 +145,12 @@ class World:
     def delete_data(self, tenant: str) -> str:
         asked = data_deletion.request_tenant(self.platform, tenant, confirm=tenant, reason="contract ended", requested_by="key_1")
         self.clock.now += 2 * erasure.QUIET
-        return str(asked["id"])
+        return asked.id
 
     def carried_out(self, deletion_id: str) -> bool:
         """Two rounds: one that deletes everything, and one that looks again later."""
         assert not deletion.carry_out(self.platform, deletion_id)
-        assert "a second look follows" in str(deletion.get(self.platform, self.of(deletion_id), deletion_id)["waiting_for"])
+        assert "a second look follows" in str(deletion.get(self.platform, self.of(deletion_id), deletion_id).waiting_for)
         self.clock.now += erasure.TenantData.SETTLES
         return deletion.carry_out(self.platform, deletion_id)
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy.engine import RowMapping
 
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, ledger_check, prices, refunds
@@ -81,14 +80,14 @@ def test_each_failure_class_has_its_entries_and_an_ambiguous_one_waits_for_a_dec
     with platform.engine.connect() as conn:
         cases = ledger.cases_of_job(conn, job.tenant, job.id)
     expected = [("pending", 4_000_000, made.code)] if made.fault is Fault.AMBIGUOUS else []
-    assert [(c["state"], c["amount_micros"], c["outcome"]) for c in cases] == expected
+    assert [(c.state, c.amount_micros, c.outcome) for c in cases] == expected
 
 
 def test_a_start_that_comes_after_its_end_is_billed_then_and_once(platform: Platform) -> None:
     job = metered_job(platform)
     with platform.engine.begin() as conn:
         job.ended(conn, 1, AT + timedelta(hours=2))
-        assert metering.settle(conn, platform, job.tenant, job.id, 1) == []
+        assert metering.settle(conn, platform, job.attempt(1)) == []
     metering.settle_due(platform)
     assert job.entries() == []
     with platform.engine.begin() as conn:
@@ -154,10 +153,10 @@ def test_a_free_attempt_that_nobody_can_be_blamed_for_is_a_case_and_a_refund_of_
     with platform.engine.connect() as conn:
         (case,) = ledger.cases_of_job(conn, job.tenant, job.id)
         assert quotas.standing(conn, job.tenant, now).settled_s == 3600
-    refunds.grant(platform, case["id"], by="opk_1", note="ours")
+    refunds.grant(platform, case.id, by="opk_1", note="ours")
     with platform.engine.connect() as conn:
         assert quotas.standing(conn, job.tenant, now).settled_s == 0
-    assert (case["amount_micros"], job.owes()) == (0, 0)
+    assert (case.amount_micros, job.owes()) == (0, 0)
 
 
 def test_attempts_without_a_price_keep_none_behind_them_from_being_billed(fresh_platform: Platform) -> None:
@@ -176,7 +175,7 @@ def test_attempts_without_a_price_keep_none_behind_them_from_being_billed(fresh_
 
 def test_an_attempt_whose_billing_fails_is_told_and_keeps_no_other_from_being_billed(fresh_platform: Platform) -> None:
     broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
-    odd = replace(broken, row=cast(RowMapping, {**broken.row, "tier": "gold"}))
+    odd = replace(broken, tier="gold")
     for job in (odd, sound):
         _reported(job)
     with pytest.raises(FtError, match=f"1 of 2 attempts failed, .* attempt 1 of {broken.id}: KeyError"):

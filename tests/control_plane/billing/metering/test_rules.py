@@ -30,6 +30,7 @@ BOOK = prices.load()
 def report(kind: str, s: float, *, source: str = "", received: float = 0.0, **data: Any) -> MeterEvent:
     own: dict[str, Any] = START if kind == "started" else {"outcome": "succeeded", "fault": None, "source": SEEN}
     return MeterEvent(
+        tenant_id="t",
         id=f"ftjob-1/a2/{kind}{source}", job_id="ftjob-1", attempt=2, kind=kind, at=AT + timedelta(seconds=s),  # type: ignore[arg-type]
         received_at=AT + timedelta(seconds=received), data={**own, **data},
     )  # fmt: skip

@@ -118,13 +118,6 @@ def test_more_results_than_the_most_are_refused() -> None:
         usage.grouped(lines, **range_, most=2)
 
 
-def test_entries_of_the_first_format_are_split_by_their_times_too() -> None:
-    ended = datetime(2026, 1, 1, 1, 30, tzinfo=UTC)
-    times = {"started_at": ended.timestamp() - 3600, "ended_at": ended.timestamp()}
-    old = Entry(id="o", kind="usage", amount_micros=10, list_micros=10, occurred_at=ended, gpu_seconds=3600.0, detail=times)
-    assert [(p.amount_micros, p.gpu_ms) for p in usage.split(old, "hour")] == [(5, 1_800_000)] * 2
-
-
 @pytest.mark.parametrize("width", usage.WIDTHS)
 def test_what_happened_at_one_moment_is_in_the_bucket_of_that_moment(width: Width) -> None:
     one = Entry(id="s", kind="storage", amount_micros=7, list_micros=7, occurred_at=AT, detail={})

@@ -21,7 +21,7 @@ BY: list[tuple[Dimension, ...]] = [(), ("model", "kind"), ("job_id", "gpu_type",
 
 
 def some_entries(job_id: str, chance: random.Random) -> list[Entry]:
-    """Attempts within buckets, over edges, from edge to edge, of no length; days of storage; entries of the first format; a refund."""
+    """Attempts within buckets, over edges, from edge to edge, of no length; days of storage; a refund."""
     made: list[Entry] = []
     for number in range(80):
         start = BEGINS - timedelta(hours=30) + timedelta(milliseconds=chance.randrange(6 * 86_400_000))
@@ -30,8 +30,7 @@ def some_entries(job_id: str, chance: random.Random) -> list[Entry]:
         ms = chance.choice([0, 1, 3_600_000, chance.randrange(3_600_000), chance.randrange(40 * 3_600_000)])
         end, amount, kind = start + timedelta(milliseconds=ms), chance.randrange(10**9), chance.choice(["usage", "usage", "refund"])
         times = {"started_ms": milliseconds(start), "ended_ms": milliseconds(end), "gpu_ms": ms * 3}
-        old = {"started_at": start.timestamp(), "ended_at": end.timestamp()}
-        detail = chance.choice([times, times, old, {"decided_by": "opk_1", "gpu_ms": None}])
+        detail = chance.choice([times, times, {"decided_by": "opk_1", "gpu_ms": None}])
         amount = -amount if kind == "refund" else amount
         made.append(
             Entry(
