@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.datasets.tables import files
-from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import Job, job_events
 from control_plane.platform.context import Platform
 from ft_assets.layout import file_key
 
@@ -151,9 +151,9 @@ def store(platform: Platform, tenant: str, job_id: str) -> str:
     return id_
 
 
-def stored(conn: Connection, measured_by: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the ids of the result files by job that has one, given the job that measured for it; deleted files are left out."""
-    by_job = {job_id: file_id(source) for job_id, source in measured_by.items()}
+def stored(conn: Connection, found: Iterable[Job]) -> dict[str, list[str]]:
+    """Return the ids of the result files by job that has one; deleted files are left out."""
+    by_job = {job.id: file_id(job.measured_by) for job in found}
     query = sa.select(files.c.id).where(files.c.id.in_(set(by_job.values())), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
     there = set(conn.execute(query).scalars())
     return {job_id: [id_] for job_id, id_ in by_job.items() if id_ in there}

@@ -57,7 +57,7 @@ def create(
     submitted = jobs.submit(platform, tenant, JobRequest.from_body(requested), attempt)
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
-    job_id = submitted.job["id"]
+    job_id = submitted.job.id
     return responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
@@ -163,7 +163,7 @@ def events(
     """
     if not stream:
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
-        return http_schemas.ListOf(data=[responses.event(r) for r in found.items], has_more=found.has_more)
+        return http_schemas.ListOf(data=[schemas.Event.of(e) for e in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # fail before the stream starts, not with an empty stream
     return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
@@ -243,8 +243,8 @@ class _Growing:
 
 
 def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:
-    rows, final = jobs.events_since(platform, tenant, job_id, since)
-    return [(row["seq"], responses.event(row).model_dump_json()) for row in rows], final
+    found, final = jobs.events_since(platform, tenant, job_id, since)
+    return [(event.seq, schemas.Event.of(event).model_dump_json()) for event in found], final
 
 
 def _one_key(header: str | None, field: str | None) -> str | None:

@@ -15,10 +15,11 @@ from control_plane.attempts.tables import attempts
 from control_plane.billing.metering import service as metering
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import columns, one
 from control_plane.queue import scheduler
 from control_plane.queue import snapshot as queue_reading
 from control_plane.queue.reservations import ask_to_stop, grant, lock_to_stop, report_late_releases
@@ -127,9 +128,9 @@ def release(platform: Platform, job_id: str, attempt: int) -> None:
             .where(attempts.c.job_id == job_id, attempts.c.attempt == attempt, attempts.c.ended_at.is_(None))
             .values(outcome="internal", ended_at=now)
         )
-        job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one()
+        job = one(conn, sa.select(*columns(jobs, Job)).where(jobs.c.id == job_id), Job)
         metering.report_lost(conn, job, attempt, outcome="internal", now=now)
-        metering.settle(conn, platform, job["tenant_id"], job_id, attempt)
+        metering.settle(conn, platform, job.tenant_id, job_id, attempt)
 
 
 EXACT = 100

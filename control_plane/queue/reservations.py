@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,6 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import many
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations
@@ -207,54 +208,59 @@ ADMITTED_WITHIN = timedelta(seconds=60)
 RELEASE_OVERDUE = "release_overdue"
 
 
+STOPPED_WITHIN = timedelta(seconds=120)
+"""From the request to stop: the trainer checks every half second, saving may take 25 s, and the workload is killed after 30 s; four
+times that is a fault."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverdueRelease:
-    """A reservation whose workload has not started."""
+    """A reservation whose workload has not started in time, or was asked to stop and still holds its GPUs."""
 
     job_id: str
-    tenant: str
     attempt: int
     pool: str
     num_gpus: int
-    granted_at: datetime
+    kind: Literal["start", "stop"]
     age_s: float
+    """Seconds since it was granted, or asked to stop."""
 
 
 def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
-    """Return reservations granted more than :data:`ADMITTED_WITHIN` ago whose workload has not started, oldest first."""
-    return [_overdue(r, now) for r in conn.execute(_late(now))]
+    """Return reservations whose workload has not started within :data:`ADMITTED_WITHIN`, then those not stopped within
+    :data:`STOPPED_WITHIN`, each oldest first."""
+    unstopped = _overdue("stop", reservations.c.stop_asked_at, STOPPED_WITHIN, now)
+    return many(conn, _unstarted(now), OverdueRelease) + many(conn, unstopped, OverdueRelease)
 
 
 def report_late_releases(conn: Connection, now: datetime) -> int:
     """Record one event per late attempt for operators; returns the number of events."""
     reported = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
     known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, reported)
-    late = {r.job_id: r for r in conn.execute(_late(now).where(~known))}
+    late = {o.job_id: o for o in many(conn, _unstarted(now).where(~known), OverdueRelease)}
     if not late:
         return 0
     lock = sa.select(jobs.c.id).where(among(jobs.c.id, late)).order_by(jobs.c.id).with_for_update(skip_locked=True)
     locked = conn.execute(lock).scalars().all()
-    record_many(conn, [(job_id, _event(_overdue(late[job_id], now))) for job_id in locked], now=now)
+    record_many(conn, [(job_id, _event(late[job_id])) for job_id in locked], now=now)
     return len(locked)
 
 
-def _late(now: datetime) -> sa.Select[Any]:
+def _unstarted(now: datetime) -> sa.Select[Any]:
     r = reservations.c
     return (
-        sa.select(r.job_id, r.attempt, r.pool, r.num_gpus, r.granted_at, jobs.c.tenant_id)
+        _overdue("start", r.granted_at, ADMITTED_WITHIN, now)
         .join(jobs, jobs.c.id == r.job_id)
         .join(attempts, (attempts.c.job_id == r.job_id) & (attempts.c.attempt == r.attempt))
-        .where(r.released_at.is_(None), r.granted_at < now - ADMITTED_WITHIN)
         .where(jobs.c.state == JobState.PROVISIONING, attempts.c.started_at.is_(None))
-        .order_by(r.granted_at, r.job_id)
     )
 
 
-def _overdue(row: sa.Row[Any], now: datetime) -> OverdueRelease:
-    return OverdueRelease(
-        job_id=row.job_id, tenant=row.tenant_id, attempt=row.attempt, pool=row.pool, num_gpus=row.num_gpus, granted_at=row.granted_at,
-        age_s=(now - row.granted_at).total_seconds(),
-    )  # fmt: skip
+def _overdue(kind: str, since: sa.Column[datetime], within: timedelta, now: datetime) -> sa.Select[Any]:
+    r, moment = reservations.c, sa.literal(now, sa.DateTime(timezone=True))
+    age_s = sa.cast(sa.func.extract("epoch", moment - since), sa.Float).label("age_s")
+    query = sa.select(r.job_id, r.attempt, r.pool, r.num_gpus, sa.literal(kind).label("kind"), age_s)
+    return query.where(r.released_at.is_(None), since < now - within).order_by(since, r.job_id)
 
 
 def _event(late: OverdueRelease) -> Event:

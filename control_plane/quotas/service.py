@@ -19,7 +19,7 @@ from sqlalchemy.pool import Pool
 
 from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.queue.tables import reservations
@@ -180,25 +180,25 @@ def hold_counted(conn: Connection, owner: RowMapping, job_id: str, gpu_seconds: 
     return None
 
 
-def hold_again(conn: Connection, owner: RowMapping, job: RowMapping, now: datetime) -> Refusal | None:
+def hold_again(conn: Connection, owner: RowMapping, job: Job, now: datetime) -> Refusal | None:
     """Hold the rest of a job whose hold was released when the cap paused it; a job that still has a hold keeps it."""
-    held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job["id"])).mappings().one_or_none()
+    held = conn.execute(sa.select(quota_holds).where(quota_holds.c.job_id == job.id)).mappings().one_or_none()
     if held is None or held["released_at"] is None:
         return None
-    used = float(conn.execute(sa.select(_used_by(sa.literal(job["id"]), now))).scalar_one())
+    used = float(conn.execute(sa.select(_used_by(sa.literal(job.id), now))).scalar_one())
     rest = _rest(job, held["gpu_seconds"], used)
     refusal = quotas.may_go_on(tenant_of(owner), standing(conn, owner["id"], now), rest)
     if refusal is None:
-        hold(conn, owner["id"], job["id"], used + rest, counted=held["counted"], now=now)
+        hold(conn, owner["id"], job.id, used + rest, counted=held["counted"], now=now)
     return refusal
 
 
-def _rest(job: RowMapping, expected_s: float, used_s: float) -> float:
+def _rest(job: Job, expected_s: float, used_s: float) -> float:
     """Return what a job still needs: by its pace if it has made steps, else its hold less what it has used."""
-    step, total = int(job["step"] or 0), int(job["total_steps"] or 0)
+    step, total = job.step or 0, job.total_steps or 0
     if used_s > 0 and 0 < step <= total:
         return used_s * (total - step) / step
-    return max(expected_s - used_s, LEAST_REST_S * int(job["num_gpus"]))
+    return max(expected_s - used_s, LEAST_REST_S * job.num_gpus)
 
 
 def release(conn: Connection, job_id: str, now: datetime) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import cast
 
 import dagster as dg
 import pytest
-from sqlalchemy.engine import RowMapping
 
 from control_plane.billing import budgets, ledger
 from control_plane.billing.invoices import service as invoices
@@ -56,7 +54,7 @@ def test_prices_that_cannot_be_read_keep_no_other_work_from_going(fresh_platform
 def test_one_attempt_that_cannot_be_billed_is_told_and_keeps_nothing_else_from_going(fresh_platform: Platform) -> None:
     odd, sound = metered_job(fresh_platform), metered_job(fresh_platform)
     with fresh_platform.engine.begin() as conn:
-        for job in (replace(odd, row=cast(RowMapping, {**odd.row, "tier": "gold"})), sound):
+        for job in (replace(odd, row=replace(odd.row, tier="gold")), sound):
             job.started(conn, 1, AT)
             job.ended(conn, 1, AT + timedelta(hours=1))
     told = one_round(at_time(fresh_platform, AT + timedelta(hours=2)))

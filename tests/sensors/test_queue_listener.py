@@ -56,7 +56,7 @@ def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
 
     def make() -> tuple[str, str]:
         body = {"model": "tiny-base", "training_file": file["id"], "seed": uuid.uuid4().int % 1000}
-        return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job["id"])
+        return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job.id)
 
     return make
 

@@ -41,7 +41,7 @@ def job(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkeypa
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
-    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
+    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 
 def grant(platform: Platform, job_id: str, attempt: int) -> None:

@@ -38,7 +38,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) ->
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     body = {"model": "tiny-base", "training_file": file["id"]}
-    return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
+    return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job.id for n in range(3)]
 
 
 def test_of_two_that_ask_at_once_one_gets_each_run(fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance) -> None:

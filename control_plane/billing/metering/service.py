@@ -24,8 +24,9 @@ from control_plane.billing.refunds import open_case
 from control_plane.billing.rules import Entry, usage_id
 from control_plane.billing.tables import ledger_entries, meter_events, unbilled_attempts
 from control_plane.capacity.pools import Pool
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, one
 from control_plane.platform.rounds import Round
 from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
@@ -38,15 +39,15 @@ BUDGET_S = 20.0
 """Attempts per pass; the next pass continues."""
 
 
-def report_started(conn: Connection, job: RowMapping, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
+def report_started(conn: Connection, job: Job, attempt: int, *, pool: Pool, num_gpus: int, at: datetime, now: datetime) -> None:
     """Report that the workload of an attempt started; the first report counts."""
-    data = {"tier": job["tier"], "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": job["model"]}
-    _report(conn, job["tenant_id"], job["id"], attempt, "started", data, at=at, now=now)
+    data = {"tier": job.tier, "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": job.model}
+    _report(conn, job.tenant_id, job.id, attempt, "started", data, at=at, now=now)
 
 
 def report_ended(
     conn: Connection,
-    job: RowMapping,
+    job: Job,
     attempt: int,
     *,
     outcome: str,
@@ -63,7 +64,7 @@ def report_ended(
     data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
     if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
         data["work"] = asdict(work)
-    _report(conn, job["tenant_id"], job["id"], attempt, "ended", data, at=at, now=now)
+    _report(conn, job.tenant_id, job.id, attempt, "ended", data, at=at, now=now)
 
 
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
@@ -89,9 +90,9 @@ def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | No
     return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_requested_ms)
 
 
-def report_lost(conn: Connection, job: RowMapping, attempt: int, *, outcome: str, now: datetime) -> None:
+def report_lost(conn: Connection, job: Job, attempt: int, *, outcome: str, now: datetime) -> None:
     """Report the end of an attempt without a follower: it ended at its last sign of life, through the platform's fault."""
-    at = last_proof_of_life(conn, job["id"], attempt)
+    at = last_proof_of_life(conn, job.id, attempt)
     if at is not None:
         report_ended(conn, job, attempt, outcome=outcome, fault=Fault.PLATFORM, at=at, now=now, seen=False)
 
@@ -139,7 +140,7 @@ def settle_due(platform: Platform, *, at_a_time: int = AT_A_TIME, budget_s: floa
     with Round("attempts") as each:
         for row in _pages(platform, _forgotten(), at_a_time, until):
             with each(f"the end of attempt {row.attempt} of {row.job_id}"), platform.engine.begin() as conn:
-                job = conn.execute(sa.select(jobs).where(jobs.c.id == row.job_id)).mappings().one()
+                job = one(conn, sa.select(*columns(jobs, Job)).where(jobs.c.id == row.job_id), Job)
                 report_lost(conn, job, row.attempt, outcome="internal", now=platform.clock())
                 log.warning("no end was reported for attempt %s of %s; billed up to its last sign of life", row.attempt, row.job_id)
         for row in _pages(platform, unsettled().where(has("ended"), has("started")), at_a_time, until):

@@ -34,7 +34,7 @@ def whole_queue(
     with open_local() as platform:
 
         def look() -> Mapping[str, Any]:
-            return responses.whole_queue(view.of_all(platform, limit=limit))
+            return responses.whole_queue(view.of_all(platform, limit=limit)).model_dump()
 
         if watch and not as_json and html is None:
             show_repeatedly(lambda: whole_lines(look(), now=time.time(), nodes=nodes))

@@ -25,6 +25,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import one_or_none
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
@@ -51,56 +52,68 @@ class Expected:
     """Whether it was counted at validation."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingFile:
+    """An uploaded file, and the dataset version made of it; `dataset_id`, `format` and `row_count` are empty while it is validated."""
+
+    id: str
+    bytes: int | None
+    status: str
+    status_details: str | None
+    policies: Mapping[str, Any]
+    dataset_id: str
+    format: str
+    row_count: int
+    stats: Mapping[str, Any] | None
+    """Counts of its validation report."""
+    counted_for: Mapping[str, Any] | None
+    """Digests of the tokenizer and the chat template that the report counted tokens with."""
+    splits: Mapping[str, Any] | None
+
+    def num_training(self, num_rows: int, request: JobRequest) -> int:
+        """Return how many of the rows are trained on: all of them, or those that the validation split leaves."""
+        if request.validation_file is not None:
+            return num_rows
+        return int((self.splits or {}).get("train") or round(num_rows * (1.0 - automatic_fraction(num_rows))))
+
+    def counted_tokens(self, model: BaseModel, method: Method, max_seq_len: int, *, share: float) -> int | None:
+        """Tokens of the training part per epoch, if the report counted them for this model and no row is truncated."""
+        counted, of = (self.stats or {}).get("tokens"), self.counted_for or {}
+        digests = (of.get("tokenizer_digest"), of.get("template_digest"))
+        uncut = counted and (counted["max"] <= max_seq_len or splits_long_rows(method, Policies.from_request(self.policies)))
+        if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
+            return round(float(counted["total"]) * share)
+        return None
+
+
+def training_file(platform: Platform, tenant: str, file_id: str) -> TrainingFile | None:
+    """Return what an estimate reads of a file; None if the tenant has no such file."""
+    version = (datasets.c.id == files.c.dataset_id) & (datasets.c.tenant_id == files.c.tenant_id)
+    query = sa.select(
+        files.c.id, files.c.bytes, files.c.status, files.c.status_details, files.c.policies,
+        sa.func.coalesce(datasets.c.id, "").label("dataset_id"), sa.func.coalesce(datasets.c.format, "").label("format"),
+        sa.func.coalesce(datasets.c.row_count, 0).label("row_count"), datasets.c.report["stats"]["splits"].label("splits"),
+        sa.func.coalesce(files.c.report["stats"], datasets.c.report["stats"]).label("stats"),
+        sa.func.coalesce(files.c.report["model"], datasets.c.report["model"]).label("counted_for"),
+    ).select_from(files.outerjoin(datasets, version))  # fmt: skip
+    with platform.engine.connect() as conn:
+        return one_or_none(conn, query.where(files.c.id == file_id, files.c.tenant_id == tenant), TrainingFile)
+
+
 def of_request(platform: Platform, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
     """Return what a job of this request is expected to take, without reading its data."""
-    query = (
-        sa.select(
-            files.c.bytes,
-            files.c.policies,
-            datasets.c.row_count,
-            sa.func.coalesce(files.c.report["stats"], datasets.c.report["stats"]).label("stats"),
-            sa.func.coalesce(files.c.report["model"], datasets.c.report["model"]).label("model"),
-            datasets.c.report["stats"]["splits"].label("splits"),
-        )
-        .select_from(files.outerjoin(datasets, (datasets.c.id == files.c.dataset_id) & (datasets.c.tenant_id == files.c.tenant_id)))
-        .where(files.c.id == request.training_file, files.c.tenant_id == tenant)
-    )
-    with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:  # submission reports the missing file
+    file = training_file(platform, tenant, request.training_file)
+    if file is None:  # submission reports the missing file
         return Expected(gpu_seconds=0.0, counted=False)
-    method = methods.get(request.method)
-    rows = row["row_count"] or max(1, round((row["bytes"] or 0) / BYTES_PER_ROW))
-    num_examples = num_training(rows, row["splits"], own_validation=request.validation_file is not None)
-    report = {"stats": row["stats"], "model": row["model"]}
-    known = None
-    if row["row_count"]:
-        policies = Policies.from_request(row["policies"])
-        known = counted_tokens(report, model, method, policies, placed.plan.max_seq_len, share=num_examples / rows)
-    tokens = known if known is not None else math.ceil((row["bytes"] or 0) / BYTES_PER_TOKEN)
+    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    rows = file.row_count or max(1, round((file.bytes or 0) / BYTES_PER_ROW))
+    num_examples = file.num_training(rows, request)
+    known = file.counted_tokens(model, method, max_seq_len, share=num_examples / rows) if file.row_count else None
+    tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
     spec = resolved(placed, method, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=request.seed or 0)
-    pack_rows = num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=placed.plan.max_seq_len)
+    pack_rows = num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=max_seq_len)
     expected_s = expect(platform, model, spec, num_rows=pack_rows, tokens_per_epoch=tokens).expected_s
     return Expected(gpu_seconds=expected_s * spec.world_size, counted=known is not None)
-
-
-def num_training(num_rows: int, splits: Mapping[str, Any] | None, *, own_validation: bool) -> int:
-    """Examples to train on: all of them, or those that the validation split leaves."""
-    if own_validation:
-        return num_rows
-    return int((splits or {}).get("train") or round(num_rows * (1.0 - automatic_fraction(num_rows))))
-
-
-def counted_tokens(
-    report: Mapping[str, Any], model: BaseModel, method: Method, policies: Policies, max_seq_len: int, *, share: float
-) -> int | None:
-    """Tokens of the training part per epoch, if the report counted them for this model and no row is truncated."""
-    counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
-    digests = (of.get("tokenizer_digest"), of.get("template_digest"))
-    uncut = counted and (counted["max"] <= max_seq_len or splits_long_rows(method, policies))
-    if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
-        return round(float(counted["total"]) * share)
-    return None
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,6 +14,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.cycle import BLOCKED
+from control_plane.queue.reservations import overdue_releases
 from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
@@ -66,11 +67,11 @@ class QueueGauges:
 
 def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
     """Read all metrics on one connection."""
-    waited = _waited(now)
+    waited = view.waited(now)
     number = sa.func.count()
     by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
     rows = conn.execute(by_reason.where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier, jobs.c.reason)).all()
-    last = view.last_round(conn)
+    last, found = view.last_round(conn), [o.kind for o in overdue_releases(conn, now)]
     return QueueGauges(
         waiting={(tier, reason or "New"): int(n) for tier, reason, n, _, _ in rows},
         waiting_gpus={t: sum(int(gpus) for tier, _, _, gpus, _ in rows if tier == t) for t in {r.tier for r in rows}},
@@ -83,21 +84,14 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         lost_gpu_s=float(
             conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
         ),
-        overdue=_overdue(conn, now),
+        overdue={kind: found.count(kind) for kind in ("start", "stop")},
         round=last,
-        round_age_s=None if last.last_at is None else max(0.0, (now - last.last_at).total_seconds()),
+        round_age_s=None if last.last_round_at is None else max(0.0, (now - last.last_round_at).total_seconds()),
     )
 
 
-def _waited(now: datetime) -> sa.ColumnElement[float]:
-    since = sa.func.coalesce(jobs.c.waiting_since, jobs.c.queued_at, sa.literal(now, sa.DateTime(timezone=True)))
-    stay = sa.func.extract("epoch", sa.literal(now, sa.DateTime(timezone=True)) - since)
-    return jobs.c.waited_s + sa.func.greatest(stay, 0)
-
-
 def _ages(conn: Connection, now: datetime) -> dict[tuple[str, float], float]:
-    waited = _waited(now)
-    columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
+    columns = [sa.func.percentile_cont(q).within_group(view.waited(now)) for q in QUANTILES]
     rows = conn.execute(sa.select(jobs.c.tier, *columns).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier)).all()
     return {(tier, q): float(v) for tier, *values in rows for q, v in zip(QUANTILES, values, strict=True)}
 
@@ -147,8 +141,3 @@ def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
         )
         for u in in_use
     }
-
-
-def _overdue(conn: Connection, now: datetime) -> dict[str, int]:
-    found: Sequence[view.Overdue] = view.overdue(conn, now)
-    return {kind: sum(1 for o in found if o.kind == kind) for kind in ("start", "stop")}

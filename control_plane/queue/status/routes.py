@@ -21,7 +21,7 @@ POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inli
 @router.get("/queue", summary="Retrieve your queue", tags=["queue"])
 def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
     """Return your waiting jobs with position, reason and expected start, your running jobs, and the GPUs of each pool."""
-    return schemas.Queue.model_validate(responses.tenants_queue(view.of_tenant(platform, tenant)))
+    return responses.tenants_queue(view.of_tenant(platform, tenant))
 
 
 @router.get(
@@ -45,5 +45,5 @@ def of_all(
     it."""
     found = responses.whole_queue(view.of_all(platform, limit=limit))
     if "text/html" in accept:
-        return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)
-    return schemas.OperatorQueue.model_validate(found)
+        return HTMLResponse(queue_page(found.model_dump(), now=platform.clock().timestamp()), headers=POLICY)
+    return found

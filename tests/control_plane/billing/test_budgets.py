@@ -5,11 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.billing import budgets
 from control_plane.notifications.tables import outbox
@@ -120,7 +118,7 @@ def test_a_tenant_whose_budget_fails_keeps_no_other_from_being_told(fresh_platfo
     broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
     for job, tier in ((broken, "gold"), (sound, "standard")):
         budgets.create(now, job.tenant, name="b", limit_micros=4 * DOLLAR, thresholds=[50])
-        odd = replace(job, row=cast(RowMapping, {**job.row, "tier": tier}))
+        odd = replace(job, row=replace(job.row, tier=tier))
         with fresh_platform.engine.begin() as conn:
             odd.started(conn, 1, AT)
     with pytest.raises(FtError, match=f"1 of 2 tenants failed, .* {broken.tenant}: KeyError"):

@@ -312,7 +312,7 @@ def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
     from ft_assets.datasets import step
 
     file_id = uploaded(platform, tenant, large)
-    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job["id"]
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job.id
     said: list[str] = []
     pinned = step.pin_dataset(platform, tenant.id, job, progress=step.announcer(platform, job, say=said.append))
     assert pinned.row_count == 3000

@@ -44,7 +44,7 @@ def platform(new_platform: Callable[..., Platform], tmp_path: Path, monkeypatch:
 
 def materialized(platform: Platform, file_id: str, **body: Any) -> tuple[str, dg.ExecuteInProcessResult]:
     """A job on the file, and the run of its first two assets."""
-    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file_id, **body})).job["id"]
+    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file_id, **body})).job.id
     partition = f"acme:{job}"
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("jobs", [partition])

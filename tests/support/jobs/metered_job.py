@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing import ledger
 from control_plane.billing.metering import service as metering
@@ -17,8 +17,9 @@ from control_plane.billing.rules import Entry
 from control_plane.billing.tables import ledger_entries
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.datasets.tables import files
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, one
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Fault
 
@@ -35,11 +36,11 @@ def at_time(platform: Platform, now: datetime) -> Platform:
 class MeteredJob:
     platform: Platform
     tenant: str
-    row: RowMapping
+    row: Job
 
     @property
     def id(self) -> str:
-        return str(self.row["id"])
+        return self.row.id
 
     def started(self, conn: Connection, attempt: int, at: datetime, *, pool: Pool = POOL, num_gpus: int = 1) -> None:
         metering.report_started(conn, self.row, attempt, pool=pool, num_gpus=num_gpus, at=at, now=self.platform.clock())
@@ -100,5 +101,5 @@ def metered_job(platform: Platform, tenant: str | None = None, *, tier: str = "s
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(files).values(**file))
-        row = conn.execute(sa.insert(jobs).values(**job).returning(jobs)).mappings().one()
+        row = one(conn, sa.insert(jobs).values(**job).returning(*columns(jobs, Job)), Job)
     return MeteredJob(platform=platform, tenant=tenant, row=row)

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy.engine import RowMapping
 
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, ledger_check, prices, refunds
@@ -176,7 +175,7 @@ def test_attempts_without_a_price_keep_none_behind_them_from_being_billed(fresh_
 
 def test_an_attempt_whose_billing_fails_is_told_and_keeps_no_other_from_being_billed(fresh_platform: Platform) -> None:
     broken, sound = sorted((metered_job(fresh_platform) for _ in range(2)), key=lambda job: job.tenant)
-    odd = replace(broken, row=cast(RowMapping, {**broken.row, "tier": "gold"}))
+    odd = replace(broken, row=replace(broken.row, tier="gold"))
     for job in (odd, sound):
         _reported(job)
     with pytest.raises(FtError, match=f"1 of 2 attempts failed, .* attempt 1 of {broken.id}: KeyError"):

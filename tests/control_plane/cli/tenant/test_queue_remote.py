@@ -55,7 +55,7 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
     world.round()
     waits = world.job(owner, hours=2)
     world.round(minutes=5)
-    found = responses.whole_queue(view.of_all(world.platform))
+    found = responses.whole_queue(view.of_all(world.platform)).model_dump()
     now = world.now[0].timestamp()
     said = "\n".join(whole_queue_commands.whole_lines(found, now=now, nodes=True))
     page = queue_page(found, now=now)

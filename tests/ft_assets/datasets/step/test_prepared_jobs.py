@@ -53,7 +53,7 @@ def body(platform: Platform, write_chat_rows: Callable[..., Path]) -> dict[str, 
 
 def submitted(platform: Platform, body: dict[str, Any], **fields: Any) -> str:
     asked = {k: v for k, v in (body | fields).items() if k != "tenant"}
-    return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job["id"])
+    return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job.id)
 
 
 def packed(platform: Platform, tenant: str, job_id: str) -> tuple[step.Packed, Any]:
