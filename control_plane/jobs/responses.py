@@ -10,7 +10,7 @@ from control_plane.jobs.service import JobView
 from control_plane.jobs.submission import adapter_of
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import JobState, openai_status
-from control_plane.queue.status import responses
+from control_plane.queue.status import view as queue
 from control_plane.quotas import schemas as quotas_schemas
 from control_plane.quotas.service import JobQuota
 from ft_assets.training.stored_specs import openai_hyperparameters
@@ -37,8 +37,8 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         hyperparameters=hyperparameters,
         method=_method(row.method, hyperparameters),
         integrations=request.get("integrations"),
-        ahead=responses.ahead(row.ahead, view.own_ahead) if waiting else None,
-        reservation=responses.reservation(row.promise) if waiting else None,
+        ahead=queue.ahead(row.ahead, view.own_ahead) if waiting else None,
+        reservation=queue.reservation(row.promise) if waiting else None,
         due_at=row.due_at if waiting else None,
         estimated_start=row.expected_start_at if waiting else None,
         evaluation=row.evaluation if row.state is JobState.EVALUATING else None,

@@ -109,7 +109,7 @@ def compare(
     platform: PlatformDep, tenant: Reader, ids: Annotated[str, Query(description="Ids of 2 to 100 jobs, separated by commas.")]
 ) -> experiments.JobComparison:
     """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost and duration."""
-    return experiments.comparison(comparison.compare(platform, tenant, [i for i in ids.split(",") if i]))
+    return comparison.compare(platform, tenant, [i for i in ids.split(",") if i])
 
 
 @router.get("/{job_id}", summary="Retrieve a fine-tuning job")

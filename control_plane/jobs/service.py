@@ -16,8 +16,7 @@ from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.ledger import costs_of_jobs
 from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
-from control_plane.datasets.tables import datasets as datasets_table
-from control_plane.datasets.tables import files
+from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.job_filters import JobFilter
@@ -337,22 +336,19 @@ def _in_flight(conn: Connection, tenant: str) -> int:
 def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
     """Return the dataset version of a file, None while it is being validated; refuses missing and unusable files."""
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
-    file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
+    file = conn.execute(query.with_for_update(read=True)).one_or_none()
     if file is None:
         raise NotFound(f"{param} {file_id[:80]!r} does not exist; upload it with POST /v1/files", code="file_not_found", param=param)
-    if file["purpose"] != "fine-tune":
-        raise InvalidRequest(
-            f"{param} {file_id} has purpose {file['purpose']!r}; upload it with purpose fine-tune", code="invalid_purpose", param=param
-        )
-    if file["status"] == "error":
-        raise InvalidDataset(
-            f"{param} {file_id} ({file['filename']}) cannot be trained on: {file['status_details']}", code=f"invalid_{param}", param=param
-        )
-    dataset_id: str | None = file["dataset_id"]
-    if dataset_id is not None:
-        this = (datasets_table.c.tenant_id == tenant) & (datasets_table.c.id == dataset_id)
-        shown = (datasets_table.c.row_count, datasets_table.c.review, datasets_table.c.format)
-        version = conn.execute(sa.select(*shown).where(this)).one()
+    if file.purpose != "fine-tune":
+        message = f"{param} {file_id} has purpose {file.purpose!r}; upload it with purpose fine-tune"
+        raise InvalidRequest(message, code="invalid_purpose", param=param)
+    if file.status == "error":
+        message = f"{param} {file_id} ({file.filename}) cannot be trained on: {file.status_details}"
+        raise InvalidDataset(message, code=f"invalid_{param}", param=param)
+    dataset_id: str | None = file.dataset_id
+    if dataset_id is not None:  # a query of its own: the lock may have waited for the transaction that made the version
+        shown = sa.select(datasets.c.row_count, datasets.c.review, datasets.c.format)
+        version = conn.execute(shown.where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)).one()
         check_format(version.format, method, file_id, param=param)
         check_reviewed(version.review, dataset_id, param=param)
         if param == "training_file":

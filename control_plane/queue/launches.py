@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -168,13 +168,6 @@ def bind(conn: Connection, run_key: str, job_id: str, run_id: str, *, by: str) -
     if conn.execute(bound.returning(run_launches.c.run_id)).first() is not None:
         return None
     return str(conn.execute(sa.select(run_launches.c.run_id).where(run_launches.c.run_key == run_key)).scalar_one())
-
-
-def runs_by_requester(platform: Platform) -> Mapping[str, int]:
-    """Count runs by who launched them."""
-    query = sa.select(run_launches.c.claimed_by, sa.func.count()).where(run_launches.c.run_id.is_not(None))
-    with platform.engine.connect() as conn:
-        return {str(who): int(count) for who, count in conn.execute(query.group_by(run_launches.c.claimed_by))}
 
 
 MAX_KEYS = 10_000

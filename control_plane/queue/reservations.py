@@ -47,9 +47,16 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
     given = [s for s in starts if s.job_id in free]
     if not given:
         return []
-    devices = assign_devices(conn, given)
-    conn.execute(sa.insert(reservations), [_reservation(rows[s.job_id], s, now, on) for s, on in zip(given, devices, strict=True)])
-    conn.execute(sa.insert(attempts), [_attempt(rows[s.job_id]) for s in given])
+    number = {s.job_id: rows[s.job_id].attempt + 1 for s in given}
+    granted = [
+        {
+            "job_id": s.job_id, "attempt": number[s.job_id], "pool": s.pool, "num_gpus": s.num_gpus, "devices": devices,
+            "placement": [list(part) for part in s.placement], "backfill": s.backfill, "granted_at": now,
+        }
+        for s, devices in zip(given, assign_devices(conn, given), strict=True)
+    ]  # fmt: skip
+    conn.execute(sa.insert(reservations), granted)
+    conn.execute(sa.insert(attempts), [{"job_id": job, "attempt": n, "workload": f"{job}-a{n}"} for job, n in number.items()])
     transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
     return given
 
@@ -61,51 +68,27 @@ def _still_waiting(conn: Connection, job_ids: Sequence[str]) -> set[str]:
     return set(conn.execute(query.with_for_update(skip_locked=True)).scalars())
 
 
-def _reservation(job: sa.Row[Any], start: scheduler.Start, now: datetime, devices: list[list[int]]) -> dict[str, Any]:
-    return {
-        "job_id": job.id,
-        "attempt": job.attempt + 1,
-        "pool": start.pool,
-        "num_gpus": start.num_gpus,
-        "placement": [list(part) for part in start.placement],
-        "devices": devices,
-        "backfill": start.backfill,
-        "granted_at": now,
-    }
-
-
-def _attempt(job: sa.Row[Any]) -> dict[str, Any]:
-    return {"job_id": job.id, "attempt": job.attempt + 1, "workload": f"{job.id}-a{job.attempt + 1}"}
-
-
 def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
     attempt, waited = job.attempt + 1, waited_s(job, now)
+    if start.backfill:
+        why = "they are free, and using them delays no reservation"
+    else:
+        why = "they were reserved for it" if job.promise else "it is the first job in the queue that they fit"
     held = f"{start.num_gpus} GPU{'s' if start.num_gpus > 1 else ''} of pool {start.pool}"
+    span = f"{waited:.0f} s" if waited < 60 else span_words(waited)
     return Move(
         job_id=job.id,
         target=JobState.PROVISIONING,
-        message=f"Attempt {attempt} holds {held} after {_span(waited)} in the queue: {_why_now(job, start)}.",
+        message=f"Attempt {attempt} holds {held} after {span} in the queue: {why}.",
         data={"attempt": attempt, "pool": start.pool, "num_gpus": start.num_gpus, "backfill": start.backfill, "waited_s": round(waited, 3)},
         columns={"attempt": attempt, "train_runs": 0, "stop_requested": None},
     )
-
-
-def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
-    if start.backfill:
-        return "they are free, and using them delays no reservation"
-    if job.promise:
-        return "they were reserved for it"
-    return "it is the first job in the queue that they fit"
 
 
 def waited_s(job: sa.Row[Any], now: datetime) -> float:
     """Return seconds in the queue over all stays, excluding the time it was barred in this one."""
     since: datetime = job.waiting_since or job.queued_at or job.created_at
     return float(job.waited_s) + max(0.0, (now - max(since, job.barred_until or since)).total_seconds())
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 60 else span_words(seconds)
 
 
 def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
@@ -155,7 +138,9 @@ def ask_to_stop(
         for p in requested
     ]  # fmt: skip
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
-    record_many(conn, [(p.job_id, _preemption_event(p, attempt_of[p.job_id])) for p in requested], now=now)
+    told = [(p.job_id, Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(p.detail), data={"attempt": attempt_of[p.job_id]}))
+            for p in requested]  # fmt: skip
+    record_many(conn, told, now=now)
     return requested
 
 
@@ -163,10 +148,6 @@ def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> 
     """Keep preemptions only for jobs all of whose victims are `able` to stop."""
     refused = {p.for_job for p in preempts if p.job_id not in able}
     return [p for p in preempts if p.for_job not in refused]
-
-
-def _preemption_event(preempt: scheduler.Preempt, attempt: int) -> Event:
-    return Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(preempt.detail), data={"attempt": attempt})
 
 
 def _sentence(words: str) -> str:

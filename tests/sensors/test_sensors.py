@@ -158,7 +158,7 @@ def test_a_trial_that_waited_is_submitted_when_there_is_room(
     assert "submitted: none" in str(tick(sweeps_sensor, instance))
     jobs.cancel(platform, tenant, job_id)
     assert "submitted: ftjob-" in str(tick(sweeps_sensor, instance))
-    assert all(t.job is not None for t in sweeps.get(platform, tenant, sweep.sweep.id).trials)
+    assert all(t.job_id is not None for t in sweeps.get(platform, tenant, sweep.id).trials)
 
 
 def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(

@@ -84,7 +84,7 @@ def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
     last = queue.round
     age = [] if queue.round_age_s is None else [((), queue.round_age_s)]
     yield _gauge("ft_scheduler_last_round_age_seconds", "Time since the last scheduling cycle", (), age)
-    took = [] if last.last_round_s is None else [((), last.last_round_s)]
+    took = [] if last.round_s is None else [((), last.round_s)]
     yield _gauge("ft_scheduler_round_seconds", "Duration of the last scheduling cycle", (), took)
     yield _counter("ft_scheduler_rounds", "Scheduling cycles", (), [((), last.rounds)])
     yield _counter("ft_scheduler_starts", "Jobs started by the scheduler", (), [((), last.starts)])

@@ -29,12 +29,12 @@ def whole_queue(
 ) -> None:
     """Show the queue of all tenants: waiting jobs and reasons, reservations, running jobs, pools, recent use, scheduler counters."""
     from control_plane.cli.admin.local_platform import open_local
-    from control_plane.queue.status import responses, view
+    from control_plane.queue.status import view
 
     with open_local() as platform:
 
         def look() -> Mapping[str, Any]:
-            return responses.whole_queue(view.of_all(platform, limit=limit)).model_dump()
+            return view.of_all(platform, limit=limit).model_dump()
 
         if watch and not as_json and html is None:
             show_repeatedly(lambda: whole_lines(look(), now=time.time(), nodes=nodes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,7 +26,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.platform.records import one_or_none
+from control_plane.platform.records import many, one_or_none
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
@@ -211,18 +212,36 @@ def learned(platform: Platform, kind: Kind) -> Correction:
     whole = platform.whole
     pools = [pool.name for pool in configured_pools.planned(whole) if pool.gpu_type == kind.gpu_type]
     with whole.engine.connect() as conn:
-        same_model = _newest(conn, pools, jobs.c.model == kind.model)
-        others = _newest(conn, pools)
-    rows = {row.id: row for row in (*same_model, *others)}
-    newest_first = sorted(rows.values(), key=lambda row: (row.finished_at, row.id), reverse=True)
-    return correction(kind, [_finished(row, kind.gpu_type) for row in newest_first])
+        trained = {job.id: job for job in (*_newest(conn, pools, jobs.c.model == kind.model), *_newest(conn, pools))}
+    newest_first = sorted(trained.values(), key=lambda job: (job.finished_at, job.id), reverse=True)
+    return correction(kind, [job.finished(kind.gpu_type) for job in newest_first])
 
 
-def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[sa.Row[Any]]:
-    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt), with the time of each attempt.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """A job that was trained to its end, with the sums over its attempts."""
 
-    Later attempts repeat the set-up, as long as the first one's, and some work; neither counts as training time.
-    """
+    id: str
+    model: str
+    method: str
+    adapter: str
+    num_gpus: int
+    modelled_s: float
+    finished_at: datetime
+    wall_s: float
+    setup_s: float
+    lost_s: float
+    num_attempts: int
+
+    def finished(self, gpu_type: str) -> Finished:
+        """Later attempts repeat the set-up, as long as the first one's, and some work; neither counts as training time."""
+        again_s = self.lost_s + (self.num_attempts - 1) * max(0.0, self.setup_s)
+        kind = Kind(gpu_type=gpu_type, model=self.model, way=f"{self.method}/{self.adapter}", num_gpus=self.num_gpus)
+        return Finished(kind=kind, modelled_s=self.modelled_s, took_s=max(0.0, self.wall_s - again_s))
+
+
+def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[_Trained]:
+    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt)."""
     pool = (
         sa.select(reservations.c.pool)
         .where(reservations.c.job_id == jobs.c.id)
@@ -253,17 +272,8 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
         .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None))
         .group_by(*chosen.c)
     )  # fmt: skip
-    return list(conn.execute(query).all())
+    return many(conn, query, _Trained)
 
 
 def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.func.extract("epoch", interval), sa.Float)
-
-
-def _finished(row: sa.Row[Any], gpu_type: str) -> Finished:
-    again_s = float(row.lost_s) + (row.num_attempts - 1) * max(0.0, float(row.setup_s))
-    return Finished(
-        kind=Kind(gpu_type=gpu_type, model=row.model, way=f"{row.method}/{row.adapter}", num_gpus=row.num_gpus),
-        modelled_s=row.modelled_s,
-        took_s=max(0.0, float(row.wall_s) - again_s),
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,8 +12,10 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.ledger import costs_of_jobs
+from control_plane.jobs.sweeps.schemas import ComparedJob, JobComparison
 from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events, jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.job_states import openai_status
 from control_plane.platform.records import columns, many
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.training.stored_specs import global_batch_size
@@ -28,27 +29,7 @@ UNCOMPARED = frozenset({"commit", "lock_sha256", "image", "base_digest", "pack_f
 """Fields that record where a result came from, not what was chosen."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    job: Job
-    hyperparameters: Mapping[str, Any]
-    """As resolved; as requested until the spec is frozen."""
-    measured: Mapping[str, float]
-    """Final ``train_loss`` and ``eval_loss``, and the scores of the evaluation report, ``<suite>/<metric>``."""
-    cost_micros: int
-    duration_s: float | None
-    """From the first start to the end, including waits in between; None for a job that never started."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    jobs: Sequence[Compared]
-    """In the requested order."""
-    differing: Mapping[str, Sequence[Any]]
-    """Hyperparameters that differ between jobs, each with its value in every job; None if a job has none."""
-
-
-def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparison:
+def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> JobComparison:
     """Compare the tenant's jobs. ``InvalidRequest`` unless 2 to 100 different ones are named; ``NotFound`` names the first unknown one."""
     if not 2 <= len(job_ids) <= MAX_JOBS or len(set(job_ids)) < len(job_ids):
         raise InvalidRequest(
@@ -69,19 +50,23 @@ def jobs_by_id(conn: Connection, job_ids: Collection[str], *only: sa.ColumnEleme
     return {job.id: job for job in many(conn, sa.select(*columns(jobs, Job)).where(jobs.c.id.in_(job_ids), *only), Job)}
 
 
-def side_by_side(conn: Connection, compared: Sequence[Job], *, now: datetime) -> Comparison:
-    found, costs = measured(conn, compared), costs_of_jobs(conn, [job.id for job in compared])
-    made = [
-        Compared(
-            job=job,
-            hyperparameters=hyperparameters(job),
-            measured=found[job.id],
-            cost_micros=costs.get(job.id, 0),
-            duration_s=None if job.started_at is None else round(((job.finished_at or now) - job.started_at).total_seconds(), 3),
-        )
-        for job in compared
-    ]
-    return Comparison(jobs=made, differing=_differing([c.hyperparameters for c in made]))
+def side_by_side(conn: Connection, compared: Sequence[Job], *, now: datetime) -> JobComparison:
+    results, costs = measured(conn, compared), costs_of_jobs(conn, [job.id for job in compared])
+    made = [_compared(job, results[job.id], costs.get(job.id, 0), now) for job in compared]
+    return JobComparison(jobs=made, differing=_differing([one.hyperparameters for one in made]))
+
+
+def _compared(job: Job, results: Mapping[str, float], cost_micros: int, now: datetime) -> ComparedJob:
+    return ComparedJob.of(
+        job,
+        status=openai_status(job.state),
+        hyperparameters=hyperparameters(job),
+        final_loss=results.get("train_loss"),
+        eval_loss=results.get("eval_loss"),
+        eval_metrics={k: v for k, v in results.items() if "/" in k},
+        cost_micros=cost_micros,
+        duration_s=None if job.started_at is None else round(((job.finished_at or now) - job.started_at).total_seconds(), 3),
+    )
 
 
 def measured(conn: Connection, of: Collection[Job]) -> dict[str, dict[str, float]]:

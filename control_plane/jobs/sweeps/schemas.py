@@ -1,4 +1,4 @@
-"""Sweeps and comparisons, and their conversion from database rows."""
+"""Sweeps and comparisons."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from pydantic import ConfigDict
 
 from control_plane.http.schemas import ApiModel, UnixTime
 from control_plane.jobs.schemas import CreateJob, JobError
-from control_plane.jobs.sweeps.comparison import Compared, Comparison
-from control_plane.jobs.sweeps.service import SweepView, TrialView
-from control_plane.platform.job_states import openai_status
 
 
 class SweepSettings(ApiModel):
@@ -157,50 +154,3 @@ class JobComparison(ApiModel):
     """Hyperparameters that are not the same in all jobs, each with its values in the order of `jobs`."""
     jobs: Sequence[ComparedJob]
     """The jobs, in the order requested."""
-
-
-def sweep(view: SweepView) -> Sweep:
-    row, trials = view.sweep, [trial(t) for t in view.trials]
-    return Sweep.of(
-        row,
-        **row.settings,
-        status=view.status,
-        model=row.request["model"],
-        training_file=row.request["training_file"],
-        trials=trials,
-        counts=_counts(trials),
-        waiting_reason=(row.waits or {}).get("reason"),
-        best=None if view.best is None else trial(view.best),
-        cost_micros=sum(t.cost_micros for t in view.trials),
-    )
-
-
-def trial(view: TrialView) -> SweepTrial:
-    waits = "refused" if view.trial.error else "waiting"
-    return SweepTrial.of(
-        view.trial,
-        view,
-        status=waits if view.job is None else openai_status(view.job.state),
-        fine_tuned_model=None if view.job is None else view.job.fine_tuned_model,
-    )
-
-
-def _counts(trials: Sequence[SweepTrial]) -> SweepCounts:
-    of = {status: sum(t.status == status for t in trials) for status in ("waiting", "succeeded", "cancelled")}
-    failed = sum(t.status in ("failed", "refused") for t in trials)
-    return SweepCounts(**of, failed=failed, total=len(trials), running=len(trials) - failed - sum(of.values()))
-
-
-def comparison(found: Comparison) -> JobComparison:
-    return JobComparison.of(found, jobs=[_compared(c) for c in found.jobs])
-
-
-def _compared(one: Compared) -> ComparedJob:
-    return ComparedJob.of(
-        one.job,
-        one,
-        status=openai_status(one.job.state),
-        final_loss=one.measured.get("train_loss"),
-        eval_loss=one.measured.get("eval_loss"),
-        eval_metrics={k: v for k, v in one.measured.items() if "/" in k},
-    )

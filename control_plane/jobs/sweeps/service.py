@@ -12,7 +12,6 @@ import logging
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,12 +22,12 @@ from control_plane.billing.ledger import costs_of_jobs
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.sweeps import comparison
+from control_plane.jobs.sweeps import comparison, schemas
 from control_plane.jobs.sweeps.rules import Settings, SweepStatus, Trial, best, refusal, status_of
 from control_plane.jobs.tables import Job, Sweep, SweepTrial, sweep_trials, sweeps
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL
+from control_plane.platform.job_states import FINAL, JobState, openai_status
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import many, one_or_none
 from control_plane.quotas import service as quotas
@@ -52,27 +51,7 @@ TRIAL = "trial"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialView:
-    trial: SweepTrial
-    job: Job | None
-    """None while the trial waits for room, or if it was refused."""
-    value: float | None
-    """Value of the sweep's metric."""
-    cost_micros: int
-    """Cost of its job; 0 if an earlier job is reused."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepView:
-    sweep: Sweep
-    status: SweepStatus
-    trials: Sequence[TrialView]
-    best: TrialView | None
-    """Best of the trials that have succeeded so far; None while none has the metric."""
-
-
-def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> SweepView:
+def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> schemas.Sweep:
     """Check every trial, then store the sweep and submit as many as there is room for; one invalid trial refuses the sweep.
 
     With an idempotency `key`, the same body is the same sweep.
@@ -102,13 +81,13 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     return get(platform, tenant, sweep_id)
 
 
-def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+def get(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Return the sweep with its trials; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _views(conn, [_row(conn, tenant, sweep_id)])[0]
 
 
-def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[SweepView]:
+def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[schemas.Sweep]:
     """Return the tenant's sweeps, newest first; trial results, and so the best trial, are part of single sweeps only."""
     keys, query = (sweeps.c.created_at, sweeps.c.id), sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
@@ -116,14 +95,15 @@ def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, li
         return Page(items=_views(conn, found.items, measure=False), has_more=found.has_more)
 
 
-def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
+def compare(platform: Platform, tenant: str, sweep_id: str) -> schemas.JobComparison:
     """Compare the jobs that the sweep has so far."""
-    found = {t.job.id: t.job for t in get(platform, tenant, sweep_id).trials if t.job is not None}
+    job_ids = [t.job_id for t in get(platform, tenant, sweep_id).trials if t.job_id is not None]
     with platform.engine.connect() as conn:
-        return comparison.side_by_side(conn, list(found.values()), now=platform.clock())
+        found = comparison.jobs_by_id(conn, job_ids)
+        return comparison.side_by_side(conn, [found[i] for i in dict.fromkeys(job_ids)], now=platform.clock())
 
 
-def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+def cancel(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Submit no further trial and cancel the unfinished jobs. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
         sweep = _row(conn, tenant, sweep_id, lock=True)
@@ -339,7 +319,7 @@ def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) ->
     return found
 
 
-def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) -> list[SweepView]:
+def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) -> list[schemas.Sweep]:
     mine = sweep_trials.c.sweep_id.in_([sweep.id for sweep in found])
     trials = many(conn, sa.select(sweep_trials).where(mine).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number), SweepTrial)
     job_ids = {t.job_id for t in trials if t.job_id}
@@ -347,23 +327,49 @@ def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) ->
     measured = comparison.measured(conn, by_id.values()) if measure else {}
     costs = costs_of_jobs(conn, job_ids)
 
-    def view(trial: SweepTrial, metric: str) -> TrialView:
-        job_id = trial.job_id or ""
-        cost_micros = 0 if trial.reused else costs.get(job_id, 0)
-        return TrialView(trial=trial, job=by_id.get(job_id), value=measured.get(job_id, {}).get(metric), cost_micros=cost_micros)
+    def value(trial: SweepTrial, metric: str) -> float | None:
+        return measured.get(trial.job_id or "", {}).get(metric)
 
-    return [_view(sweep, [view(t, sweep.settings["metric"]) for t in trials if t.sweep_id == sweep.id]) for sweep in found]
+    made = []
+    for sweep in found:
+        own = [t for t in trials if t.sweep_id == sweep.id]
+        shown = [_trial(t, by_id.get(t.job_id or ""), value(t, sweep.settings["metric"]), costs) for t in own]
+        states = [by_id[t.job_id].state if t.job_id else None for t in own]
+        made.append(_view(sweep, shown, states))
+    return made
 
 
-def _view(sweep: Sweep, trials: Sequence[TrialView]) -> SweepView:
+def _trial(trial: SweepTrial, job: Job | None, value: float | None, costs: Mapping[str, int]) -> schemas.SweepTrial:
+    """`job`: None while the trial waits for room, or if it was refused."""
+    return schemas.SweepTrial.of(
+        trial,
+        status=("refused" if trial.error else "waiting") if job is None else openai_status(job.state),
+        fine_tuned_model=None if job is None else job.fine_tuned_model,
+        value=value,
+        cost_micros=0 if job is None or trial.reused else costs.get(job.id, 0),
+    )
+
+
+def _view(sweep: Sweep, trials: Sequence[schemas.SweepTrial], states: Sequence[JobState | None]) -> schemas.Sweep:
     known = [
-        Trial(number=t.trial.number, state=None if t.job is None else t.job.state, refused=t.trial.error is not None, value=t.value)
-        for t in trials
+        Trial(number=t.number, state=state, refused=t.error is not None, value=t.value) for t, state in zip(trials, states, strict=True)
     ]
     chosen = best(known, sweep.settings["goal"])
-    return SweepView(
-        sweep=sweep,
+    return schemas.Sweep.of(
+        sweep,
+        **sweep.settings,
         status=status_of(known, cancelled=sweep.cancelled_at is not None),
+        model=sweep.request["model"],
+        training_file=sweep.request["training_file"],
         trials=trials,
-        best=next((t for t in trials if t.trial.number == chosen), None),
+        counts=_counts(trials),
+        waiting_reason=(sweep.waits or {}).get("reason"),
+        best=next((t for t in trials if t.number == chosen), None),
+        cost_micros=sum(t.cost_micros for t in trials),
     )
+
+
+def _counts(trials: Sequence[schemas.SweepTrial]) -> schemas.SweepCounts:
+    of = {status: sum(t.status == status for t in trials) for status in ("waiting", "succeeded", "cancelled")}
+    failed = sum(t.status in ("failed", "refused") for t in trials)
+    return schemas.SweepCounts(**of, failed=failed, total=len(trials), running=len(trials) - failed - sum(of.values()))

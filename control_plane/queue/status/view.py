@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,10 +18,15 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.records import columns, many, one_or_none
-from control_plane.queue.reservations import OverdueRelease, overdue_releases
+from control_plane.queue.reservations import overdue_releases
 from control_plane.queue.scheduler import Reservation
 from control_plane.queue.snapshot import promise_of, recent_use
+from control_plane.queue.status import schemas
+from control_plane.queue.status.messages import waiting_line
 from control_plane.queue.tables import reservations, scheduler_state
+
+HOUR_S = 3600.0
+Q = TypeVar("Q", bound=schemas.QueuedJob)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +94,7 @@ class Round:
     """The last scheduling cycle, and the counters of all."""
 
     last_round_at: datetime | None = None
-    last_round_s: float | None = None
+    round_s: float | None = None
     rounds: int = 0
     starts: int = 0
     backfills: int = 0
@@ -98,89 +103,93 @@ class Round:
     slipped: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TenantQueue:
-    length: int
-    """Number of waiting jobs of all tenants."""
-    by_tier: Mapping[str, int]
-    preparing: int
-    """Jobs of the tenant whose data is being prepared; they are not in the queue yet."""
-    waiting: Sequence[QueuedJob]
-    own_ahead: Mapping[str, int]
-    """By waiting job, how many of the tenant's other jobs are ahead."""
-    running: Sequence[RunningJob]
-    pools: Sequence[PoolUse]
-    last_round_at: datetime | None
-    now: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WholeQueue:
-    by_tier: Mapping[str, int]
-    waiting: Sequence[QueuedJob]
-    """In order of position; jobs that no cycle has seen yet come last. Only the first ones if a limit was given."""
-    waiting_of: Mapping[str, int]
-    """Number of waiting jobs by tenant."""
-    reserved: Mapping[str, Reservation]
-    """Reservations by waiting job."""
-    running: Sequence[RunningJob]
-    pools: Sequence[PoolUse]
-    used_gpu_s: Mapping[str, float]
-    """Recent use by tenant: shares are equal, and who used more waits longer."""
-    widest: Mapping[str, int]
-    """By pool, GPUs of the widest waiting job that it takes."""
-    overdue: Sequence[OverdueRelease]
-    round: Round
-    now: datetime
-
-    @property
-    def length(self) -> int:
-        return sum(self.by_tier.values())
-
-
-def of_tenant(platform: Platform, tenant: str) -> TenantQueue:
+def of_tenant(platform: Platform, tenant: str) -> schemas.Queue:
     """Return the tenant's own jobs in the queue, and sums over all tenants."""
-    now = platform.clock()
+    now, mine = platform.clock(), jobs.c.tenant_id == tenant
     with platform.engine.connect() as conn:
-        mine = jobs.c.tenant_id == tenant
         waiting, own = _waiting(conn, now, mine), own_ahead(conn, tenant)
         running = _running(conn, mine)
         preparing = conn.execute(sa.select(sa.func.count()).where(mine, jobs.c.state == JobState.VALIDATING)).scalar_one()
     with platform.whole.engine.connect() as conn:
-        by_tier = _counted(conn, jobs.c.tier)
-        return TenantQueue(
-            length=sum(by_tier.values()),
-            by_tier=by_tier,
-            preparing=preparing,
-            waiting=waiting,
-            own_ahead=own,
-            running=running,
-            pools=occupied(platform, conn),
-            last_round_at=last_round(conn).last_round_at,
-            now=now,
-        )
+        by_tier, in_use, last = _counted(conn, jobs.c.tier), occupied(platform, conn), last_round(conn)
+    length = sum(by_tier.values())
+    return schemas.Queue.of(
+        last,
+        length=length,
+        by_tier=by_tier,
+        preparing=preparing,
+        waiting=[_described(schemas.QueuedJob, j, now, length, ahead=ahead(j.ahead, own.get(j.id, 0))) for j in waiting],
+        running=[schemas.PlacedJob.of(j) for j in running],
+        pools=[schemas.PoolSums.of(use.pool, use, **_sums(use)) for use in in_use],
+    )
 
 
-def of_all(platform: Platform, *, limit: int | None = None) -> WholeQueue:
-    """Return everything, for operators; at most `limit` waiting jobs."""
+def of_all(platform: Platform, *, limit: int | None = None) -> schemas.OperatorQueue:
+    """Return everything, for operators; at most `limit` waiting jobs, in order of position, with those last that no cycle has seen yet."""
     now = platform.clock()
     with platform.whole.engine.connect() as conn:
-        running = _running(conn, sa.true())
-        available = pools(platform, conn)
-        held = [Held(job_id=r.id, pool=r.pool, num_gpus=r.num_gpus, placement=r.placement) for r in running]
-        return WholeQueue(
-            by_tier=_counted(conn, jobs.c.tier),
-            waiting=_waiting(conn, now, sa.true(), limit=limit),
-            waiting_of=_counted(conn, jobs.c.tenant_id),
-            reserved=_reserved(conn),
-            running=running,
-            pools=occupancy(available, held),
-            used_gpu_s=recent_use(conn, now),
-            widest=widest_waiting(conn, available),
-            overdue=overdue_releases(conn, now),
-            round=last_round(conn),
-            now=now,
-        )
+        running, available = _running(conn, sa.true()), pools(platform, conn)
+        by_tier, waiting = _counted(conn, jobs.c.tier), _waiting(conn, now, sa.true(), limit=limit)
+        reserved, widest = _reserved(conn), widest_waiting(conn, available)
+        tenants, overdue, last = _tenants(conn, running, now), overdue_releases(conn, now), last_round(conn)
+    held = [Held(job_id=r.id, pool=r.pool, num_gpus=r.num_gpus, placement=r.placement) for r in running]
+    length = sum(by_tier.values())
+    return schemas.OperatorQueue(
+        length=length,
+        by_tier=by_tier,
+        waiting=[
+            _described(schemas.OperatorQueuedJob, j, now, length, reservation=_reservation(j.promise, schemas.OperatorReservation))
+            for j in waiting
+        ],
+        running=[schemas.OperatorPlacedJob.of(r, overrun_s=_overrun_s(r, now)) for r in running],
+        pools=[_operators_pool(use, reserved, widest.get(use.pool.name, 0)) for use in occupancy(available, held)],
+        tenants=tenants,
+        scheduler=schemas.SchedulerState.of(last, last_round_s=last.round_s, reservations=last.promises),
+        overdue=[schemas.OverdueRelease.of(o, age_s=round(o.age_s, 1)) for o in overdue],
+    )
+
+
+def ahead(stored: Mapping[str, Any] | None, own: int = 0) -> schemas.Ahead | None:
+    """Return the jobs ahead, from the job's row; `own`: waiting jobs of its tenant ahead of it."""
+    if stored is None:
+        return None
+    counts = stored.get("jobs") or {}
+    return schemas.Ahead(jobs=counts, num_gpus=stored.get("num_gpus") or 0, yours=min(own, sum(counts.values())))
+
+
+def reservation(stored: Mapping[str, Any] | None) -> schemas.Reservation | None:
+    """Return a waiting job's reservation, from its row, without node names."""
+    return _reservation(stored, schemas.Reservation)
+
+
+def _reservation(stored: Mapping[str, Any] | None, kind: type[schemas.Reservation]) -> schemas.Reservation | None:
+    found = promise_of(stored)
+    return None if found is None else kind.of(found, num_nodes=len(found.placement))
+
+
+def _described(kind: type[Q], job: QueuedJob, now: datetime, length: int, **more: Any) -> Q:
+    kept = {"ahead": ahead(job.ahead), "reservation": reservation(job.promise), **more}
+    shown = kind.of(job, summary="", waited_s=round(job.waited_s, 1), **kept)
+    shown.summary = waiting_line(shown.model_dump(), now=now.timestamp(), length=length)
+    return shown
+
+
+def _overrun_s(job: RunningJob, now: datetime) -> float:
+    return 0.0 if job.estimated_end is None else round(max(0.0, (now - job.estimated_end).total_seconds()), 1)
+
+
+def _sums(use: PoolUse) -> dict[str, Any]:
+    return {"used_gpus": use.used, "free_gpus": use.free, "takes": sorted(use.pool.takes)}
+
+
+def _operators_pool(use: PoolUse, reserved: Mapping[str, Reservation], widest: int) -> schemas.OperatorPool:
+    """`reserved`: reservations by waiting job; `widest`: GPUs of the widest waiting job that the pool takes."""
+    promised = defaultdict[str, list[str]](list)
+    for job_id, kept in reserved.items():
+        for node, _ in kept.placement if kept.pool == use.pool.name else ():
+            promised[node].append(job_id)
+    nodes = [schemas.NodeState.of(n.node, n, free_gpus=n.free, reserved_for=promised[n.node.name]) for n in use.nodes]
+    return schemas.OperatorPool.of(use.pool, use, **_sums(use), unusable_gpus=use.apart(widest), nodes=nodes)
 
 
 def widest_waiting(conn: Connection, available: Sequence[Pool]) -> dict[str, int]:
@@ -200,8 +209,8 @@ def occupied(platform: Platform, conn: Connection) -> list[PoolUse]:
 
 def last_round(conn: Connection) -> Round:
     """Return when the last cycle ran, and the counters of all cycles."""
-    query = sa.select(*columns(scheduler_state, Round), scheduler_state.c.round_s.label("last_round_s"))
-    return one_or_none(conn, query.where(scheduler_state.c.id == 1), Round) or Round()
+    query = sa.select(*columns(scheduler_state, Round)).where(scheduler_state.c.id == 1)
+    return one_or_none(conn, query, Round) or Round()
 
 
 def own_ahead(conn: Connection, tenant: str) -> dict[str, int]:
@@ -251,10 +260,15 @@ def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob
     return many(conn, query.where(which, r.released_at.is_(None)).order_by(r.granted_at, r.job_id), RunningJob)
 
 
-def tenants_of(queue: WholeQueue) -> dict[str, tuple[int, int, int]]:
-    """Return, by tenant, waiting jobs, jobs that hold GPUs, and those GPUs."""
-    running, gpus = Counter[str](), Counter[str]()
-    for r in queue.running:
-        running[r.tenant] += 1
+def _tenants(conn: Connection, running: Sequence[RunningJob], now: datetime) -> list[schemas.TenantShare]:
+    """Return the shares of tenants that wait, hold GPUs or used some recently. Shares are equal, and who used more waits longer."""
+    waiting, used_s = _counted(conn, jobs.c.tenant_id), recent_use(conn, now)
+    num, gpus = Counter(r.tenant for r in running), Counter[str]()
+    for r in running:
         gpus[r.tenant] += r.num_gpus
-    return {t: (queue.waiting_of.get(t, 0), running[t], gpus[t]) for t in sorted({*queue.waiting_of, *running, *queue.used_gpu_s})}
+    return [
+        schemas.TenantShare(
+            tenant=t, waiting=waiting.get(t, 0), running=num[t], num_gpus=gpus[t], used_gpu_hours=used_s.get(t, 0.0) / HOUR_S
+        )
+        for t in sorted({*waiting, *num, *used_s})
+    ]

@@ -17,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Actor, Platform
-from control_plane.queue.status import metrics, responses, view
+from control_plane.queue.status import metrics, view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
@@ -31,11 +31,11 @@ def world(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., 
 
 def seen_by(world: Queued, tenant: str) -> dict[str, Any]:
     scoped = world.platform.in_scope_of(tenant, Actor(kind="key", id="k"))
-    return responses.tenants_queue(view.of_tenant(scoped, tenant)).model_dump()
+    return view.of_tenant(scoped, tenant).model_dump()
 
 
 def whole(world: Queued) -> dict[str, Any]:
-    return responses.whole_queue(view.of_all(world.platform)).model_dump()
+    return view.of_all(world.platform).model_dump()
 
 
 def test_a_waiting_job_says_where_it_stands_why_and_when_it_starts(world: Queued) -> None:
@@ -170,14 +170,14 @@ def test_tenants_and_reservations_are_counted_beyond_the_limit(world: Queued) ->
     for owner in (premium, mine, mine):
         world.job(owner, gpus=4)
     world.round(minutes=1)
-    every, first = (responses.whole_queue(view.of_all(world.platform, limit=n)).model_dump() for n in (None, 1))
+    every, first = (view.of_all(world.platform, limit=n).model_dump() for n in (None, 1))
     assert len(every["waiting"]) == 3 and len(first["waiting"]) == 1
     assert first["tenants"] == every["tenants"]
     assert {t["tenant"]: t["waiting"] for t in first["tenants"]} == {premium: 1, mine: 2}
     last = every["waiting"][-1]["id"]
     world.set(last, promise={"start": 1.0, "pool": "local", "placement": [["local", 4]], "made_at": 1.0})
     for limit in (None, 1):
-        (pool,) = responses.whole_queue(view.of_all(world.platform, limit=limit)).model_dump()["pools"]
+        (pool,) = view.of_all(world.platform, limit=limit).model_dump()["pools"]
         assert last in pool["nodes"][0]["reserved_for"], limit
 
 
