@@ -70,10 +70,9 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
 
 def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
     """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
-    query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
-    with platform.engine.connect() as conn:
-        found = [row.data for row in conn.execute(query)]
     lines = {}
+    with platform.engine.connect() as conn:
+        found = list(_measured(conn, job_id, job_events.c.seq))
     for data in found:
         kind = "eval_loss" if "valid_loss" in data else "loss"
         renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -215,7 +215,7 @@ def read_logs(
         found = job_logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)
         return PlainTextResponse(found.data, headers=_log_headers(found))
     began = job_logs.since(platform, tenant, job_id, attempt=attempt, offset=offset)
-    stream = text_as_it_comes(_Growing(platform, tenant, job_id, attempt=attempt, offset=offset, first=began), follower)
+    stream = text_as_it_comes(_growing(platform, tenant, job_id, attempt, offset, began), follower)
     stream.headers.update(_log_headers(began) if began else {})
     return stream
 
@@ -224,22 +224,20 @@ def _log_headers(found: job_logs.Excerpt) -> dict[str, str]:
     return {"x-log-attempt": str(found.attempt), "x-log-offset": str(found.begins)}
 
 
-class _Growing:
-    """What one reader has not read of a log yet; it stays with the attempt that it started with."""
+def _growing(
+    platform: Platform, tenant: str, job_id: str, attempt: int | None, offset: int, first: job_logs.Excerpt | None
+) -> Callable[[], tuple[bytes, bool]]:
+    """Return a function that returns what one reader has not read of a log yet; it stays with the attempt that it started with."""
 
-    def __init__(
-        self, platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int, first: job_logs.Excerpt | None
-    ) -> None:  # fmt: skip
-        self._platform, self._tenant, self._job_id = platform, tenant, job_id
-        self._attempt, self._offset, self._found = attempt, offset, first
-
-    def __call__(self) -> tuple[bytes, bool]:
-        found = self._found or job_logs.since(self._platform, self._tenant, self._job_id, attempt=self._attempt, offset=self._offset)
-        self._found = None
+    def read() -> tuple[bytes, bool]:
+        nonlocal attempt, offset, first
+        found, first = first or job_logs.since(platform, tenant, job_id, attempt=attempt, offset=offset), None
         if found is None:
             return b"", False
-        self._attempt, self._offset = found.attempt, found.ends
+        attempt, offset = found.attempt, found.ends
         return found.data, found.is_over
+
+    return read
 
 
 def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:

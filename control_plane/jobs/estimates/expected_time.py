@@ -111,10 +111,9 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     num_examples = file.num_training(rows, request)
     known = file.counted_tokens(model, method, max_seq_len, share=num_examples / rows) if file.row_count else None
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
-    spec = resolved(placed, method, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=request.seed or 0)
-    pack_rows = num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=max_seq_len)
-    expected_s = expect(platform, model, spec, num_rows=pack_rows, tokens_per_epoch=tokens).expected_s
-    return Expected(gpu_seconds=expected_s * spec.world_size, counted=known is not None)
+    seed = request.seed or 0
+    spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
+    return Expected(gpu_seconds=expected.expected_s * spec.world_size, counted=known is not None)
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:
@@ -122,29 +121,19 @@ def splits_long_rows(method: Method, policies: Policies) -> bool:
     return method.every_token and policies.over_long == "truncate"
 
 
-def resolved(placed: Placed, method: Method, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> TrainingSpec:
-    """Build the spec of a pack with this many examples and tokens."""
-    max_seq_len = placed.plan.max_seq_len
-    return hyperparameters.resolve(
-        placed.plan,
-        hyperparameters.PackFacts(
-            fingerprint=THIS,
-            dataset_id=dataset_id,
-            num_examples=num_examples,
-            num_windows=num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=max_seq_len),
-            num_tokens=tokens,
-            max_seq_len=max_seq_len,
-        ),
-        seed=seed,
-        lock_sha256="",
-        commit="",
-        **placed.placement,
-    )
-
-
-def num_rows(method: Method, *, num_examples: int, tokens: int, max_seq_len: int) -> int:
-    """Rows of the pack: windows, pairs or judged answers."""
-    return max(1, math.ceil(tokens / (max_seq_len * FILL))) if method.pack == "windows" else num_examples
+def training(
+    platform: Platform, placed: Placed, model: BaseModel, *, dataset_id: str, num_examples: int, tokens: int, seed: int
+) -> tuple[TrainingSpec, int, Expectation]:
+    """Return the spec of a pack with this many examples and `tokens` per epoch, the pack's rows, and how long it trains."""
+    plan = placed.plan
+    windows = methods.get(plan.method).pack == "windows"  # others have a row for each pair or judged answer
+    num_rows = max(1, math.ceil(tokens / (plan.max_seq_len * FILL))) if windows else num_examples
+    facts = hyperparameters.PackFacts(
+        fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
+        max_seq_len=plan.max_seq_len,
+    )  # fmt: skip
+    spec = hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement)
+    return spec, num_rows, expect(platform, model, spec, num_rows=num_rows, tokens_per_epoch=tokens)
 
 
 NEWEST = 100

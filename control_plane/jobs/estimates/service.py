@@ -77,12 +77,9 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     file = _training_file(platform, tenant, request)
     num_examples = file.num_training(file.row_count, request)
     tokens = _tokens(platform, tenant, file, model, method, max_seq_len, share=num_examples / file.row_count)
-    per_epoch = tokens.per_epoch
-    rows = expected_time.num_rows(method, num_examples=num_examples, tokens=per_epoch, max_seq_len=max_seq_len)
-    spec = expected_time.resolved(
-        placed, method, dataset_id=file.dataset_id, num_examples=num_examples, tokens=per_epoch, seed=request.seed or 0
+    spec, rows, expected = expected_time.training(
+        platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
-    expected = expected_time.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=per_epoch)
     seconds, epochs = expected.expected_s, spec.optimization.num_epochs
     gpu_seconds = seconds * spec.world_size
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
@@ -100,7 +97,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         num_examples=num_examples,
         max_seq_len=max_seq_len,
         n_epochs=epochs,
-        tokens=schemas.EstimatedTokens.of(tokens, total=round(per_epoch * epochs)),
+        tokens=schemas.EstimatedTokens.of(tokens, total=round(tokens.per_epoch * epochs)),
         total_steps=spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
         num_gpus=spec.world_size,
         gpu_type=pool.gpu_type,

@@ -60,7 +60,7 @@ def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Ca
     job.train(Scenario(steps=10, every=1, each_stored=True))
     kept = job.steps()
     assert kept[0] == 10 and len(kept) <= 4
-    assert [c["step"] for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
+    assert [c.step for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
     rows = attempts.committed(job.platform, job.id)
     for row in rows:
         stored = {i.key.rsplit("/", 1)[1] for i in job.platform.objects.list(row.object_prefix)}

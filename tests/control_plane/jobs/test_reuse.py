@@ -162,8 +162,8 @@ def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(pl
     assert [v.result_files for v in jobs.list_jobs(platform, tenant.id).items] == [[stored], [stored]]
     assert jobs.measured_by(platform, tenant.id, second) == first
     told = jobs.list_events(platform, tenant.id, second).items[0]
-    assert told["code"] == "job_reused"
-    assert first in told["message"]
+    assert told.code == "job_reused"
+    assert first in told.message
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == second)).all() == []
     third = submit(metadata={"n": "3"}).job.id

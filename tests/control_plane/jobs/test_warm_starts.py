@@ -175,7 +175,7 @@ def test_the_training_gets_the_adapters_files_and_nothing_else_and_fetches_them_
     assert start is not None
     directory = warm_starts.fetch(platform, tenant.id, start)
     assert files_under(directory) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
-    platform.objects.delete(f"{job['warm_start']['object_prefix']}/manifest.json")
+    platform.objects.delete(f"{job.warm_start['object_prefix']}/manifest.json")
     assert warm_starts.fetch(platform, tenant.id, start) == directory
 
 

@@ -67,7 +67,7 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
         assert shown in seen["report"]
     packed = metadata_of(result, tokenized_pack)
     assert packed["examples"] > 0
-    told = [e["message"] for e in jobs.list_events(platform, "acme", job).items if e["code"] == "dataset_progress"]
+    told = [e.message for e in jobs.list_events(platform, "acme", job).items if e.code == "dataset_progress"]
     assert told, "packing says how far it is"
 
 

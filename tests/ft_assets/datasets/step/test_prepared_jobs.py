@@ -66,7 +66,7 @@ def packed(platform: Platform, tenant: str, job_id: str) -> tuple[step.Packed, A
 def test_the_trials_of_a_sweep_share_one_pack(platform: Platform, body: dict[str, Any]) -> None:
     tenant = body.pop("tenant")
     made = sweeps.create(platform, tenant, {**body, "sweep": {"parameters": {"learning_rate": [1e-4, 2e-4], "n_epochs": [1, 2]}}})
-    done = [packed(platform, tenant, str(t.row["job_id"])) for t in made.trials]
+    done = [packed(platform, tenant, str(t.job_id)) for t in made.trials]
     assert [p.reused for p, _ in done] == [False, True, True, True]
     assert len({p.manifest.fingerprint for p, _ in done}) == 1
     assert len({row.spec_sha256 for _, row in done}) == 4
