@@ -135,6 +135,7 @@ class Job:
     queued_at: datetime | None
     started_at: datetime | None
     first_step_at: datetime | None
+    heartbeat_at: datetime | None
     estimated_finish_at: datetime | None
     finished_at: datetime | None
 

@@ -138,9 +138,11 @@ def ask_to_stop(
         for p in requested
     ]  # fmt: skip
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
-    told = [(p.job_id, Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(p.detail), data={"attempt": attempt_of[p.job_id]}))
-            for p in requested]  # fmt: skip
-    record_many(conn, told, now=now)
+    told = [
+        Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(p.detail), data={"attempt": attempt_of[p.job_id]})
+        for p in requested
+    ]
+    record_many(conn, [(p.job_id, event) for p, event in zip(requested, told, strict=True)], now=now)
     return requested
 
 
