@@ -29,9 +29,9 @@ def register(context: dg.OpExecutionContext, config: Submission, platform: Platf
     """Admit the submission; a refusal fails the run with the same reason as over REST."""
     named = {k: getattr(config, k) for k in ("model", "training_file", "validation_file", "suffix", "seed")}
     job = jobs.submit(platform.get(), config.tenant, JobRequest.from_body({**config.options, **named})).job
-    context.log.info(f"admitted {job['id']}")
-    runs = dg.MetadataValue.url(runs_of_job(job["id"]))
-    context.add_output_metadata({"job": job["id"], "state": job["state"], "runs_of_job": runs})
+    context.log.info(f"admitted {job.id}")
+    runs = dg.MetadataValue.url(runs_of_job(job.id))
+    context.add_output_metadata({"job": job.id, "state": job.state.value, "runs_of_job": runs})
 
 
 @dg.job(executor_def=dg.in_process_executor)

@@ -110,8 +110,8 @@ class Bench:
             checkpoint=CheckpointPolicy(every_steps=EVERY_STEPS, every_s=600, keep_last=3),
         )
         upload(self.platform.objects, self.pack, layout.pack_prefix(owner.id, spec.pack_fingerprint))
-        mark_packed(self.platform, owner.id, job["id"], spec=spec, total_steps=total_steps(epochs), expected_s=60.0)
-        return owner.id, str(job["id"])
+        mark_packed(self.platform, owner.id, job.id, spec=spec, total_steps=total_steps(epochs), expected_s=60.0)
+        return owner.id, job.id
 
 
 def total_steps(epochs: int) -> int:

@@ -11,19 +11,20 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.attempts.tables import checkpoint_permissions, checkpoints
+from control_plane.attempts.tables import CheckpointPermission, checkpoint_permissions, checkpoints
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Order, Page, page
+from control_plane.platform.records import columns, many
 from ft_assets.errors import Forbidden, InvalidRequest, NotFound
 
 MAX_PROJECTS = 100
 _COLUMNS = checkpoint_permissions.c
 
 
-def create(platform: Platform, tenant: str, reference: str, project_ids: Sequence[str]) -> list[RowMapping]:
+def create(platform: Platform, tenant: str, reference: str, project_ids: Sequence[str]) -> list[CheckpointPermission]:
     """Record the permission for each project once; ``Forbidden`` (``project_not_allowed``) for any but the tenant itself."""
     if not 1 <= len(project_ids) <= MAX_PROJECTS:
         raise InvalidRequest(f"project_ids names {len(project_ids)} projects; name 1 to {MAX_PROJECTS}", param="project_ids")
@@ -39,19 +40,19 @@ def create(platform: Platform, tenant: str, reference: str, project_ids: Sequenc
         checkpoint = _checkpoint(conn, tenant, reference)
         row = {"tenant_id": tenant, "checkpoint_id": checkpoint, "project_id": tenant, "created_at": platform.clock()}
         conn.execute(insert(checkpoint_permissions).values(id=f"cp_{uuid.uuid4().hex[:24]}", **row).on_conflict_do_nothing())
-        return list(conn.execute(_of(tenant, checkpoint)).mappings())
+        return many(conn, _of(tenant, checkpoint), CheckpointPermission)
 
 
 def list_permissions(
     platform: Platform, tenant: str, reference: str, *, after: str | None, limit: int, order: Order, project_id: str | None
-) -> Page[RowMapping]:
+) -> Page[CheckpointPermission]:
     """Return the permissions on a checkpoint, newest first unless `order` says otherwise."""
     with platform.engine.connect() as conn:
         query = _of(tenant, _checkpoint(conn, tenant, reference))
         if project_id is not None:
             query = query.where(_COLUMNS.project_id == project_id)
         keys = (_COLUMNS.created_at, _COLUMNS.id)
-        return page(conn, query, keys, id_column=_COLUMNS.id, after=after, limit=limit, max_limit=100, order=order)
+        return page(conn, query, keys, of=CheckpointPermission, id_column=_COLUMNS.id, after=after, limit=limit, max_limit=100, order=order)
 
 
 def delete(platform: Platform, tenant: str, reference: str, permission_id: str) -> None:
@@ -66,7 +67,8 @@ def delete(platform: Platform, tenant: str, reference: str, permission_id: str) 
 
 
 def _of(tenant: str, checkpoint: str) -> sa.Select[tuple[object, ...]]:
-    return sa.select(checkpoint_permissions).where(_COLUMNS.tenant_id == tenant, _COLUMNS.checkpoint_id == checkpoint)
+    shown = columns(checkpoint_permissions, CheckpointPermission)
+    return sa.select(*shown).where(_COLUMNS.tenant_id == tenant, _COLUMNS.checkpoint_id == checkpoint)
 
 
 def _checkpoint(conn: Connection, tenant: str, reference: str) -> str:

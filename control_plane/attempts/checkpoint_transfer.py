@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim
+from control_plane.attempts.tables import Checkpoint
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.transfer import FAILURES, RetryPolicy, Sending, fetch_committed, with_retries
@@ -359,7 +359,7 @@ def _have_best(platform: Platform, held: Claim, directory: Path, step: int, skip
         skip(best, f"it holds the best weights so far, and is lost: {e.message}")
 
 
-def _fetched(platform: Platform, held: Claim, row: sa.Row[Any], directory: Path, skip: Skip, retries: RetryPolicy) -> bool:
+def _fetched(platform: Platform, held: Claim, row: Checkpoint, directory: Path, skip: Skip, retries: RetryPolicy) -> bool:
     target = directory / checkpoints.step_name(row.step)
     try:
         with_retries(lambda: _fetch(platform, held, row.object_prefix, target, row.manifest_sha256), retries)

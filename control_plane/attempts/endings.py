@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing.metering import service as metering
 from control_plane.capacity.configured_pools import named
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
@@ -28,6 +28,16 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault, IntegrityError
 from ft_assets.training.failures import FailureClass, Outcome, PastAttempt, Retry, with_half_batch
 from ft_assets.training.spec import TrainingSpec
+
+
+def reserved(held: Claim) -> sa.ColumnElement[bool]:
+    """Select the attempt's reservation while it holds it."""
+    return sa.and_(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
+
+
+def of_attempt(held: Claim) -> sa.ColumnElement[bool]:
+    """Select the row of the attempt."""
+    return sa.and_(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +56,7 @@ class Released:
 
 def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
     """Release the reservation; None if it was already released."""
-    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
-    given = sa.update(reservations).where(this).values(released_at=now)
+    given = sa.update(reservations).where(reserved(held)).values(released_at=now)
     row = conn.execute(given.returning(reservations.c.stop_asked_at, reservations.c.preempted_for)).one_or_none()
     if row is None:
         return None
@@ -55,9 +64,9 @@ def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
     return Released(preempted=row.stop_asked_at is not None, for_tier=tier)
 
 
-def settled(ending: Ending, job: RowMapping, released: Released) -> Ending:
+def settled(ending: Ending, job: Job, released: Released) -> Ending:
     """Adjust the ending to the job's state: if the tenant stopped the job while it made room, the tenant's stop counts."""
-    failure, state = ending.failure, JobState(job["state"])
+    failure, state = ending.failure, job.state
     made_room = released.preempted and failure is not None and failure.code == Outcome.PREEMPTED
     if failure is None or not made_room or state not in (JobState.CANCELLED, JobState.PAUSING):
         return ending
@@ -70,7 +79,7 @@ def close(conn: Connection, held: Claim, ending: Ending, now: datetime) -> None:
     status = ending.status
     conn.execute(
         sa.update(attempts)
-        .where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
+        .where(of_attempt(held))
         .values(
             outcome=ending.outcome,
             exit_code=status.exit_code,
@@ -87,7 +96,7 @@ def _goes_on(ending: Ending) -> bool:
     return ending.failure is not None and (ending.failure.retry is not Retry.NEVER or ending.failure.code == "paused")
 
 
-def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, ending: Ending, now: datetime) -> None:
+def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: Ending, now: datetime) -> None:
     """Report the end, and the start if that is missing, and bill the time between; a workload that never started costs nothing."""
     status = ending.status
     started = moment(status.started_at)
@@ -103,13 +112,13 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: RowMapping, end
     metering.settle(conn, platform, metered)
 
 
-def report_started(conn: Connection, platform: Platform, held: Claim, job: RowMapping, *, at: datetime, now: datetime) -> None:
+def report_started(conn: Connection, platform: Platform, held: Claim, job: Job, *, at: datetime, now: datetime) -> None:
     pool = named(platform, held.pool)
     metered = metering.Metered(tenant_id=held.tenant, job_id=held.job_id, attempt=held.attempt)
-    metering.report_started(conn, metered, tier=job["tier"], model=job["model"], pool=pool, num_gpus=held.num_gpus, at=at, now=now)
+    metering.report_started(conn, metered, tier=job.tier, model=job.model, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
 
 
-def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, released: Released, now: datetime) -> JobState:
+def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Released, now: datetime) -> JobState:
     """Move the job to the state that its attempt's end leads to; the rules are those of ``attempts.finish``."""
     data: dict[str, Any] = {"attempt": held.attempt, "outcome": ending.outcome, "step": ending.last_step}
 
@@ -117,7 +126,7 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
         transition(conn, held.job_id, target, message=message, data={**data, **(more or {})}, now=now, stop_requested=None, **columns)
         return target
 
-    state, failure = JobState(job["state"]), ending.failure
+    state, failure = job.state, ending.failure
     if state in FINAL:
         return state
     if failure is None:
@@ -137,10 +146,10 @@ def move(conn: Connection, held: Claim, job: RowMapping, ending: Ending, release
     if released.preempted and failure.code == Outcome.PREEMPTED:
         reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
         why = failure.message.replace("another job", released.for_whom)
-        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=reported, preemptions=job["preemptions"] + 1)
+        to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=reported, preemptions=job.preemptions + 1)
     else:
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")
-    return to(JobState.QUEUED, f"Queued again; training {onward}.", queued_at=job["queued_at"], **columns)
+    return to(JobState.QUEUED, f"Queued again; training {onward}.", queued_at=job.queued_at, **columns)
 
 
 def _saved(conn: Connection, job_id: str) -> int:
@@ -219,7 +228,7 @@ def tell_when(platform: Platform, held: Claim) -> None:
             return
         with platform.engine.begin() as conn:
             job = locked(conn, held.job_id)
-            if job["state"] == JobState.QUEUED and job["attempt"] == held.attempt:
+            if job.state is JobState.QUEUED and job.attempt == held.attempt:
                 record(conn, held.job_id, _forecast(start, now), now=platform.clock())
     except Exception:
         log.exception("could not forecast when %s resumes", held.job_id)

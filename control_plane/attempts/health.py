@@ -107,7 +107,7 @@ class Watch:
     def _record(self, verdicts: Sequence[Verdict], over: Sequence[str] | set[str] = ()) -> None:
         with self.platform.engine.begin() as conn:
             job = locked(conn, self.held.job_id)
-            if JobState(job["state"]) in FINAL or job["attempt"] != self.held.attempt:
+            if job.state in FINAL or job.attempt != self.held.attempt:
                 return
             for code in sorted(over):
                 _recover(conn, self.platform, self.held.job_id, code)
@@ -125,7 +125,7 @@ class Watch:
             "The run is missing or incomplete in MLflow; the follower's log has the reason. Training continues; its metrics are in the API."
         )
         with self.platform.engine.begin() as conn:
-            if JobState(locked(conn, self.held.job_id)["state"]) not in FINAL:
+            if locked(conn, self.held.job_id).state not in FINAL:
                 event = Event(code="tracking_failed", level="warn", message=message, data={"audience": FOR_OPERATORS})
                 record(conn, self.held.job_id, event, now=self.platform.clock())
 

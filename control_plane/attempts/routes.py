@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
-from sqlalchemy.engine import RowMapping
 
-from control_plane.attempts import checkpoint_permissions as checkpoint_permissions
+from control_plane.attempts import checkpoint_permissions, tables
 from control_plane.attempts.schemas import CheckpointPermission, CreatePermissions, PermissionList
 from control_plane.http import parameters
 from control_plane.http.authentication import Admin, PlatformDep
 from control_plane.http.schemas import Deleted
-from control_plane.platform.epoch_time import epoch_seconds
 
 router = APIRouter(prefix="/v1/fine_tuning/checkpoints", tags=["fine_tuning"])
 
@@ -65,7 +63,7 @@ def delete(
     return Deleted(id=permission_id, object="checkpoint.permission")
 
 
-def _listed(rows: Sequence[RowMapping], *, has_more: bool) -> PermissionList:
-    shown = [CheckpointPermission(id=row["id"], created_at=epoch_seconds(row["created_at"]), project_id=row["project_id"]) for row in rows]
+def _listed(found: Sequence[tables.CheckpointPermission], *, has_more: bool) -> PermissionList:
+    shown = [CheckpointPermission.of(one) for one in found]
     ends = (shown[0].id, shown[-1].id) if shown else (None, None)
     return PermissionList(data=shown, has_more=has_more, first_id=ends[0], last_id=ends[1])

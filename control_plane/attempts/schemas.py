@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from control_plane.http.schemas import ApiModel, ListOf
+from control_plane.http.schemas import ApiModel, EpochSeconds, ListOf
 
 
 class CreatePermissions(ApiModel):
@@ -25,7 +25,7 @@ class CheckpointPermission(ApiModel):
     """Id of the permission, starting with `cp_`."""
     object: Literal["checkpoint.permission"] = "checkpoint.permission"
     """Object type, always `checkpoint.permission`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the permission was created, as Unix time in seconds."""
     project_id: str
     """Id of the project (tenant) that has access."""

@@ -14,20 +14,22 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.attempts import endings
 from control_plane.attempts.claims import NOTHING
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.claims import Reported as Reported
-from control_plane.attempts.tables import attempts, checkpoints
+from control_plane.attempts.endings import of_attempt, reserved
+from control_plane.attempts.tables import Checkpoint, attempts, checkpoints
 from control_plane.billing.metering import service as metering
 from control_plane.jobs.tables import job_events, jobs
-from control_plane.jobs.transitions import fail_in, job_row, locked, record, transition
+from control_plane.jobs.transitions import fail_in, job_row, locked, record, record_many, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import columns, many
 from control_plane.queue.reservations import local_devices
 from control_plane.queue.tables import reservations
 from ft_assets.errors import FtError, NotAdmitted
@@ -113,8 +115,7 @@ def requested_stop(platform: Platform, held: Claim) -> str | None:
     A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation records
     no heartbeat, which would hide a missing follower of the next attempt, and is told to cancel: its GPUs belong to another job.
     """
-    this = (reservations.c.job_id == held.job_id) & (reservations.c.attempt == held.attempt) & reservations.c.released_at.is_(None)
-    beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, this).values(heartbeat_at=platform.clock())
+    beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held)).values(heartbeat_at=platform.clock())
     with platform.engine.begin() as conn:
         row = conn.execute(beat.returning(jobs.c.stop_requested, reservations.c.stop_asked_at)).one_or_none()
     if row is None:
@@ -153,28 +154,23 @@ def record_progress(
             return
         now = platform.clock()
         job = locked(conn, held.job_id)
-        if JobState(job["state"]) in FINAL:
+        if job.state in FINAL:
             return
         if steps:
             last = steps[-1]
-            if last["step"] > before.from_step:
-                _start_running(conn, job, held, now)
+            if last["step"] > before.from_step and job.state is JobState.PROVISIONING:
+                message, first = f"Training runs (attempt {held.attempt}).", job.first_step_at or now
+                transition(conn, held.job_id, JobState.RUNNING, message=message, now=now, first_step_at=first)
             left = last["total_steps"] - last["step"]
             pace = _seconds_per_step(steps)
             known = pace or left == 0  # after the last step it is that step's time
             finish = datetime.fromtimestamp(now.timestamp() + left * (pace or 0.0), tz=UTC) if known else None
-            values = {
-                "step": last["step"],
-                "total_steps": last["total_steps"],
-                "loss": last["loss"],
-                "tokens_per_s": last.get("tokens_per_s"),
-            }
+            values = {name: last.get(name) for name in ("step", "total_steps", "loss", "tokens_per_s")}
             conn.execute(
                 sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=phase == "save", estimated_finish_at=finish)
             )
         news = [m for m in steps if m["step"] > before.step] + [m for m in validation if m["step"] > before.validation]
-        if news:
-            conn.execute(sa.insert(job_events), [_metric_event(held.job_id, m, now) for m in news])
+        record_many(conn, [(held.job_id, metrics_event(as_reported(m))) for m in news], now=now)
 
 
 def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
@@ -182,7 +178,7 @@ def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
     event = provisioning_event(phase, attempt=held.attempt)
     before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
     with platform.engine.begin() as conn:
-        if not holds_in(conn, held) or locked(conn, held.job_id)["state"] != JobState.PROVISIONING:
+        if not holds_in(conn, held) or locked(conn, held.job_id).state is not JobState.PROVISIONING:
             return
         if conn.execute(sa.select(sa.exists().where(before))).scalar_one():
             return
@@ -195,33 +191,6 @@ def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
     return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
 
 
-def _start_running(conn: Connection, job: RowMapping, held: Claim, now: datetime) -> None:
-    if job["state"] != JobState.PROVISIONING:
-        return
-    transition(
-        conn,
-        held.job_id,
-        JobState.RUNNING,
-        message=f"Training runs (attempt {held.attempt}).",
-        now=now,
-        first_step_at=job["first_step_at"] or now,
-    )
-
-
-def _metric_event(job_id: str, metric: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    data = as_reported(metric)
-    return {
-        "id": f"ftevent-{uuid.uuid4().hex}",
-        "job_id": job_id,
-        "level": "info",
-        "type": "metrics",
-        "code": "metrics",
-        "message": metrics_event(data).message,
-        "data": data,
-        "created_at": now,
-    }
-
-
 def record_checkpoint(
     platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
 ) -> bool:
@@ -231,21 +200,13 @@ def record_checkpoint(
     committed checkpoint; the row then names the newer one.
     """
     with platform.engine.begin() as conn:
-        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+        if not holds_in(conn, held) or locked(conn, held.job_id).state in FINAL:
             return False
-        values = {
-            "id": f"ftckpt_{uuid.uuid4().hex[:24]}",
-            "job_id": held.job_id,
-            "attempt": held.attempt,
-            "step": step,
-            "object_prefix": prefix,
-            "manifest_sha256": manifest_sha256,
-            "metrics": dict(metrics),
-            "final": final,
-            "created_at": platform.clock(),
-        }
-        changed: dict[str, Any] = {k: values[k] for k in ("attempt", "object_prefix", "manifest_sha256", "metrics", "final")}
-        changed |= {"retired_at": None, "removed_at": None}
+        changed = {
+            "attempt": held.attempt, "object_prefix": prefix, "manifest_sha256": manifest_sha256, "metrics": dict(metrics), "final": final,
+            "retired_at": None, "removed_at": None,
+        }  # fmt: skip
+        values = {"id": f"ftckpt_{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "step": step, "created_at": platform.clock(), **changed}
         statement = insert(checkpoints).values(values)
         replaced = statement.on_conflict_do_update(
             index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
@@ -253,17 +214,16 @@ def record_checkpoint(
         if conn.execute(replaced.returning(checkpoints.c.id)).first() is None:
             return True  # the finished model has this step; its checkpoint does not replace it
         message = f"Final adapter committed at step {step}." if final else f"Checkpoint committed at step {step}."
-        record(
-            conn, held.job_id, Event(code="checkpoint", message=message, data={"step": step, "attempt": held.attempt}), now=platform.clock()
-        )
+        event = Event(code="checkpoint", message=message, data={"step": step, "attempt": held.attempt})
+        record(conn, held.job_id, event, now=platform.clock())
     return True
 
 
-def committed(platform: Platform, job_id: str) -> list[sa.Row[Any]]:
+def committed(platform: Platform, job_id: str) -> list[Checkpoint]:
     """Return the job's committed checkpoints that are kept, highest step first."""
-    kept = sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
+    kept = sa.select(*columns(checkpoints, Checkpoint)).where(checkpoints.c.job_id == job_id, checkpoints.c.retired_at.is_(None))
     with platform.engine.connect() as conn:
-        return list(conn.execute(kept.order_by(checkpoints.c.step.desc())).all())
+        return many(conn, kept.order_by(checkpoints.c.step.desc()), Checkpoint)
 
 
 def holds(platform: Platform, held: Claim) -> bool:
@@ -284,7 +244,7 @@ def must_hold(platform: Platform, held: Claim) -> None:
 def tell(platform: Platform, held: Claim, event: Event) -> bool:
     """Write an event of the job; returns False, and writes nothing, if the attempt was released or the job has ended."""
     with platform.engine.begin() as conn:
-        if not holds_in(conn, held) or JobState(locked(conn, held.job_id)["state"]) in FINAL:
+        if not holds_in(conn, held) or locked(conn, held.job_id).state in FINAL:
             return False
         record(conn, held.job_id, event, now=platform.clock())
     return True
@@ -306,7 +266,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         released = endings.release(conn, held, now)
         job = locked(conn, held.job_id, tenant_id=held.tenant)
         if released is None:
-            return JobState(job["state"])
+            return job.state
         ending = endings.settled(ending, job, released)
         endings.close(conn, held, ending, now)
         endings.bill(conn, platform, held, job, ending, now)
@@ -322,41 +282,32 @@ def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at:
     Returns the step up to which metrics were reported: `from_step`, or later if a dead follower is being replaced. Records nothing for a
     released attempt, which has been billed already.
     """
-    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return from_step
         at = endings.moment(started_at) or platform.clock()
-        fresh = conn.execute(
-            sa.update(attempts).where(this, attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
-        ).rowcount
-        job = conn.execute(sa.select(jobs).where(jobs.c.id == held.job_id)).mappings().one()
+        start = sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
+        fresh = conn.execute(start).rowcount
+        job = job_row(conn, held.tenant, held.job_id)
         if fresh:
             endings.report_started(conn, platform, held, job, at=at, now=platform.clock())
             return from_step
-        return job["step"] or from_step
+        return job.step or from_step
 
 
 def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
     """Record where the attempt will resume, before its workload starts; nothing for a released attempt."""
-    this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt) & attempts.c.started_at.is_(None)
     with platform.engine.begin() as conn:
         if holds_in(conn, held):
-            conn.execute(sa.update(attempts).where(this).values(from_step=from_step))
+            conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(from_step=from_step))
 
 
 def from_step(platform: Platform, held: Claim) -> int:
     """Return the step from which the attempt resumed; 0 while unknown."""
-    query = sa.select(attempts.c.from_step).where(attempts.c.job_id == held.job_id, attempts.c.attempt == held.attempt)
     with platform.engine.connect() as conn:
-        return conn.execute(query).scalar() or 0
+        return conn.execute(sa.select(attempts.c.from_step).where(of_attempt(held))).scalar() or 0
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:
     """Whether the attempt has its reservation; it cannot lose it before the transaction of `conn` ends."""
-    query = (
-        sa.select(reservations.c.attempt)
-        .where(reservations.c.job_id == held.job_id, reservations.c.attempt == held.attempt, reservations.c.released_at.is_(None))
-        .with_for_update()
-    )
-    return conn.execute(query).first() is not None
+    return conn.execute(sa.select(reservations.c.attempt).where(reserved(held)).with_for_update()).first() is not None

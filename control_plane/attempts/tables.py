@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -51,6 +56,27 @@ checkpoints = sa.Table(
     sa.UniqueConstraint("job_id", "step"),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A row of ``checkpoints``."""
+
+    id: str
+    job_id: str
+    attempt: int
+    step: int
+    object_prefix: str
+    manifest_sha256: str
+    metrics: Mapping[str, Any]
+    final: bool
+    created_at: datetime
+
+    @property
+    def name(self) -> str:
+        """OpenAI's name of it."""
+        return f"{self.job_id}:step-{self.step}"
+
+
 checkpoint_permissions = sa.Table(
     "checkpoint_permissions", metadata,
     sa.Column("id", sa.Text, primary_key=True),  # cp_...
@@ -60,3 +86,12 @@ checkpoint_permissions = sa.Table(
     timestamp("created_at"),
     sa.UniqueConstraint("checkpoint_id", "project_id"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPermission:
+    """A row of ``checkpoint_permissions``."""
+
+    id: str
+    project_id: str
+    created_at: datetime

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations.tables import eval_scores
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.serving import node_files
 from ft_assets.adapters.record import AdapterRecord
@@ -53,7 +53,7 @@ def manifest_of(result: Mapping[str, Any], subject: str = "previous") -> str | N
     return str(digest).rpartition("+")[2] if digest else None
 
 
-def previous(platform: Platform, tenant: str, job: sa.Row[Any], base_digest: str) -> Previous | None:
+def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Previous | None:
     """Return the newest production adapter of the same tenant, base model and suffix as `job`'s, other than `job`'s own.
 
     If `job`'s adapter was promoted, only adapters promoted before it count. An adapter without files does not count: it is needed for

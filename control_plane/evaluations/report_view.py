@@ -155,7 +155,7 @@ def _named(row: Mapping[str, Any]) -> dict[str, Any]:
 def _key(platform: Platform, tenant: str, job_id: str) -> str:
     key = f"{layout.eval_prefix(tenant, jobs.measured_by(platform, tenant, job_id))}/report.json"
     if not platform.objects.exists(key):
-        state = jobs.get(platform, tenant, job_id).row["state"]
+        state = jobs.get(platform, tenant, job_id).job.state
         raise NotFound(
             f"job {job_id} is {state} and has no evaluation; one follows every training that succeeds", code="evaluation_not_found"
         )

@@ -7,21 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from control_plane.platform.epoch_time import epoch_seconds
 
 T = TypeVar("T")
-EpochSeconds = Annotated[int, BeforeValidator(lambda time: epoch_seconds(time) if isinstance(time, datetime) else time)]
-"""Unix time in seconds; records have a `datetime`."""
+EpochSeconds = Annotated[int, BeforeValidator(lambda time: epoch_seconds(time) if isinstance(time, datetime) else time and int(time))]
+"""Unix time in whole seconds, also read from a ``datetime`` or a ``float``."""
 
 
 class ApiModel(BaseModel):
     """An object of the API. The docstring under a field is its description in the OpenAPI document."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
+
+    @classmethod
+    def of(cls, *records: object, **more: Any) -> Self:
+        """Build the object from the equally named attributes of `records`; `more` adds to them and replaces them."""
+        wanted = [name for name in cls.model_fields if name not in more]
+        same = {name: getattr(record, name) for record in records for name in wanted if hasattr(record, name)}
+        return cls.model_validate(same | more)
 
 
 class ApiBody(ApiModel):

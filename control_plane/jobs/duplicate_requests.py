@@ -19,15 +19,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.datasets.tables import files
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.warm_starts import Source
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import columns, many
 from control_plane.tenants.tables import idempotency_keys
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import BaseModel
@@ -50,7 +51,7 @@ MAX_CANDIDATES = 100
 
 def finished_request(
     conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, dataset_id: str | None, warm_start: Source | None
-) -> RowMapping | None:
+) -> Job | None:
     """Return the newest succeeded job of the same request whose adapter still exists (and is served, if the request asks for that).
 
     Only for requests that give their seed; without one, each request asks for another job.
@@ -67,27 +68,27 @@ def finished_request(
         jobs.c.seed == request.seed,
     )
     wanted = (_pinned(conn, tenant, request.training_file), _pinned(conn, tenant, request.validation_file))
-    for row in conn.execute(query.limit(MAX_CANDIDATES)).mappings():
-        had = (_pinned(conn, tenant, row["training_file"]), _pinned(conn, tenant, row["validation_file"]))
-        if had == wanted and _same_training(row, request, warm_start) and _rest(row["request"]) == _rest(request.body):
-            return row
+    for job in many(conn, query.limit(MAX_CANDIDATES), Job):
+        had = (_pinned(conn, tenant, job.training_file), _pinned(conn, tenant, job.validation_file))
+        if had == wanted and _same_training(job, request, warm_start) and _rest(job.request) == _rest(request.body):
+            return job
     return None
 
 
-def finished_spec(conn: Connection, job: RowMapping, spec: TrainingSpec) -> RowMapping | None:
+def finished_spec(conn: Connection, job: Job, spec: TrainingSpec) -> Job | None:
     """Return the newest succeeded job that trained this exact spec under the same evaluation rules and the same name suffix."""
-    if (job["request"] or {}).get("force") or spec.commit.endswith(DIRTY):
+    if job.request.get("force") or spec.commit.endswith(DIRTY):
         return None
-    query = _with_adapter(job["tenant_id"], USABLE).where(
-        jobs.c.spec_sha256 == spec.sha256, jobs.c.suffix.is_not_distinct_from(job["suffix"]), jobs.c.id != job["id"]
+    query = _with_adapter(job.tenant_id, USABLE).where(
+        jobs.c.spec_sha256 == spec.sha256, jobs.c.suffix.is_not_distinct_from(job.suffix), jobs.c.id != job.id
     )
-    judged = _judged(job["request"])
-    return next((row for row in conn.execute(query.limit(MAX_CANDIDATES)).mappings() if _judged(row["request"]) == judged), None)
+    judged = _judged(job.request)
+    return next((other for other in many(conn, query.limit(MAX_CANDIDATES), Job) if _judged(other.request) == judged), None)
 
 
 def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
     return (
-        sa.select(jobs, adapters.c.stage.label("adapter_stage"))
+        sa.select(*columns(jobs, Job))
         .join(adapters, adapters.c.id == jobs.c.adapter_id)
         .where(
             jobs.c.tenant_id == tenant,
@@ -107,16 +108,16 @@ def _pinned(conn: Connection, tenant: str, file_id: str | None) -> tuple[str, Ma
     return (row.dataset_id, row.policies)
 
 
-def _same_training(row: RowMapping, request: JobRequest, warm_start: Source | None) -> bool:
-    spec = row["spec"] or {}
+def _same_training(job: Job, request: JobRequest, warm_start: Source | None) -> bool:
+    spec = job.spec or {}
     now = {"lock_sha256": provenance.lock_sha256(), "commit": provenance.commit(), "image": provenance.image()}
-    start = (row["warm_start"] or {}).get("manifest_sha256")
+    start = (job.warm_start or {}).get("manifest_sha256")
     return (
         not now["commit"].endswith(DIRTY)
         and all(spec.get(name) == value for name, value in now.items())
         and spec.get("adapter") == request.adapter
         and start == (None if warm_start is None else warm_start.manifest_sha256)
-        and _given(row["hyperparameters"]) == _given(request.hyperparameters)
+        and _given(job.hyperparameters) == _given(request.hyperparameters)
     )
 
 
@@ -129,8 +130,8 @@ def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"auto_promote": True} | {k: v for k, v in body.items() if k not in COMPARED_OTHERWISE and v is not None}
 
 
-def _judged(body: Mapping[str, Any] | None) -> eval_config.EvalConfig:
-    return eval_config.parse((body or {}).get("eval_config"))
+def _judged(body: Mapping[str, Any]) -> eval_config.EvalConfig:
+    return eval_config.parse(body.get("eval_config"))
 
 
 READ_TIMEOUT_S = 600.0

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.attempts.tables import attempts as attempt_rows
-from control_plane.jobs import service as jobs
-from control_plane.jobs.tables import jobs as job_rows
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import Job
+from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.job_states import FINAL
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import NotFound
 from ft_assets.layout import attempt_prefix
@@ -84,11 +84,10 @@ def read(platform: Platform, tenant: str, job_id: str, *, attempt: int | None = 
 def since(platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int) -> Excerpt | None:
     """Return what is stored from `offset` on; None if nothing is yet, ``NotFound`` if nothing ever will be."""
     with platform.engine.connect() as conn:
-        mine = (job_rows.c.id == job_id) & (job_rows.c.tenant_id == tenant)
-        job = conn.execute(sa.select(job_rows).where(mine)).mappings().one_or_none() or jobs.get(platform, tenant, job_id).row
-        number = job["attempt"] if attempt is None else attempt
+        job = job_row(conn, tenant, job_id)
+        number = job.attempt if attempt is None else attempt
         is_over = _has_ended(conn, job, number, platform)  # checked first: if it has ended, what is stored is complete
-    if number > job["attempt"] or number < (0 if attempt is None else 1):
+    if number > job.attempt or number < (0 if attempt is None else 1):
         raise _none(job_id, attempt)
     stored = None if number == 0 else _stored(platform.objects, attempt_prefix(tenant, job_id, number), offset)
     if stored is None:
@@ -98,14 +97,11 @@ def since(platform: Platform, tenant: str, job_id: str, *, attempt: int | None, 
     return Excerpt(attempt=number, begins=stored[0], data=stored[1], is_over=is_over)
 
 
-def _has_ended(conn: Connection, job: RowMapping, number: int, platform: Platform) -> bool:
-    this = (attempt_rows.c.job_id == job["id"]) & (attempt_rows.c.attempt == number)
-    row = conn.execute(sa.select(attempt_rows.c.ended_at).where(this)).first()
+def _has_ended(conn: Connection, job: Job, number: int, platform: Platform) -> bool:
+    row = conn.execute(sa.select(attempts.c.ended_at).where(attempts.c.job_id == job.id, attempts.c.attempt == number)).first()
     if row is not None and row.ended_at is not None:
         return True
-    if JobState(job["state"]) not in FINAL:
-        return False
-    return row is None or job["finished_at"] is None or platform.clock() - job["finished_at"] > LATE
+    return job.state in FINAL and (row is None or job.finished_at is None or platform.clock() - job.finished_at > LATE)
 
 
 def _stored(objects: ObjectStore, prefix: str, offset: int) -> tuple[int, bytes] | None:

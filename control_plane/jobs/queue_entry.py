@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
-from control_plane.jobs.tables import jobs
-from control_plane.jobs.transitions import locked, transition
+from control_plane.jobs.tables import Job
+from control_plane.jobs.transitions import fail_in, job_row, locked, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.quotas import service as quotas
 from control_plane.serving.rollout import FAILED
-from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import find_tenant
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, QuotaExceeded
@@ -48,23 +46,20 @@ def mark_packed(
     with platform.engine.begin() as conn:
         owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id, tenant_id=tenant)
-        waits = job["state"] == JobState.VALIDATING
+        waits, now = job.state is JobState.VALIDATING, platform.clock()
         if waits and found is not None:
-            _end_reusing(conn, job_id, found, spec, platform.clock())
-        elif waits and not _admitted(conn, owner, job_id, expected_s * spec.world_size, platform.clock()):
-            return
+            _end_reusing(conn, job_id, found, spec, now)
+        elif waits and (refusal := quotas.hold_counted(conn, owner, job_id, expected_s * spec.world_size, now)) is not None:
+            fail_in(conn, job, QuotaExceeded(f"the data is counted now, and {refusal.detail}"), now=now)
         elif waits:
             transition(
                 conn,
                 job_id,
                 JobState.QUEUED,
                 message=f"Packed: {total_steps} optimizer steps. The job waits for GPUs.",
-                now=platform.clock(),
-                spec=spec.to_dict(),
-                spec_sha256=spec.sha256,
-                pack_fingerprint=spec.pack_fingerprint,
-                num_gpus=spec.world_size,
-                job_class=job_class(spec.adapter, platform.models.get_pinned(job["model"], job["base_digest"]).num_parameters),
+                now=now,
+                **_frozen(spec),
+                job_class=job_class(spec.adapter, platform.models.get_pinned(job.model, job.base_digest).num_parameters),
                 expected_s=expected_s,
                 modelled_s=modelled.total_s if modelled else None,
                 setup_s=modelled.setup_s if modelled else None,
@@ -74,21 +69,18 @@ def mark_packed(
         promotions.undo_promotion(platform, found.before, found.promoted)  # it was cancelled meanwhile, or no server takes the adapter
 
 
-def _admitted(conn: Connection, owner: Tenant, job_id: str, gpu_seconds: float, now: datetime) -> bool:
-    """Hold the counted time under the tenant's hard cap; returns False if it does not fit, and the job has failed."""
-    refusal = quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)
-    if refusal is None:
-        return True
-    error = QuotaExceeded(f"the data is counted now, and {refusal.detail}")
-    transition(conn, job_id, JobState.FAILED, message=error.message, data={"fault": str(error.fault)}, now=now, error=error.to_dict())
-    return False
+def _frozen(spec: TrainingSpec) -> dict[str, Any]:
+    """Return the columns that hold a job's spec."""
+    return {
+        "spec": spec.to_dict(), "spec_sha256": spec.sha256, "pack_fingerprint": spec.pack_fingerprint, "num_gpus": spec.world_size,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Finished:
     """The finished job to reuse, and the state of its adapter."""
 
-    job: RowMapping
+    job: Job
     before: Mapping[str, Any]
     """The adapter as found."""
     promoted: Mapping[str, Any] | None
@@ -100,13 +92,13 @@ class _Finished:
 def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) -> _Finished | None:
     """Return the finished job to reuse, its adapter served if this job asks for that; None if the job has to be trained."""
     with platform.engine.connect() as conn:
-        job = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one()
-        done = duplicate_requests.finished_spec(conn, job, spec) if job["state"] == JobState.VALIDATING else None
-    if done is None:
+        job = job_row(conn, tenant, job_id)
+        done = duplicate_requests.finished_spec(conn, job, spec) if job.state is JobState.VALIDATING else None
+    if done is None or done.adapter_id is None:
         return None
-    before = now = adapters.get_adapter(platform, tenant, done["adapter_id"])
+    before = now = adapters.get_adapter(platform, tenant, done.adapter_id)
     promoted = None
-    if (job["request"] or {}).get("auto_promote", True) and spec.adapter != "full":
+    if job.request.get("auto_promote", True) and spec.adapter != "full":
         if before["stage"] != Stage.PRODUCTION or before["observed"] == FAILED:
             try:
                 now = promotions.promote(platform, tenant, before["id"])
@@ -120,24 +112,21 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
 
 def _end_reusing(conn: Connection, job_id: str, found: _Finished, spec: TrainingSpec, now: datetime) -> None:
     done = found.job
-    frozen = {
-        "spec": spec.to_dict(), "spec_sha256": spec.sha256, "pack_fingerprint": spec.pack_fingerprint, "num_gpus": spec.world_size,
-        "trained_tokens": 0, "adapter_id": done["adapter_id"], "reused_job_id": done["reused_job_id"] or done["id"],
-    }  # fmt: skip
+    columns = {**_frozen(spec), "trained_tokens": 0, "adapter_id": done.adapter_id, "reused_job_id": done.measured_by}
     if found.unserved:
-        message = f"Job {done['id']} trained this exact spec, but no server can load its adapter {done['adapter_id']}: {found.unserved}"
+        message = f"Job {done.id} trained this exact spec, but no server can load its adapter {done.adapter_id}: {found.unserved}"
         error = {"code": "not_servable", "message": message, "param": None}
-        transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **frozen)
+        transition(conn, job_id, JobState.FAILED, message=message, now=now, error=error, **columns)
         return
     transition(
         conn,
         job_id,
         JobState.SUCCEEDED,
         code="job_reused",
-        message=f"Job {done['id']} trained this exact spec: its adapter {done['fine_tuned_model']} is the result. Nothing was trained "
+        message=f"Job {done.id} trained this exact spec: its adapter {done.fine_tuned_model} is the result. Nothing was trained "
         "or billed; submit with force to train anyway.",
-        data={"job_id": done["id"], "spec_sha256": spec.sha256},
+        data={"job_id": done.id, "spec_sha256": spec.sha256},
         now=now,
-        fine_tuned_model=done["fine_tuned_model"],
-        **frozen,
+        fine_tuned_model=done.fine_tuned_model,
+        **columns,
     )

@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.datasets.tables import files
-from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import Job, job_events
 from control_plane.platform.context import Platform
 from ft_assets.layout import file_key
 
@@ -70,10 +70,9 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
 
 def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
     """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
-    query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics").order_by(job_events.c.seq)
-    with platform.engine.connect() as conn:
-        found = [row.data for row in conn.execute(query)]
     lines = {}
+    with platform.engine.connect() as conn:
+        found = list(_measured(conn, job_id, job_events.c.seq))
     for data in found:
         kind = "eval_loss" if "valid_loss" in data else "loss"
         renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}
@@ -151,9 +150,9 @@ def store(platform: Platform, tenant: str, job_id: str) -> str:
     return id_
 
 
-def stored(conn: Connection, measured_by: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the ids of the result files by job that has one, given the job that measured for it; deleted files are left out."""
-    by_job = {job_id: file_id(source) for job_id, source in measured_by.items()}
+def stored(conn: Connection, found: Iterable[Job]) -> dict[str, list[str]]:
+    """Return the ids of the result files by job that has one; deleted files are left out."""
+    by_job = {job.id: file_id(job.measured_by) for job in found}
     query = sa.select(files.c.id).where(files.c.id.in_(set(by_job.values())), files.c.purpose == PURPOSE, files.c.deleted_at.is_(None))
     there = set(conn.execute(query).scalars())
     return {job_id: [id_] for job_id, id_ in by_job.items() if id_ in there}

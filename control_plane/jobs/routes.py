@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -57,7 +57,7 @@ def create(
     submitted = jobs.submit(platform, tenant, JobRequest.from_body(requested), attempt)
     if not (submitted.created or submitted.reused):
         response.headers["idempotent-replayed"] = "true"
-    job_id = submitted.job["id"]
+    job_id = submitted.job.id
     return responses.job(jobs.get(platform, tenant, job_id), reused=submitted.reused, quota=quotas.of_job(platform, tenant, job_id))
 
 
@@ -109,7 +109,7 @@ def compare(
     platform: PlatformDep, tenant: Reader, ids: Annotated[str, Query(description="Ids of 2 to 100 jobs, separated by commas.")]
 ) -> experiments.JobComparison:
     """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost and duration."""
-    return experiments.comparison(comparison.compare(platform, tenant, [i for i in ids.split(",") if i]))
+    return comparison.compare(platform, tenant, [i for i in ids.split(",") if i])
 
 
 @router.get("/{job_id}", summary="Retrieve a fine-tuning job")
@@ -163,7 +163,7 @@ def events(
     """
     if not stream:
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
-        return http_schemas.ListOf(data=[responses.event(r) for r in found.items], has_more=found.has_more)
+        return http_schemas.ListOf(data=[schemas.Event.of(e) for e in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # fail before the stream starts, not with an empty stream
     return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
 
@@ -215,7 +215,7 @@ def read_logs(
         found = job_logs.read(platform, tenant, job_id, attempt=attempt, offset=offset)
         return PlainTextResponse(found.data, headers=_log_headers(found))
     began = job_logs.since(platform, tenant, job_id, attempt=attempt, offset=offset)
-    stream = text_as_it_comes(_Growing(platform, tenant, job_id, attempt=attempt, offset=offset, first=began), follower)
+    stream = text_as_it_comes(_growing(platform, tenant, job_id, attempt, offset, began), follower)
     stream.headers.update(_log_headers(began) if began else {})
     return stream
 
@@ -224,27 +224,25 @@ def _log_headers(found: job_logs.Excerpt) -> dict[str, str]:
     return {"x-log-attempt": str(found.attempt), "x-log-offset": str(found.begins)}
 
 
-class _Growing:
-    """What one reader has not read of a log yet; it stays with the attempt that it started with."""
+def _growing(
+    platform: Platform, tenant: str, job_id: str, attempt: int | None, offset: int, first: job_logs.Excerpt | None
+) -> Callable[[], tuple[bytes, bool]]:
+    """Return a function that returns what one reader has not read of a log yet; it stays with the attempt that it started with."""
 
-    def __init__(
-        self, platform: Platform, tenant: str, job_id: str, *, attempt: int | None, offset: int, first: job_logs.Excerpt | None
-    ) -> None:  # fmt: skip
-        self._platform, self._tenant, self._job_id = platform, tenant, job_id
-        self._attempt, self._offset, self._found = attempt, offset, first
-
-    def __call__(self) -> tuple[bytes, bool]:
-        found = self._found or job_logs.since(self._platform, self._tenant, self._job_id, attempt=self._attempt, offset=self._offset)
-        self._found = None
+    def read() -> tuple[bytes, bool]:
+        nonlocal attempt, offset, first
+        found, first = first or job_logs.since(platform, tenant, job_id, attempt=attempt, offset=offset), None
         if found is None:
             return b"", False
-        self._attempt, self._offset = found.attempt, found.ends
+        attempt, offset = found.attempt, found.ends
         return found.data, found.is_over
+
+    return read
 
 
 def _events_since(platform: Platform, tenant: str, job_id: str, since: int) -> tuple[list[tuple[int, str]], bool]:
-    rows, final = jobs.events_since(platform, tenant, job_id, since)
-    return [(row["seq"], responses.event(row).model_dump_json()) for row in rows], final
+    found, final = jobs.events_since(platform, tenant, job_id, since)
+    return [(event.seq, schemas.Event.of(event).model_dump_json()) for event in found], final
 
 
 def _one_key(header: str | None, field: str | None) -> str | None:

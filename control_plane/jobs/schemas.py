@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, model_validator
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 from control_plane.jobs.submission import canonical_body
 from control_plane.queue.status.schemas import Ahead, Reservation
 from control_plane.quotas.schemas import JobQuota
@@ -132,11 +132,11 @@ class Job(ApiModel):
     """Id of the job, starting with `ftjob-`."""
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     """Object type, always `fine_tuning.job`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the job was submitted, as Unix time in seconds."""
-    finished_at: int | None
+    finished_at: EpochSeconds | None
     """When the job succeeded, failed or was cancelled, as Unix time in seconds; null until then."""
-    estimated_finish: int | None
+    estimated_finish: EpochSeconds | None
     """When training is expected to finish, as Unix time in seconds; null if it cannot be estimated yet or the job has ended."""
     model: str
     """Id of the base model."""
@@ -183,16 +183,16 @@ class Job(ApiModel):
     """Jobs ahead of this one in the queue, as counts; null unless it is waiting."""
     reservation: Reservation | None
     """GPUs reserved for this job at a later time; null if it is not waiting or has no reservation."""
-    due_at: int | None
+    due_at: EpochSeconds | None
     """For a waiting job, the Unix time in seconds after which no later job of its tier is started before it; null if not waiting or not
     determined yet."""
     preemptions: int
     """Times the job was preempted: it saved a checkpoint, gave up its GPUs and was queued again."""
-    queued_at: int | None
+    queued_at: EpochSeconds | None
     """When the job last entered the queue, as Unix time in seconds; null if it never did."""
-    started_at: int | None
+    started_at: EpochSeconds | None
     """When training first started, as Unix time in seconds; null until then."""
-    estimated_start: int | None
+    estimated_start: EpochSeconds | None
     """For a waiting job, its expected start as Unix time in seconds; null if not waiting or if no start can be foreseen."""
     step: int | None
     """Last training step reported; null before the first."""
@@ -213,7 +213,7 @@ class Job(ApiModel):
     """Suffix requested for the model's name; null if none."""
     tier: str
     """Tier the job runs in: `free`, `standard` or `premium`."""
-    promised_start: int | None
+    promised_start: EpochSeconds | None
     """Latest start that the tier promises, as Unix time in seconds; null if the tier promises none."""
     sla_missed: bool
     """Whether the promised start was missed. A job you pause or cancel before it starts never counts as missed."""
@@ -261,7 +261,7 @@ class Event(ApiModel):
     """Id of the event; pass it as `after` to page."""
     object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
     """Object type, always `fine_tuning.job.event`."""
-    created_at: int
+    created_at: EpochSeconds
     """When it happened, as Unix time in seconds."""
     level: str
     """Severity: `info`, `warn` or `error`."""
@@ -325,9 +325,9 @@ class Estimate(ApiModel):
     """Expected wait in the queue, in seconds; null if no start can be foreseen."""
     seconds_to_finish: float | None
     """Seconds until training would finish, wait included; null if no start can be foreseen."""
-    estimated_start: int | None
+    estimated_start: EpochSeconds | None
     """Expected start as Unix time in seconds; null if no start can be foreseen."""
-    estimated_finish: int | None
+    estimated_finish: EpochSeconds | None
     """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
     starts_within_s: float | None
     """Seconds from submission within which the tier promises a start; null if it promises none."""
@@ -348,7 +348,7 @@ class Checkpoint(ApiModel):
     """Id of the checkpoint, starting with `ftckpt_`."""
     object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
     """Object type, always `fine_tuning.job.checkpoint`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the checkpoint was committed, as Unix time in seconds."""
     fine_tuned_model_checkpoint: str
     """Name of the checkpoint, `<job id>:step-<step>`: usable as `warm_start` or `model` of a new job."""

@@ -7,27 +7,28 @@ import uuid
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
+from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.ledger import costs_of_jobs
 from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
-from control_plane.datasets.tables import datasets as datasets_table
-from control_plane.datasets.tables import files
+from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import job_events, jobs, sweep_trials
-from control_plane.jobs.transitions import locked, record, transition
+from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_trials
+from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
 from control_plane.jobs.warm_starts import Source
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many
 from control_plane.queue.status import view
 from control_plane.quotas import service as quotas
 from control_plane.quotas.rules import HARD_CAP_REACHED, Ask, Refusal, Standing, Usage, admit, hours, overage_s, promised_start
@@ -43,7 +44,7 @@ from ft_assets.telemetry import spans
 
 
 class Submitted(NamedTuple):
-    job: RowMapping
+    job: Job
     created: bool
     """False if an earlier submission is answered again, or an earlier job with the same work is returned."""
     reused: bool = False
@@ -63,7 +64,7 @@ class JobRefused(QuotaExceeded):
 class JobView:
     """A job with related rows of other tables."""
 
-    row: RowMapping
+    job: Job
     cost_micros: int
     sweep_id: str | None = None
     """The sweep that submitted the job."""
@@ -76,12 +77,6 @@ class JobView:
     """If it waits: how many jobs of its tenant are ahead."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Jobs:
-    items: Sequence[JobView]
-    has_more: bool
-
-
 def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplicate_requests.Attempt | None = None) -> Submitted:
     """Admit a job: the job, its first event and its idempotency key appear in one transaction, or none of them.
 
@@ -92,14 +87,14 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
     with platform.engine.connect() as conn:  # a repeated request should not queue for the lock
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
-            return Submitted(_row(conn, tenant, replayed), created=False)
+            return Submitted(job_row(conn, tenant, replayed), created=False)
     requested = _resolved(platform, tenant, request)
-    expected = _expected(platform, tenant, requested)
+    gpu_seconds = requested.expected.gpu_seconds
     with platform.engine.begin() as conn:
         owner = find_tenant(conn, tenant, lock=True)
         replayed = duplicate_requests.find(conn, tenant, request.sha256, attempt)
         if replayed is not None:
-            return Submitted(_row(conn, tenant, replayed), created=False)
+            return Submitted(job_row(conn, tenant, replayed), created=False)
         refuse_suspended(platform, owner)
         refuse_while_deleted(conn, tenant)
         dataset_id = _trainable_files(conn, tenant, request)
@@ -107,31 +102,26 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
             conn, tenant, requested.request, model=requested.model, dataset_id=dataset_id, warm_start=requested.warm_start
         )
         if done is not None:
-            duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done["id"], now=platform.clock())
-            return Submitted(_row(conn, tenant, done["id"]), created=False, reused=True)
+            duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=done.id, now=platform.clock())
+            return Submitted(done, created=False, reused=True)
         tier, now = request.tier or owner.tier, platform.clock()
         usage = Usage(jobs_in_flight=_in_flight(conn, tenant), standing=quotas.standing(conn, tenant, now))
-        refusal = admit(owner, usage, _ask(requested, tier, expected.gpu_seconds))
-        if refusal is not None:
-            raise _refused(refusal)
+        _admit(owner, usage, requested, tier)
         job = _insert(conn, tenant, requested, tier=tier, dataset_id=dataset_id, now=now)
-        quotas.hold(conn, tenant, job["id"], expected.gpu_seconds, counted=expected.counted, now=now)
-        _tell_overage(conn, owner, usage.standing, job["id"], expected.gpu_seconds, now)
-        duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job["id"], now=now)
+        quotas.hold(conn, tenant, job.id, gpu_seconds, counted=requested.expected.counted, now=now)
+        _tell_overage(conn, owner, usage.standing, job.id, gpu_seconds, now)
+        duplicate_requests.remember(conn, tenant, request.sha256, attempt, job_id=job.id, now=now)
         return Submitted(job, created=True)
 
 
 def check(platform: Platform, tenant: str, request: JobRequest) -> None:
     """Refuse what a submission would always refuse, regardless of current use; submits nothing."""
     requested = _resolved(platform, tenant, request)
-    expected = _expected(platform, tenant, requested)
+    owner = get_tenant(platform, tenant)
     with platform.engine.connect() as conn:
         owner = find_tenant(conn, tenant)
         _trainable_files(conn, tenant, request)
-        ask = _ask(requested, request.tier or owner.tier, expected.gpu_seconds)
-        refusal = admit(owner, Usage(jobs_in_flight=0), ask)
-    if refusal is not None:
-        raise _refused(refusal)
+    _admit(owner, Usage(jobs_in_flight=0), requested, request.tier or owner.tier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +131,7 @@ class _Resolved:
     request: JobRequest
     model: BaseModel
     warm_start: Source | None
-    placed: job_plan.Placed
+    expected: expected_time.Expected
 
 
 def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
@@ -151,16 +141,16 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
     settings, evaluated = platform.settings, eval_config.parse(request.eval_config)
     task_files.check(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
-    return _Resolved(request=on_base, model=model, warm_start=warm_start, placed=placed)
+    expected = expected_time.of_request(platform, tenant, on_base, model, placed)
+    return _Resolved(request=on_base, model=model, warm_start=warm_start, expected=expected)
 
 
-def _expected(platform: Platform, tenant: str, requested: _Resolved) -> expected_time.Expected:
-    return expected_time.of_request(platform, tenant, requested.request, requested.model, requested.placed)
-
-
-def _ask(requested: _Resolved, tier: str, gpu_seconds: float) -> Ask:
+def _admit(owner: Tenant, usage: Usage, requested: _Resolved, tier: str) -> None:
+    """Refuse what exceeds a limit: a limit may allow later what it forbids now; a tier does not."""
     full, size = requested.request.adapter == "full", requested.model.num_parameters
-    return Ask(tier=tier, full_parameters=full, num_parameters=size, gpu_seconds=gpu_seconds)
+    refusal = admit(owner, usage, Ask(tier=tier, full_parameters=full, num_parameters=size, gpu_seconds=requested.expected.gpu_seconds))
+    if refusal is not None:
+        raise _refused(refusal)
 
 
 def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: str, gpu_seconds: float, now: datetime) -> None:
@@ -195,51 +185,45 @@ def over_job_limit(platform: Platform, tenant_ids: Collection[str]) -> set[str]:
 def get(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Return the job; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
-        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def list_jobs(
-    platform: Platform,
-    tenant: str,
-    *,
-    after: str | None = None,
-    limit: int = 20,
-    narrowed: JobFilter | None = None,
-) -> Jobs:
+    platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, narrowed: JobFilter | None = None
+) -> Page[JobView]:
     """Return the tenant's jobs that match `narrowed`, newest first."""
-    query = sa.select(jobs).where(jobs.c.tenant_id == tenant, *(narrowed.clauses() if narrowed else ()))
+    query = sa.select(*ALL).where(jobs.c.tenant_id == tenant, *(narrowed.clauses() if narrowed else ()))
     with platform.engine.connect() as conn:
-        found = page(conn, query, (jobs.c.created_at, jobs.c.id), id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
-        return Jobs(items=_views(platform, conn, found.items), has_more=found.has_more)
+        found = page(conn, query, (jobs.c.created_at, jobs.c.id), of=Job, id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
+        return Page(items=_views(platform, conn, found.items), has_more=found.has_more)
 
 
 def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Cancel a job; its follower stops the workload, if there is one. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
-        row = locked(conn, job_id, tenant_id=tenant)
-        state = JobState(row["state"])
-        if state is not JobState.CANCELLED:
-            stop = "cancel" if state in HOLDING_GPUS else None
-            transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
-        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+        job = locked(conn, job_id, tenant_id=tenant)
+        if job.state is not JobState.CANCELLED:
+            stop = "cancel" if job.state in HOLDING_GPUS else None
+            job = transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
+        return _views(platform, conn, [job])[0]
 
 
 def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Pause a job: it releases its GPUs at its next checkpoint; a queued one leaves the queue. Pausing again changes nothing."""
     with platform.engine.begin() as conn:
-        row = locked(conn, job_id, tenant_id=tenant)
-        state, now = JobState(row["state"]), platform.clock()
+        job, now = locked(conn, job_id, tenant_id=tenant), platform.clock()
+        state = job.state
         if state in (JobState.PROVISIONING, JobState.RUNNING):
             saves = "saves a checkpoint and stops" if state is JobState.RUNNING else "stops; it has not taken a step yet"
             message = f"A pause was requested; the workload {saves}."
             transition(conn, job_id, JobState.PAUSING, message=message, now=now, stop_requested="pause")
         elif state not in (JobState.PAUSING, JobState.PAUSED):
             transition(conn, job_id, JobState.PAUSED, message="The job was paused in the queue.", now=now)
-        elif row["reason"] == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which does not end with the month
+        elif job.reason == HARD_CAP_REACHED:  # from now on it is the tenant's own pause, which does not end with the month
             conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(reason=None, reason_detail=None))
             kept = events.Event(code="job_paused", message="The job stays paused until you resume it, even when the hard cap has room.")
             record(conn, job_id, kept, now=now)
-        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -247,55 +231,54 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
     with platform.engine.begin() as conn:
         owner = find_tenant(conn, tenant, lock=True)
         refuse_suspended(platform, owner)
-        row = locked(conn, job_id, tenant_id=tenant)
-        if row["state"] == JobState.PAUSING:
+        job = locked(conn, job_id, tenant_id=tenant)
+        if job.state is JobState.PAUSING:
             raise Conflict(
                 f"job {job_id} is still saving its checkpoint; resume it once it is paused", code="invalid_state", param="status"
             )
-        check_transition(job_id, JobState(row["state"]), JobState.QUEUED)
+        check_transition(job_id, job.state, JobState.QUEUED)
         refusal = quotas.hold_again(conn, owner, job_id, platform.clock())
         if refusal is not None:
             raise _refused(refusal)
-        transition(
+        job = transition(
             conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
         )
-        return _views(platform, conn, [_row(conn, tenant, job_id)])[0]
+        return _views(platform, conn, [job])[0]
 
 
-def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
+def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[JobEvent]:
     """Return the job's events, newest first."""
     with platform.engine.connect() as conn:
-        _row(conn, tenant, job_id)
-        query = sa.select(job_events).where(_shown(job_id))
-        return page(conn, query, (job_events.c.seq,), id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
+        job_row(conn, tenant, job_id)
+        keys = (job_events.c.seq,)
+        return page(conn, _events(job_id), keys, of=JobEvent, id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
 
 
-def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[RowMapping], bool]:
+def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[JobEvent], bool]:
     """Return events numbered above `seq`, oldest first, and whether the job is final: then they are the last if fewer than `limit`."""
     with platform.engine.connect() as conn:
-        final = JobState(_row(conn, tenant, job_id)["state"]) in FINAL  # read first: no event follows a final state
-        query = sa.select(job_events).where(_shown(job_id), job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
-        return list(conn.execute(query).mappings()), final
+        final = job_row(conn, tenant, job_id).state in FINAL  # read first: no event follows a final state
+        query = _events(job_id).where(job_events.c.seq > seq).order_by(job_events.c.seq).limit(limit)
+        return many(conn, query, JobEvent), final
 
 
 def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
     """Return the job whose training produced the metrics listed here: an earlier job if its adapter was reused."""
     with platform.engine.connect() as conn:
-        row = _row(conn, tenant, job_id)
-    return str(row["reused_job_id"] or job_id)
+        return job_row(conn, tenant, job_id).measured_by
 
 
-def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page[RowMapping]:
+def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page[Checkpoint]:
     """Return the job's committed checkpoints that are kept, highest step first."""
     table = checkpoints_table
     with platform.engine.connect() as conn:
-        _row(conn, tenant, job_id)
-        query = sa.select(table).where(table.c.job_id == job_id, table.c.retired_at.is_(None))
-        return page(conn, query, (table.c.step,), id_column=table.c.id, after=after, limit=limit, max_limit=1000)
+        job_row(conn, tenant, job_id)
+        query = sa.select(*columns(table, Checkpoint)).where(table.c.job_id == job_id, table.c.retired_at.is_(None))
+        return page(conn, query, (table.c.step,), of=Checkpoint, id_column=table.c.id, after=after, limit=limit, max_limit=1000)
 
 
-def _shown(job_id: str) -> sa.ColumnElement[bool]:
-    return sa.and_(job_events.c.job_id == job_id, shown_to_tenant())
+def _events(job_id: str) -> sa.Select[Any]:
+    return sa.select(*columns(job_events, JobEvent)).where(job_events.c.job_id == job_id, shown_to_tenant())
 
 
 def shown_to_tenant() -> sa.ColumnElement[bool]:
@@ -305,58 +288,44 @@ def shown_to_tenant() -> sa.ColumnElement[bool]:
 
 
 def _refused(refusal: Refusal) -> InvalidRequest:
-    """A limit may allow later what it forbids now; a tier does not."""
     if refusal.code == "exceeded_quota":
         return JobRefused(refusal.detail, left_s=refusal.left_s)
     return InvalidRequest(refusal.detail, code=refusal.code, param="tier")
 
 
-def _row(conn: Connection, tenant: str, job_id: str) -> RowMapping:
-    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(
-            f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
-        )
-    return row
-
-
-def _views(platform: Platform, conn: Connection, rows: Sequence[RowMapping]) -> list[JobView]:
-    now = platform.clock()
-    costs = costs_of_jobs(conn, [r["id"] for r in rows])
-    of_sweeps = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(
-        sweep_trials.c.job_id.in_([r["id"] for r in rows]), ~sweep_trials.c.reused
-    )
-    sweeps: dict[str, str] = {r.job_id: r.sweep_id for r in conn.execute(of_sweeps)}
-    left = results.stored(conn, {r["id"]: r["reused_job_id"] or r["id"] for r in rows})
-    waiting = {r["tenant_id"] for r in rows if r["state"] == JobState.QUEUED}
+def _views(platform: Platform, conn: Connection, found: Sequence[Job]) -> list[JobView]:
+    now, ids = platform.clock(), [job.id for job in found]
+    costs = costs_of_jobs(conn, ids)
+    trials = sa.select(sweep_trials.c.job_id, sweep_trials.c.sweep_id).where(sweep_trials.c.job_id.in_(ids), ~sweep_trials.c.reused)
+    sweeps: dict[str, str] = dict(conn.execute(trials).all())
+    stored = results.stored(conn, found)
+    waiting = {job.tenant_id for job in found if job.state is JobState.QUEUED}
     own = {job_id: n for tenant in waiting for job_id, n in view.own_ahead(conn, tenant).items()}
     return [
         JobView(
-            row=r,
-            cost_micros=costs.get(r["id"], 0),
-            sweep_id=sweeps.get(r["id"]),
-            result_files=left.get(r["id"], ()),
-            promised_start=_promised(r),
-            sla_missed=_sla_missed(r, now),
-            own_ahead=own.get(r["id"], 0),
+            job=job,
+            cost_micros=costs.get(job.id, 0),
+            sweep_id=sweeps.get(job.id),
+            result_files=stored.get(job.id, ()),
+            promised_start=_promised(job),
+            sla_missed=_sla_missed(job, now),
+            own_ahead=own.get(job.id, 0),
         )
-        for r in rows
+        for job in found
     ]
 
 
-def _promised(row: RowMapping) -> datetime | None:
+def _promised(job: Job) -> datetime | None:
     """Return when the job is promised to start; the promise restarts when the tenant's own cap no longer bars it."""
-    return promised_start(row["tier"], max(row["created_at"], row["capped_at"] or row["created_at"]))
+    return promised_start(job.tier, max(job.created_at, job.capped_at or job.created_at))
 
 
-def _sla_missed(row: RowMapping, now: datetime) -> bool:
+def _sla_missed(job: Job, now: datetime) -> bool:
     """Whether the job started, or is still waiting, past its promise; one that its tenant stops before its start misses nothing."""
-    promised = _promised(row)
-    stopped = (JobState.PAUSING, JobState.PAUSED, JobState.CANCELLED)
-    if promised is None or (row["started_at"] is None and row["state"] in stopped):
+    promised = _promised(job)
+    if promised is None or (job.started_at is None and job.state in (JobState.PAUSING, JobState.PAUSED, JobState.CANCELLED)):
         return False
-    began: datetime = row["started_at"] or row["finished_at"] or now
-    return began > promised
+    return (job.started_at or job.finished_at or now) > promised
 
 
 def _in_flight(conn: Connection, tenant: str) -> int:
@@ -367,22 +336,19 @@ def _in_flight(conn: Connection, tenant: str) -> int:
 def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, param: str) -> str | None:
     """Return the dataset version of a file, None while it is being validated; refuses missing and unusable files."""
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
-    file = conn.execute(query.with_for_update(read=True)).mappings().one_or_none()
+    file = conn.execute(query.with_for_update(read=True)).one_or_none()
     if file is None:
         raise NotFound(f"{param} {file_id[:80]!r} does not exist; upload it with POST /v1/files", code="file_not_found", param=param)
-    if file["purpose"] != "fine-tune":
-        raise InvalidRequest(
-            f"{param} {file_id} has purpose {file['purpose']!r}; upload it with purpose fine-tune", code="invalid_purpose", param=param
-        )
-    if file["status"] == "error":
-        raise InvalidDataset(
-            f"{param} {file_id} ({file['filename']}) cannot be trained on: {file['status_details']}", code=f"invalid_{param}", param=param
-        )
-    dataset_id: str | None = file["dataset_id"]
-    if dataset_id is not None:
-        this = (datasets_table.c.tenant_id == tenant) & (datasets_table.c.id == dataset_id)
-        shown = (datasets_table.c.row_count, datasets_table.c.review, datasets_table.c.format)
-        version = conn.execute(sa.select(*shown).where(this)).one()
+    if file.purpose != "fine-tune":
+        message = f"{param} {file_id} has purpose {file.purpose!r}; upload it with purpose fine-tune"
+        raise InvalidRequest(message, code="invalid_purpose", param=param)
+    if file.status == "error":
+        message = f"{param} {file_id} ({file.filename}) cannot be trained on: {file.status_details}"
+        raise InvalidDataset(message, code=f"invalid_{param}", param=param)
+    dataset_id: str | None = file.dataset_id
+    if dataset_id is not None:  # a query of its own: the lock may have waited for the transaction that made the version
+        shown = sa.select(datasets.c.row_count, datasets.c.review, datasets.c.format)
+        version = conn.execute(shown.where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)).one()
         check_format(version.format, method, file_id, param=param)
         check_reviewed(version.review, dataset_id, param=param)
         if param == "training_file":
@@ -390,7 +356,7 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, para
     return dataset_id
 
 
-def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> RowMapping:
+def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, dataset_id: str | None, now: datetime) -> Job:
     request, model, warm_start = requested.request, requested.model, requested.warm_start
     job_id = f"ftjob-{uuid.uuid4().hex[:24]}"
     values = {
@@ -417,4 +383,4 @@ def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, d
     conn.execute(sa.insert(jobs).values(**values))
     accepted = events.Event(code="job_created", message=f"Created fine-tuning job: {job_id}", data={"tier": tier, "model": model.id})
     record(conn, job_id, accepted, now=now)
-    return _row(conn, tenant, job_id)
+    return job_row(conn, tenant, job_id)

@@ -38,6 +38,10 @@ TYPES: Mapping[str, type | tuple[type, ...]] = {
     "hyperparameters": dict, "method": (str, dict), "eval_config": dict, "tier": str, "spot": bool, "recipe": str, "hardware": dict,
     "auto_promote": bool, "idempotency_key": str, "adapter": str, "warm_start": str, "force": bool,
 }  # fmt: skip
+PLAIN = (
+    "model", "training_file", "validation_file", "eval_config", "tier", "spot", "recipe", "hardware", "auto_promote", "warm_start", "force",
+)  # fmt: skip
+"""Fields that a request takes over as they are."""
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list", bool: "true or false", (str, dict): "text or an object"}
 
 
@@ -91,24 +95,15 @@ class JobRequest:
         eval_config.parse(given.get("eval_config"))
         _check_integrations(given.get("integrations"))
         given.pop("idempotency_key", None)
+        plain = {name: given[name] for name in PLAIN if name in given}
         return cls(
-            model=given["model"],
-            training_file=given["training_file"],
-            validation_file=given.get("validation_file"),
+            **plain,
             suffix=_suffix(given.get("suffix")),
             seed=_seed(given.get("seed")),
             metadata=_metadata(given.get("metadata")),
             method=method,
             adapter=adapter,
             hyperparameters=hyperparameters,
-            eval_config=given.get("eval_config"),
-            tier=given.get("tier"),
-            spot=given.get("spot", False),
-            recipe=given.get("recipe"),
-            hardware=given.get("hardware"),
-            auto_promote=given.get("auto_promote", True),
-            warm_start=given.get("warm_start"),
-            force=given.get("force", False),
             body=given,
         )
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from control_plane.platform.job_states import JobState
 from control_plane.platform.tables import metadata, timestamp
 
 jobs = sa.Table(
@@ -74,6 +80,83 @@ jobs = sa.Table(
     sa.Index("ix_jobs_open", "tenant_id", postgresql_where=sa.text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A row of ``jobs``, without the columns that only queries read."""
+
+    id: str
+    tenant_id: str
+    state: JobState
+    tier: str
+    model: str
+    base_digest: str
+    method: str
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    seed: int
+    request: Mapping[str, Any]
+    hyperparameters: Mapping[str, Any]
+    metadata: Mapping[str, str] | None
+    dataset_id: str | None
+    pack_fingerprint: str | None
+    spec: Mapping[str, Any] | None
+    spec_sha256: str | None
+    num_gpus: int
+    attempt: int
+    reason: str | None
+    reason_detail: str | None
+    queue_position: int | None
+    ahead: Mapping[str, Any] | None
+    promise: Mapping[str, Any] | None
+    waited_s: float
+    preemptions: int
+    waiting_since: datetime | None
+    due_at: datetime | None
+    expected_start_at: datetime | None
+    barred_until: datetime | None
+    capped_at: datetime | None
+    step: int | None
+    total_steps: int | None
+    loss: float | None
+    tokens_per_s: float | None
+    trained_tokens: int | None
+    evaluation: Mapping[str, Any] | None
+    checkpointing: bool
+    stop_requested: str | None
+    adapter_id: str | None
+    fine_tuned_model: str | None
+    warm_start: Mapping[str, Any] | None
+    reused_job_id: str | None
+    error: Mapping[str, Any] | None
+    trace_parent: str | None
+    created_at: datetime
+    queued_at: datetime | None
+    started_at: datetime | None
+    first_step_at: datetime | None
+    heartbeat_at: datetime | None
+    estimated_finish_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def dataset(self) -> str:
+        """Id of its dataset version, which is pinned before it is packed."""
+        assert self.dataset_id is not None, self.id
+        return self.dataset_id
+
+    @property
+    def pack(self) -> str:
+        """Fingerprint of its pack, which is known once it leaves ``validating``."""
+        assert self.pack_fingerprint is not None, self.id
+        return self.pack_fingerprint
+
+    @property
+    def measured_by(self) -> str:
+        """Id of the job whose training produced its metrics: an earlier one if its adapter was reused."""
+        return self.reused_job_id or self.id
+
+
 job_events = sa.Table(
     "job_events", metadata,
     sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
@@ -89,6 +172,21 @@ job_events = sa.Table(
     sa.Index("ix_job_events_alerts", "code", "level", postgresql_where=sa.text("level <> 'info'")),
     sa.Index("ix_job_events_validation", "job_id", "seq", postgresql_where=sa.text("data ? 'valid_loss'")),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEvent:
+    """A row of ``job_events``."""
+
+    seq: int
+    id: str
+    level: str
+    type: str
+    code: str | None
+    message: str
+    data: Mapping[str, Any] | None
+    created_at: datetime
+
 
 HAS_VALIDATION = sa.text("job_events.data ? 'valid_loss'")
 """Events that report a validation, worded as in the index over them."""
@@ -106,6 +204,21 @@ sweeps = sa.Table(
     sa.Index("ix_sweeps_open", "created_at", postgresql_where=sa.text("submitted_at IS NULL")),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A row of ``sweeps``."""
+
+    id: str
+    tenant_id: str
+    request: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    created_at: datetime
+    cancelled_at: datetime | None
+    submitted_at: datetime | None
+    waits: Mapping[str, Any] | None
+
+
 sweep_trials = sa.Table(
     "sweep_trials", metadata,
     sa.Column("sweep_id", sa.Text, sa.ForeignKey("sweeps.id"), primary_key=True),
@@ -115,3 +228,15 @@ sweep_trials = sa.Table(
     sa.Column("reused", sa.Boolean, nullable=False, server_default=sa.false()),  # the job existed before, and had succeeded
     sa.Column("error", JSONB),  # why it could not be submitted
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepTrial:
+    """A row of ``sweep_trials``."""
+
+    sweep_id: str
+    number: int
+    parameters: Mapping[str, Any]
+    job_id: str | None
+    reused: bool
+    error: Mapping[str, Any] | None

@@ -3,43 +3,62 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.notifications import outbox
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_events import Event, Level, entered
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
+from control_plane.platform.records import columns, many, one, one_or_none
 from control_plane.quotas.service import release_all
 from ft_assets.errors import FtError, NotFound
 
 GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
-READ = ("id", "tenant_id", "state", "error", "waiting_since", "waited_s", "started_at", "barred_until")
-"""Columns that a transition reads."""
+ALL = columns(jobs, Job)
 
 
-def locked(conn: Connection, job_id: str, *, tenant_id: str | None = None) -> RowMapping:
-    """Return the row of a job, locked until the transaction ends, so that changes of one job never interleave.
+def job_row(conn: Connection, tenant: str, job_id: str) -> Job:
+    """Return the tenant's job; ``NotFound`` for another tenant's."""
+    return _found(one_or_none(conn, sa.select(*ALL).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant), Job), job_id)
+
+
+def locked(conn: Connection, job_id: str, *, tenant_id: str | None = None) -> Job:
+    """Return a job whose row is locked until the transaction ends, so that changes of one job never interleave.
 
     With `tenant_id`, another tenant's job is ``NotFound`` like one that does not exist.
     """
-    query = sa.select(jobs).where(jobs.c.id == job_id).with_for_update()
-    if tenant_id is not None:
-        query = query.where(jobs.c.tenant_id == tenant_id)
-    row = conn.execute(query).mappings().one_or_none()
-    if row is None:
+    query = sa.select(*ALL).where(jobs.c.id == job_id).with_for_update()
+    return _found(one_or_none(conn, query if tenant_id is None else query.where(jobs.c.tenant_id == tenant_id), Job), job_id)
+
+
+def _found(job: Job | None, job_id: str) -> Job:
+    if job is None:
         raise NotFound(
             f"no fine-tuning job {job_id!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="job_id"
         )
-    return row
+    return job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """A job's move to the state `target`, with its event and further `columns` to set; `code` and `level` default to those of the state."""
+
+    job_id: str
+    target: JobState
+    message: str
+    code: str | None = None
+    level: Level | None = None
+    data: Mapping[str, Any] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def transition(
@@ -53,57 +72,47 @@ def transition(
     data: Mapping[str, Any] | None = None,
     now: datetime | None = None,
     **columns: Any,
-) -> RowMapping:
-    """Move a job to `target`, set further `columns`, write the event and queue notifications, all in the caller's transaction.
-
-    Illegal moves raise ``Conflict`` and change nothing. ``queued_at``, ``started_at`` (first time only) and ``finished_at`` follow from the
-    target; reason and queue position are cleared outside the queue. `code` and `level` of the event default to those of the state. Returns
-    the new row.
-    """
-    now = now or utc_now()
-    row = locked(conn, job_id)
-    values = _change(dict(row), target, columns, now)
-    if target in GPU_TIME_OVER:
-        release_all(conn, [job_id], now)
-    stored = {name: sa.null() if value is None else value for name, value in values.items()}  # JSON has its own null
-    updated = conn.execute(sa.update(jobs).where(jobs.c.id == job_id).values(stored).returning(jobs)).mappings().one()
-    record_many(conn, [(job_id, entered(target, message=message, code=code, level=level, data=data))], now=now)
-    outbox.publish_many(conn, _outbox_events([dict(updated)]), now=now)
-    return updated
+) -> Job:
+    """Move one job, see :func:`transition_many`; returns it as it is now."""
+    move = Move(job_id=job_id, target=target, message=message, code=code, level=level, data=data, columns=columns)
+    transition_many(conn, [move], now=now or utc_now())
+    return one(conn, sa.select(*ALL).where(jobs.c.id == job_id), Job)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
-    """Arguments of :func:`transition`, for :func:`transition_many`."""
+class _Moving:
+    """The columns of a job that a transition reads."""
 
-    job_id: str
-    target: JobState
-    message: str
-    code: str | None = None
-    level: Level | None = None
-    data: Mapping[str, Any] | None = None
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    id: str
+    tenant_id: str
+    state: JobState
+    error: Mapping[str, Any] | None
+    waiting_since: datetime | None
+    waited_s: float
+    started_at: datetime | None
+    barred_until: datetime | None
 
 
 def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -> None:
-    """:func:`transition` for many jobs, with as many statements as for one; if one move is illegal, nothing changes.
+    """Move jobs, write their events and queue notifications, all in the caller's transaction, with as many statements as for one job.
 
-    Rows are locked in order of their ids, so that concurrent callers do not deadlock.
+    If one move is illegal, raises ``Conflict`` and nothing changes. ``queued_at``, ``started_at`` (first time only) and ``finished_at``
+    follow from the target; reason and queue position are cleared outside the queue. Rows are locked in order of their ids, so that
+    concurrent callers do not deadlock.
     """
     if not moves:
         return
     by_id = {m.job_id: m for m in moves}
-    query = sa.select(*(jobs.c[name] for name in READ)).where(among(jobs.c.id, by_id)).order_by(jobs.c.id).with_for_update()
-    rows = {row["id"]: dict(row) for row in conn.execute(query).mappings()}
-    missing = sorted(set(by_id) - set(rows))
-    if missing:
-        raise NotFound(f"no fine-tuning job {missing[0]!r} (and {len(missing) - 1} more)", code="fine_tune_not_found", param="job_id")
-    changes = {m.job_id: _change(rows[m.job_id], m.target, m.columns, now) for m in moves}
+    query = sa.select(*columns(jobs, _Moving)).where(among(jobs.c.id, by_id)).order_by(jobs.c.id).with_for_update()
+    found = {job.id: job for job in many(conn, query, _Moving)}
+    for missing in sorted(set(by_id) - set(found)):
+        _found(None, missing)
+    changes = {m.job_id: _change(found[m.job_id], m.target, now) | dict(m.columns) for m in moves}
     release_all(conn, [m.job_id for m in moves if m.target in GPU_TIME_OVER], now)
     update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])
     events = [(m.job_id, entered(m.target, message=m.message, code=m.code, level=m.level, data=m.data)) for m in moves]
     record_many(conn, events, now=now)
-    outbox.publish_many(conn, _outbox_events([{**rows[m.job_id], **changes[m.job_id]} for m in moves]), now=now)
+    outbox.publish_many(conn, [n for m in moves if (n := _notice(found[m.job_id], m.target, m.columns)) is not None], now=now)
 
 
 def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None = None) -> None:
@@ -116,38 +125,31 @@ def record(conn: Connection, job_id: str, event: Event, *, now: datetime | None 
     record_many(conn, [(job_id, event)], now=now or utc_now())
 
 
-def _outbox_events(rows: Iterable[Mapping[str, Any]]) -> list[outbox.OutboxEvent]:
+def _notice(job: _Moving, target: JobState, changed: Mapping[str, Any]) -> outbox.OutboxEvent | None:
     """Only ids and states: receivers keep what they get, even after the tenant has its data deleted."""
-    found: list[outbox.OutboxEvent] = []
-    for job in rows:
-        kind = f"fine_tuning.job.{job['state']}"
-        if kind not in EVENT_TYPES:
-            continue
-        data = {"status": openai_status(JobState(job["state"])), "state": job["state"]}
-        if job["error"] is not None:
-            data["error_code"] = job["error"].get("code")
-        found.append(outbox.OutboxEvent(tenant=job["tenant_id"], kind=kind, subject=job["id"], data=data))
-    return found
+    kind = f"fine_tuning.job.{target}"
+    if kind not in EVENT_TYPES:
+        return None
+    data = {"status": openai_status(target), "state": target.value}
+    if (error := changed.get("error", job.error)) is not None:
+        data["error_code"] = error.get("code")
+    return outbox.OutboxEvent(tenant=job.tenant_id, kind=kind, subject=job.id, data=data)
 
 
-def _change(row: Mapping[str, Any], target: JobState, columns: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """Return the columns that a legal move writes; reads :data:`READ`."""
-    check_transition(row["id"], JobState(row["state"]), target)
-    return {"state": target.value, **_consequences(target, row, now), **columns}
-
-
-def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if row["state"] == JobState.QUEUED and row["waiting_since"] is not None:
-        since = max(row["waiting_since"], row["barred_until"] or row["waiting_since"])  # time barred does not count as waiting
-        values |= {"waited_s": row["waited_s"] + max(0.0, (now - since).total_seconds())}
+def _change(job: _Moving, target: JobState, now: datetime) -> dict[str, Any]:
+    """Return what follows from a legal move."""
+    check_transition(job.id, job.state, target)
+    values: dict[str, Any] = {"state": target.value}
+    if job.state is JobState.QUEUED and job.waiting_since is not None:
+        since = max(job.waiting_since, job.barred_until or job.waiting_since)  # time barred does not count as waiting
+        values |= {"waited_s": job.waited_s + max(0.0, (now - since).total_seconds())}
     if target is JobState.QUEUED:
         values |= {"queued_at": now, "waiting_since": now}
-        if row["state"] != JobState.PREEMPTED:  # a new place without a wait so far; a preempted job keeps its place
+        if job.state is not JobState.PREEMPTED:  # a new place without a wait so far; a preempted job keeps its place
             values |= {"due_at": None, "waited_s": 0.0}
-    elif not (target is JobState.PAUSED and row["state"] == JobState.PAUSING):  # a paused job keeps the reason of its pause
+    elif not (target is JobState.PAUSED and job.state is JobState.PAUSING):  # a paused job keeps the reason of its pause
         values |= {"reason": None, "reason_detail": None, "queue_position": None, "ahead": None, "promise": None, "expected_start_at": None}
-    if target is JobState.RUNNING and row["started_at"] is None:
+    if target is JobState.RUNNING and job.started_at is None:
         values |= {"started_at": now}
     if target is not JobState.RUNNING:
         values |= {"checkpointing": False}
@@ -158,29 +160,9 @@ def _consequences(target: JobState, row: Mapping[str, Any], now: datetime) -> di
 
 def record_many(conn: Connection, events: Sequence[tuple[str, Event]], *, now: datetime) -> None:
     """:func:`record` for many jobs, whose rows the caller has locked."""
-    rows = [
-        {
-            "id": f"ftevent-{uuid.uuid4().hex}",
-            "job_id": job_id,
-            "level": event.level,
-            "type": event.type,
-            "code": event.code,
-            "message": event.message,
-            "data": dict(event.data) if event.data is not None else None,
-            "created_at": now,
-        }
-        for job_id, event in events
-    ]
+    rows = [{"id": f"ftevent-{uuid.uuid4().hex}", "job_id": job_id, **asdict(event), "created_at": now} for job_id, event in events]
     if rows:
         conn.execute(sa.insert(job_events), rows)
-
-
-def job_row(conn: Connection, tenant: str, job_id: str) -> sa.Row[Any]:
-    """Return the tenant's job; ``NotFound`` for another tenant's."""
-    row = conn.execute(sa.select(jobs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).first()
-    if row is None:
-        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="fine_tuning_job_id")
-    return row
 
 
 def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
@@ -189,14 +171,13 @@ def fail(platform: Platform, tenant: str, job_id: str, error: FtError) -> None:
         fail_in(conn, locked(conn, job_id, tenant_id=tenant), error, now=platform.clock())
 
 
-def fail_in(conn: Connection, job: RowMapping, error: FtError, *, now: datetime) -> None:
+def fail_in(conn: Connection, job: Job, error: FtError, *, now: datetime) -> None:
     """:func:`fail` for a `job` whose row is locked."""
-    state = JobState(job["state"])
-    if state in FINAL:
+    if job.state in FINAL:
         return
-    stop: dict[str, Any] = {"stop_requested": "cancel"} if state in HOLDING_GPUS else {}
+    stop: dict[str, Any] = {"stop_requested": "cancel"} if job.state in HOLDING_GPUS else {}
     data, found = {"fault": str(error.fault)}, error.to_dict()
-    transition(conn, job["id"], JobState.FAILED, message=error.message, data=data, now=now, error=found, **stop)
+    transition(conn, job.id, JobState.FAILED, message=error.message, data=data, now=now, error=found, **stop)
 
 
 RunNumbers = tuple[int, ...]

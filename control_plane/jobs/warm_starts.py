@@ -53,9 +53,6 @@ class Source:
     def to_row(self) -> dict[str, Any]:
         return {k: v for k, v in asdict(self).items() if v is not None}
 
-    def to_spec(self) -> WarmStart:
-        return WarmStart(adapter=self.adapter, manifest_sha256=self.manifest_sha256)
-
 
 def spec_of(row: Mapping[str, Any] | None) -> WarmStart | None:
     """Return the frozen spec's part of a job's ``warm_start`` column."""

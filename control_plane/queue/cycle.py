@@ -54,12 +54,19 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
         wanted = [d for d in decisions if isinstance(d, scheduler.Preempt)]
         stops = ask_to_stop(conn, wanted, stoppable, now)
         explained = explain(
-            conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, last=_explained_at(conn),
-            now=now,
+            conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, now=now,
+            last=conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar(),
         )  # fmt: skip
         report_late_releases(conn, now)
-        took_s, queued = time.monotonic() - began, len(waits)
-        _count(conn, _Round(rows=rows, starts=starts, stops=stops, queued=queued, explained=explained, took_s=took_s), now)
+        slipped = explained.dropped + sum(missed(rows[s.job_id], now) for s in starts)
+        c = scheduler_state.c
+        counts = {
+            c.rounds: c.rounds + 1, c.starts: c.starts + len(starts), c.backfills: c.backfills + sum(s.backfill for s in starts),
+            c.preemptions: c.preemptions + len(stops), c.promises: c.promises + explained.promises, c.slipped: c.slipped + slipped,
+        }  # fmt: skip
+        last = {c.round_s: time.monotonic() - began, c.queued: len(waits), c.last_round_at: now}
+        whole_queue = {c.explained_at: now} if explained.whole else {}
+        conn.execute(sa.update(scheduler_state).where(c.id == 1).values({**counts, **last, **whole_queue}))
     return [*starts, *stops, *waits]
 
 
@@ -76,40 +83,6 @@ def _decide(conn: Connection, snapshot: scheduler.Snapshot, now: datetime) -> tu
             break
         refused |= wanted - set(locked)
     return decisions, locked
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Round:
-    rows: Rows
-    starts: Sequence[scheduler.Start]
-    stops: Sequence[scheduler.Preempt]
-    queued: int
-    explained: Explained
-    took_s: float
-
-
-def _explained_at(conn: Connection) -> datetime | None:
-    return conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar()
-
-
-def _count(conn: Connection, of: _Round, now: datetime) -> None:
-    c = scheduler_state.c
-    conn.execute(
-        sa.update(scheduler_state)
-        .where(c.id == 1)
-        .values(
-            rounds=c.rounds + 1,
-            starts=c.starts + len(of.starts),
-            backfills=c.backfills + sum(s.backfill for s in of.starts),
-            preemptions=c.preemptions + len(of.stops),
-            promises=c.promises + of.explained.promises,
-            slipped=c.slipped + of.explained.dropped + sum(missed(of.rows[s.job_id], now) for s in of.starts),
-            round_s=of.took_s,
-            queued=of.queued,
-            last_round_at=now,
-            **({"explained_at": now} if of.explained.whole else {}),
-        )
-    )
 
 
 def release(platform: Platform, job_id: str, attempt: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -16,11 +16,11 @@ from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import many
 from control_plane.queue.tables import reservations, run_launches
 
 STAGE_STATES = {"prepare": JobState.VALIDATING, "evaluate": JobState.EVALUATING}
 FIRST_REASON = {"prepare": "submitted", "evaluate": "trained"}
-OF_A_JOB = (jobs.c.id, jobs.c.tenant_id, jobs.c.tier, jobs.c.trace_parent)
 PRIORITY = {"premium": 10, "standard": 5, "free": 0}
 """``dagster/priority`` is int(str): words and fractions silently become 0."""
 
@@ -33,45 +33,33 @@ class DueRun:
     """``prepare``, ``train`` or ``evaluate``: the name of the Dagster job."""
     tenant: str
     job_id: str
-    run_key: str
-    """``<job>#<stage><n>``: requesting a run with the same key again starts nothing."""
-    priority: int
-    tier: str = ""
-    reason: str = ""
-    """Why it runs now, in one word that operators filter by: ``submitted``, ``in_order``, ``backfill``, ``trained``, ``replaced``."""
-    pool: str | None = None
-    num_gpus: int = 0
-    attempt: int = 0
-    """GPUs of the reservation; 0 for other stages."""
+    tier: str
     runs: int = 0
     """Runs given up before this one; together with the attempt it makes the key unique."""
+    attempt: int = 0
+    """Number of the reservation; 0 for other stages."""
+    pool: str | None = None
+    num_gpus: int = 0
+    """GPUs of the reservation; 0 for other stages."""
+    backfill: bool = False
     trace_parent: str | None = None
     """Request id of the submission."""
 
+    @property
+    def run_key(self) -> str:
+        """``<job>#<stage><n>``: requesting a run with the same key again starts nothing."""
+        return training_key(self.job_id, self.attempt, self.runs) if self.stage == "train" else f"{self.job_id}#{self.stage}{self.runs}"
 
-def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
-    """Return the runs that jobs need now, oldest job first. A run may be returned again until it exists; its key makes it unique."""
-    with platform.engine.connect() as conn:
-        return [run for stage in stages for run in (_due_training(conn) if stage == "train" else _due_by_state(conn, stage))]
+    @property
+    def priority(self) -> int:
+        return PRIORITY.get(self.tier, 0)
 
-
-def _due_by_state(conn: sa.Connection, stage: str) -> list[DueRun]:
-    runs = jobs.c[f"{stage}_runs"]
-    query = sa.select(*OF_A_JOB, runs.label("runs")).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)
-    return [
-        DueRun(
-            stage=stage,
-            tenant=r.tenant_id,
-            job_id=r.id,
-            run_key=f"{r.id}#{stage}{r.runs}",
-            runs=r.runs,
-            priority=PRIORITY.get(r.tier, 0),
-            tier=r.tier,
-            reason="replaced" if r.runs else FIRST_REASON[stage],
-            trace_parent=r.trace_parent,
-        )
-        for r in conn.execute(query).all()
-    ]
+    @property
+    def reason(self) -> str:
+        """Why it runs now, in one word that operators filter by: ``submitted``, ``in_order``, ``backfill``, ``trained``, ``replaced``."""
+        if self.runs:
+            return "replaced"
+        return FIRST_REASON.get(self.stage, "backfill" if self.backfill else "in_order")
 
 
 def training_key(job_id: str, attempt: int, runs: int) -> str:
@@ -79,31 +67,26 @@ def training_key(job_id: str, attempt: int, runs: int) -> str:
     return f"{job_id}#a{attempt}.{runs}"
 
 
-def _due_training(conn: sa.Connection) -> list[DueRun]:
+def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
+    """Return the runs that jobs need now, oldest job first. A run may be returned again until it exists; its key makes it unique."""
+    with platform.engine.connect() as conn:
+        return [run for stage in stages for run in many(conn, _due_training() if stage == "train" else _due_by_state(stage), DueRun)]
+
+
+def _of_a_job(stage: str) -> sa.Select[Any]:
+    runs, j = jobs.c[f"{stage}_runs"].label("runs"), jobs.c
+    return sa.select(sa.literal(stage).label("stage"), j.tenant_id.label("tenant"), j.id.label("job_id"), j.tier, j.trace_parent, runs)
+
+
+def _due_by_state(stage: str) -> sa.Select[Any]:
+    return _of_a_job(stage).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)
+
+
+def _due_training() -> sa.Select[Any]:
     """Every unreleased reservation needs a run that ends it, even if its job was cancelled meanwhile."""
-    query = (
-        sa.select(*OF_A_JOB, jobs.c.train_runs.label("runs"), reservations)
-        .join(reservations, reservations.c.job_id == jobs.c.id)
-        .where(reservations.c.released_at.is_(None))
-        .order_by(reservations.c.granted_at, jobs.c.id)
-    )
-    return [
-        DueRun(
-            stage="train",
-            tenant=r.tenant_id,
-            job_id=r.id,
-            run_key=training_key(r.id, r.attempt, r.runs),
-            runs=r.runs,
-            priority=PRIORITY.get(r.tier, 0),
-            tier=r.tier,
-            reason="replaced" if r.runs else "backfill" if r.backfill else "in_order",
-            pool=r.pool,
-            num_gpus=r.num_gpus,
-            attempt=r.attempt,
-            trace_parent=r.trace_parent,
-        )
-        for r in conn.execute(query).all()
-    ]
+    r = reservations.c
+    query = _of_a_job("train").add_columns(r.attempt, r.pool, r.num_gpus, r.backfill).join(reservations, r.job_id == jobs.c.id)
+    return query.where(r.released_at.is_(None)).order_by(r.granted_at, jobs.c.id)
 
 
 def replace_run(platform: Platform, run: DueRun) -> bool:
@@ -185,13 +168,6 @@ def bind(conn: Connection, run_key: str, job_id: str, run_id: str, *, by: str) -
     if conn.execute(bound.returning(run_launches.c.run_id)).first() is not None:
         return None
     return str(conn.execute(sa.select(run_launches.c.run_id).where(run_launches.c.run_key == run_key)).scalar_one())
-
-
-def runs_by_requester(platform: Platform) -> Mapping[str, int]:
-    """Count runs by who launched them."""
-    query = sa.select(run_launches.c.claimed_by, sa.func.count()).where(run_launches.c.run_id.is_not(None))
-    with platform.engine.connect() as conn:
-        return {str(who): int(count) for who, count in conn.execute(query.group_by(run_launches.c.claimed_by))}
 
 
 MAX_KEYS = 10_000

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,6 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.epoch_time import span_words
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import many
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations
@@ -46,9 +47,16 @@ def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: 
     given = [s for s in starts if s.job_id in free]
     if not given:
         return []
-    devices = assign_devices(conn, given)
-    conn.execute(sa.insert(reservations), [_reservation(rows[s.job_id], s, now, on) for s, on in zip(given, devices, strict=True)])
-    conn.execute(sa.insert(attempts), [_attempt(rows[s.job_id]) for s in given])
+    number = {s.job_id: rows[s.job_id].attempt + 1 for s in given}
+    granted = [
+        {
+            "job_id": s.job_id, "attempt": number[s.job_id], "pool": s.pool, "num_gpus": s.num_gpus, "devices": devices,
+            "placement": [list(part) for part in s.placement], "backfill": s.backfill, "granted_at": now,
+        }
+        for s, devices in zip(given, assign_devices(conn, given), strict=True)
+    ]  # fmt: skip
+    conn.execute(sa.insert(reservations), granted)
+    conn.execute(sa.insert(attempts), [{"job_id": job, "attempt": n, "workload": f"{job}-a{n}"} for job, n in number.items()])
     transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
     return given
 
@@ -60,51 +68,27 @@ def _still_waiting(conn: Connection, job_ids: Sequence[str]) -> set[str]:
     return set(conn.execute(query.with_for_update(skip_locked=True)).scalars())
 
 
-def _reservation(job: sa.Row[Any], start: scheduler.Start, now: datetime, devices: list[list[int]]) -> dict[str, Any]:
-    return {
-        "job_id": job.id,
-        "attempt": job.attempt + 1,
-        "pool": start.pool,
-        "num_gpus": start.num_gpus,
-        "placement": [list(part) for part in start.placement],
-        "devices": devices,
-        "backfill": start.backfill,
-        "granted_at": now,
-    }
-
-
-def _attempt(job: sa.Row[Any]) -> dict[str, Any]:
-    return {"job_id": job.id, "attempt": job.attempt + 1, "workload": f"{job.id}-a{job.attempt + 1}"}
-
-
 def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
     attempt, waited = job.attempt + 1, waited_s(job, now)
+    if start.backfill:
+        why = "they are free, and using them delays no reservation"
+    else:
+        why = "they were reserved for it" if job.promise else "it is the first job in the queue that they fit"
     held = f"{start.num_gpus} GPU{'s' if start.num_gpus > 1 else ''} of pool {start.pool}"
+    span = f"{waited:.0f} s" if waited < 60 else span_words(waited)
     return Move(
         job_id=job.id,
         target=JobState.PROVISIONING,
-        message=f"Attempt {attempt} holds {held} after {_span(waited)} in the queue: {_why_now(job, start)}.",
+        message=f"Attempt {attempt} holds {held} after {span} in the queue: {why}.",
         data={"attempt": attempt, "pool": start.pool, "num_gpus": start.num_gpus, "backfill": start.backfill, "waited_s": round(waited, 3)},
         columns={"attempt": attempt, "train_runs": 0, "stop_requested": None},
     )
-
-
-def _why_now(job: sa.Row[Any], start: scheduler.Start) -> str:
-    if start.backfill:
-        return "they are free, and using them delays no reservation"
-    if job.promise:
-        return "they were reserved for it"
-    return "it is the first job in the queue that they fit"
 
 
 def waited_s(job: sa.Row[Any], now: datetime) -> float:
     """Return seconds in the queue over all stays, excluding the time it was barred in this one."""
     since: datetime = job.waiting_since or job.queued_at or job.created_at
     return float(job.waited_s) + max(0.0, (now - max(since, job.barred_until or since)).total_seconds())
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 60 else span_words(seconds)
 
 
 def lock_to_stop(conn: Connection, job_ids: Collection[str]) -> dict[str, int]:
@@ -154,7 +138,11 @@ def ask_to_stop(
         for p in requested
     ]  # fmt: skip
     update_each(conn, reservations, stops, key=("job_id", "attempt"))
-    record_many(conn, [(p.job_id, _preemption_event(p, attempt_of[p.job_id])) for p in requested], now=now)
+    told = [
+        Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(p.detail), data={"attempt": attempt_of[p.job_id]})
+        for p in requested
+    ]
+    record_many(conn, [(p.job_id, event) for p, event in zip(requested, told, strict=True)], now=now)
     return requested
 
 
@@ -162,10 +150,6 @@ def _whole_sets(preempts: Sequence[scheduler.Preempt], able: Container[str]) -> 
     """Keep preemptions only for jobs all of whose victims are `able` to stop."""
     refused = {p.for_job for p in preempts if p.job_id not in able}
     return [p for p in preempts if p.for_job not in refused]
-
-
-def _preemption_event(preempt: scheduler.Preempt, attempt: int) -> Event:
-    return Event(code=PREEMPTION_REQUESTED, level="warn", message=_sentence(preempt.detail), data={"attempt": attempt})
 
 
 def _sentence(words: str) -> str:
@@ -207,54 +191,59 @@ ADMITTED_WITHIN = timedelta(seconds=60)
 RELEASE_OVERDUE = "release_overdue"
 
 
+STOPPED_WITHIN = timedelta(seconds=120)
+"""From the request to stop: the trainer checks every half second, saving may take 25 s, and the workload is killed after 30 s; four
+times that is a fault."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OverdueRelease:
-    """A reservation whose workload has not started."""
+    """A reservation whose workload has not started in time, or was asked to stop and still holds its GPUs."""
 
     job_id: str
-    tenant: str
     attempt: int
     pool: str
     num_gpus: int
-    granted_at: datetime
+    kind: Literal["start", "stop"]
     age_s: float
+    """Seconds since it was granted, or asked to stop."""
 
 
 def overdue_releases(conn: Connection, now: datetime) -> list[OverdueRelease]:
-    """Return reservations granted more than :data:`ADMITTED_WITHIN` ago whose workload has not started, oldest first."""
-    return [_overdue(r, now) for r in conn.execute(_late(now))]
+    """Return reservations whose workload has not started within :data:`ADMITTED_WITHIN`, then those not stopped within
+    :data:`STOPPED_WITHIN`, each oldest first."""
+    unstopped = _overdue("stop", reservations.c.stop_asked_at, STOPPED_WITHIN, now)
+    return many(conn, _unstarted(now), OverdueRelease) + many(conn, unstopped, OverdueRelease)
 
 
 def report_late_releases(conn: Connection, now: datetime) -> int:
     """Record one event per late attempt for operators; returns the number of events."""
     reported = job_events.c.data["attempt"].as_integer() == reservations.c.attempt
     known = sa.exists().where(job_events.c.job_id == reservations.c.job_id, job_events.c.code == RELEASE_OVERDUE, reported)
-    late = {r.job_id: r for r in conn.execute(_late(now).where(~known))}
+    late = {o.job_id: o for o in many(conn, _unstarted(now).where(~known), OverdueRelease)}
     if not late:
         return 0
     lock = sa.select(jobs.c.id).where(among(jobs.c.id, late)).order_by(jobs.c.id).with_for_update(skip_locked=True)
     locked = conn.execute(lock).scalars().all()
-    record_many(conn, [(job_id, _event(_overdue(late[job_id], now))) for job_id in locked], now=now)
+    record_many(conn, [(job_id, _event(late[job_id])) for job_id in locked], now=now)
     return len(locked)
 
 
-def _late(now: datetime) -> sa.Select[Any]:
+def _unstarted(now: datetime) -> sa.Select[Any]:
     r = reservations.c
     return (
-        sa.select(r.job_id, r.attempt, r.pool, r.num_gpus, r.granted_at, jobs.c.tenant_id)
+        _overdue("start", r.granted_at, ADMITTED_WITHIN, now)
         .join(jobs, jobs.c.id == r.job_id)
         .join(attempts, (attempts.c.job_id == r.job_id) & (attempts.c.attempt == r.attempt))
-        .where(r.released_at.is_(None), r.granted_at < now - ADMITTED_WITHIN)
         .where(jobs.c.state == JobState.PROVISIONING, attempts.c.started_at.is_(None))
-        .order_by(r.granted_at, r.job_id)
     )
 
 
-def _overdue(row: sa.Row[Any], now: datetime) -> OverdueRelease:
-    return OverdueRelease(
-        job_id=row.job_id, tenant=row.tenant_id, attempt=row.attempt, pool=row.pool, num_gpus=row.num_gpus, granted_at=row.granted_at,
-        age_s=(now - row.granted_at).total_seconds(),
-    )  # fmt: skip
+def _overdue(kind: str, since: sa.Column[datetime], within: timedelta, now: datetime) -> sa.Select[Any]:
+    r, moment = reservations.c, sa.literal(now, sa.DateTime(timezone=True))
+    age_s = sa.cast(sa.func.extract("epoch", moment - since), sa.Float).label("age_s")
+    query = sa.select(r.job_id, r.attempt, r.pool, r.num_gpus, sa.literal(kind).label("kind"), age_s)
+    return query.where(r.released_at.is_(None), since < now - within).order_by(since, r.job_id)
 
 
 def _event(late: OverdueRelease) -> Event:

@@ -128,7 +128,7 @@ def _pause_running(platform: Platform, tenant: Tenant, at: Standing, now: dateti
 def _pause(platform: Platform, job_id: str, detail: str, now: datetime) -> bool:
     """Pause the job as usual, with the cause in its row; its hold is released."""
     with platform.engine.begin() as conn:
-        state = JobState(locked(conn, job_id)["state"])
+        state = locked(conn, job_id).state
         if state not in PAUSABLE:
             return False
         saves = "saves a checkpoint and is paused" if state is JobState.RUNNING else "is paused before its first step"
@@ -160,11 +160,11 @@ def _resume(platform: Platform, tenant: str, job_id: str, now: datetime) -> bool
     with platform.engine.begin() as conn:
         owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id)
-        if job["state"] != JobState.PAUSED or job["reason"] != HARD_CAP_REACHED:
+        if job.state is not JobState.PAUSED or job.reason != HARD_CAP_REACHED:
             return True  # another process has moved it
         if owner.suspended_at is not None or quotas.hold_again(conn, owner, job_id, now) is not None:
             return False
         message = "The hard cap has room again: the job resumes from its checkpoint."
-        until = now if job["started_at"] is None else job["capped_at"]
+        until = now if job.started_at is None else job.capped_at
         transition(conn, job_id, JobState.QUEUED, code="job_resumed", message=message, now=now, stop_requested=None, capped_at=until)
     return True

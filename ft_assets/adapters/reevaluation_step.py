@@ -25,7 +25,7 @@ from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.service import Evaluated
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event
 from control_plane.platform.context import Platform
@@ -64,7 +64,7 @@ class Subject:
     """Subject of the evaluation, read when its run begins."""
 
     record: AdapterRecord
-    job: sa.Row[Any]
+    job: Job
     base_dir: Path
     rules: EvalConfig
 
@@ -222,7 +222,7 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
     text = f"Adapter {record.name} passed its evaluation on the updated base"
     if record.approval == promotions.PENDING:
         return "info", f"{text}; it waits for approval: `ft adapters approve {record.id} --promote`."
-    if not (job.request or {}).get("auto_promote", True) or job.state == JobState.CANCELLED:
+    if not job.request.get("auto_promote", True) or job.state == JobState.CANCELLED:
         return "info", f"{text}; its job does not request promotion, so promote it with `ft promote {record.id}`."
     try:
         promotions.promote(platform, record.tenant_id, record.id)

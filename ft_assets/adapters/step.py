@@ -12,7 +12,7 @@ from control_plane.adapters import service as adapters
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.service import Evaluated, load_evaluated
 from control_plane.jobs import results
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import job_row, locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
@@ -56,7 +56,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
         )
         registering.set(ft__adapter=made["id"], ft__eval_passed=bool(made["eval_passed"]))
     evaluations.of_job(platform, made, evaluated, rules)
-    if JobState(job.state) in FINAL:
+    if job.state in FINAL:
         return made
     if not made["eval_passed"]:
         _end_quarantined(platform, job_id, made, evaluated)
@@ -68,8 +68,8 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     return _end_passed(platform, job, made, rules, warning)
 
 
-def _end_passed(platform: Platform, job: sa.Row[Any], made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
-    requested = made["type"] == LORA and (job.request or {}).get("auto_promote", True)
+def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
+    requested = made["type"] == LORA and job.request.get("auto_promote", True)
     update = None
     passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
     if made["type"] != LORA:
@@ -150,7 +150,7 @@ def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: 
 def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:
     """Moves the job to its end; returns False if it has ended otherwise meanwhile."""
     with platform.engine.begin() as conn:
-        if JobState(locked(conn, job_id)["state"]) in FINAL:
+        if locked(conn, job_id).state in FINAL:
             return False
         if warning is not None:
             record(conn, job_id, warning, now=platform.clock())

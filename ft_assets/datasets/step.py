@@ -29,7 +29,7 @@ from control_plane.datasets.validation_state import PLATFORM_FAILURES
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.queue_entry import mark_packed
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import job_row, record
 from control_plane.platform import job_events
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
@@ -223,7 +223,7 @@ def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**asked, "train_on_inputs": True, **split}
 
 
-def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], manifest: PackManifest, *, num_epochs: float) -> None:
+def _doubt(platform: Platform, tenant: str, job: Job, manifest: PackManifest, *, num_epochs: float) -> None:
     """Records warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
     without loss."""
     if job.state != JobState.VALIDATING:
@@ -232,7 +232,7 @@ def _doubt(platform: Platform, tenant: str, job: sa.Row[Any], manifest: PackMani
     if job.validation_file:
         held_out = _split_keys(platform, tenant, _dataset_of(platform, tenant, job.validation_file).id)
         num_validation = len(held_out)
-        overlapping = train_validation_overlap(_split_keys(platform, tenant, job.dataset_id), held_out)
+        overlapping = train_validation_overlap(_split_keys(platform, tenant, job.dataset), held_out)
     counted = _dataset_of(platform, tenant, job.training_file).report["stats"]["quality"]
     doubts = quality_warnings(counted, num_epochs=num_epochs, num_overlapping=overlapping, num_validation=num_validation)
     with platform.engine.begin() as conn:
@@ -261,7 +261,7 @@ def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.
     return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
 
 
-def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
+def _policies(platform: Platform, tenant: str, job: Job) -> dict[str, Any]:
     """Returns the upload's policies for rows that do not fit the base model."""
     query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
@@ -269,12 +269,12 @@ def _policies(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, An
     return {"bad_rows": policies.bad_rows, "control_tokens": policies.control_tokens, "over_long": policies.over_long}
 
 
-def _split(platform: Platform, tenant: str, job: sa.Row[Any]) -> dict[str, Any]:
+def _split(platform: Platform, tenant: str, job: Job) -> dict[str, Any]:
     """Determines what is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off
     automatically."""
     if job.validation_file:
         return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
-    if has_own_split(rows_file(platform, tenant, job.dataset_id)):
+    if has_own_split(rows_file(platform, tenant, job.dataset)):
         return {"validation_fraction": 0.0}
     rows = _dataset_of(platform, tenant, job.training_file).row_count
     return {"validation_fraction": automatic_fraction(rows)}
@@ -289,7 +289,7 @@ def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
 def _stored_pack(
     platform: Platform,
     tenant: str,
-    job: sa.Row[Any],
+    job: Job,
     model: BaseModel,
     method: Method,
     settings: PackSettings,
@@ -305,7 +305,7 @@ def _stored_pack(
         raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
     tokenizer = ChatTokenizer.load(model.directory)
     digests = (tokenizer.tokenizer_digest, tokenizer.template_digest)
-    fingerprint = pack_fingerprint(job.dataset_id, *digests, settings, kind=method.pack)
+    fingerprint = pack_fingerprint(job.dataset, *digests, settings, kind=method.pack)
     directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
     with one_on_this_machine(directory, who=job.id, say=say):
         if (found := _stored(platform, tenant, fingerprint)) is not None:
@@ -315,11 +315,11 @@ def _stored_pack(
                 return found, True
             own = settings.validation_dataset_id
             manifest = build_pack(
-                rows_file(platform, tenant, job.dataset_id),
+                rows_file(platform, tenant, job.dataset),
                 tokenizer,
                 settings,
                 directory,
-                dataset_id=job.dataset_id,
+                dataset_id=job.dataset,
                 kind=method.pack,
                 validation=rows_file(platform, tenant, own) if own else (),
                 workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
@@ -353,7 +353,7 @@ def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], Non
     return report
 
 
-def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterator[dict[str, Any]]:
+def validation_rows(platform: Platform, tenant: str, job: Job) -> Iterator[dict[str, Any]]:
     """Returns the rows that the job did not train on, as conversations that end with the wanted answer, for its evaluation.
 
     For a preference the chosen answer is wanted; answers labeled bad and texts are left out.
@@ -363,7 +363,7 @@ def validation_rows(platform: Platform, tenant: str, job: sa.Row[Any]) -> Iterat
         examples = load_rows(rows_file(platform, tenant, own))
     else:
         fraction = held_out["validation_fraction"]
-        stored = load_stored(rows_file(platform, tenant, job.dataset_id))
+        stored = load_stored(rows_file(platform, tenant, job.dataset))
         examples = (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
     return (row for row in map(_as_row, examples) if row["messages"])
 

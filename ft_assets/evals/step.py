@@ -25,6 +25,7 @@ from control_plane.evaluations import answer_cache, follow_evaluation
 from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.service import Evaluated, load_evaluated, report_key, result_key
 from control_plane.jobs.results import metric_lines
+from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
@@ -55,7 +56,7 @@ class Judged:
     """What is evaluated, on which base, by which rules."""
 
     tenant: str
-    job: sa.Row[Any]
+    job: Job
     """The job that trained it: provides its held-out rows, its pack and its method."""
     adapter_dir: Path
     """Files of the adapter or whole model on this machine, verified by the caller."""
@@ -101,9 +102,9 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -
     return run_evaluation(platform, launcher, judged, watch=follow_evaluation.JobWatch(platform, job_id))
 
 
-def _own_rules(job: sa.Row[Any], directory: Path) -> config.EvalConfig:
+def _own_rules(job: Job, directory: Path) -> config.EvalConfig:
     """Returns the questions of a job's own evaluation; a whole model is evaluated only this once, and so completely."""
-    rules = config.parse((job.request or {}).get("eval_config"))
+    rules = config.parse(job.request.get("eval_config"))
     return rules if whole_model.is_whole(directory) else config.short(rules)
 
 
@@ -169,7 +170,7 @@ def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_it
         previous_adapter_dir=previous.directory if previous else None,
         digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
         holdout=out_dir / "holdout.jsonl",
-        validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack_fingerprint),
+        validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
         lease=out_dir / LEASE_NAME,
@@ -230,12 +231,12 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
     return target
 
 
-def _last_run(platform: Platform, job: sa.Row[Any]) -> LastRun:
+def _last_run(platform: Platform, job: Job) -> LastRun:
     """Returns the job's training inputs, on which advice is based."""
     with platform.engine.connect() as conn:
         mine = (datasets.c.tenant_id == job.tenant_id) & (datasets.c.id == job.dataset_id)
         rows = conn.execute(sa.select(datasets.c.row_count).where(mine)).scalar_one_or_none()
-    share = (job.hyperparameters or {}).get("safety_share")
+    share = job.hyperparameters.get("safety_share")
     return LastRun.of_spec(job.spec, num_examples=rows, safety_share=float(share) if isinstance(share, int | float) else None)
 
 

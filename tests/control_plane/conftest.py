@@ -58,7 +58,7 @@ def training_file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[
 def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
     """Id of a job that was just submitted."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": training_file})
-    return str(jobs.submit(platform, tenant.id, request).job["id"])
+    return str(jobs.submit(platform, tenant.id, request).job.id)
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def new_job(
         job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
         spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
         store_pack(platform, owner.id, spec.pack_fingerprint)
-        mark_packed(platform, owner.id, job["id"], spec=spec, total_steps=6, expected_s=60.0)
-        made.append(Job(platform, owner.id, job["id"], Scripted(platform.settings.work_dir / "launcher")))
+        mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
+        made.append(Job(platform, owner.id, job.id, Scripted(platform.settings.work_dir / "launcher")))
         return made[-1]
 
     yield make

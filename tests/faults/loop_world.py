@@ -209,7 +209,7 @@ def build(platform: Platform, home: Path, rows: Path, *, shapes: Sequence[tuple[
                 made[tier] = str(uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")["id"])
         request = JobRequest.from_body({"model": "tiny-base", "training_file": made[tier], "suffix": f"job-{number}"})
         job = jobs.submit(platform, of_tier[tier], request).job
-        planned.append(Planned(job_id=job["id"], tenant=of_tier[tier], num_gpus=num_gpus, arrives=arrives, ticks=ticks))
+        planned.append(Planned(job_id=job.id, tenant=of_tier[tier], num_gpus=num_gpus, arrives=arrives, ticks=ticks))
     world = World(platform=platform, clock_file=home / "clock", planned=planned, tenants=list(of_tier.values()))
     world.set_tick(0)
     return world

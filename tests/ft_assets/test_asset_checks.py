@@ -47,7 +47,7 @@ def job_on(platform: Platform, rows: Path) -> str:
         file = uploaded_files.create(
             platform, "acme", stream, filename=rows.name, purpose="fine-tune", policies={"near_duplicates": "warn"}
         )
-    return str(jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job["id"])
+    return str(jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job.id)
 
 
 def checks_of(job: str, *assets: Any) -> dict[str, tuple[bool, Any]]:
@@ -71,7 +71,7 @@ def test_a_reused_pack_whose_counts_are_wrong_fails_its_check_and_stops_no_job(
 ) -> None:
     first = job_on(platform, write_chat_rows(120))
     checks_of(first, dataset, tokenized_pack)
-    directory = platform.settings.work_dir / "packs" / "acme" / str(jobs.get(platform, "acme", first).row["pack_fingerprint"])
+    directory = platform.settings.work_dir / "packs" / "acme" / str(jobs.get(platform, "acme", first).job.pack_fingerprint)
     shard = directory / "shard-00000.parquet"
     pq.write_table(pq.read_table(shard).slice(1), shard)
     stated = manifest.PackManifest.read(directory)

@@ -38,7 +38,7 @@ def ended(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkey
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     body = {"model": "tiny-base", "training_file": file["id"]}
-    made = [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
+    made = [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job.id for n in range(3)]
     for job_id in made[:2]:
         jobs.cancel(fresh_platform, owner.id, job_id)
     return [(owner.id, job_id) for job_id in made]

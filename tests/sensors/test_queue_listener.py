@@ -17,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.queue.launches import bind, due_runs, replace_run, runs_by_requester
+from control_plane.queue.launches import bind, due_runs, replace_run
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
@@ -25,6 +25,7 @@ from resources.dagster.graphql_client import DagsterLaunches
 from resources.database.engine import make_engine
 from sensors.queue_listener import LAUNCHES_AT_ONCE, QueueListener, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
+from tests.support.jobs import launched_runs
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
 
     def make() -> tuple[str, str]:
         body = {"model": "tiny-base", "training_file": file["id"], "seed": uuid.uuid4().int % 1000}
-        return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job["id"])
+        return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job.id)
 
     return make
 
@@ -116,7 +117,7 @@ def test_without_an_answer_from_dagster_the_runs_are_left_to_the_sensors_at_once
     (due,) = missing(fresh_platform, instance, due_runs(fresh_platform, ("prepare",)), by="sensor")
     assert due.job_id == job_id
     assert instance.has_dynamic_partition("jobs", f"{tenant}:{job_id}")
-    assert runs_by_requester(fresh_platform) == {}
+    assert launched_runs.runs_by_requester(fresh_platform) == {}
 
 
 def test_a_job_with_a_reservation_is_asked_for_before_a_burst_of_submissions(

@@ -29,5 +29,5 @@ def test_a_tick_pauses_what_runs_beyond_the_hard_cap(
         result = quotas(context)
     assert isinstance(result, dg.SkipReason)
     assert "paused: 1" in str(result.skip_message)
-    row = jobs.get(fresh_platform, held.tenant, held.job_id).row
-    assert (row["state"], row["reason"], row["stop_requested"]) == ("pausing", "hard_cap_reached", "pause")
+    row = jobs.get(fresh_platform, held.tenant, held.job_id).job
+    assert (row.state, row.reason, row.stop_requested) == ("pausing", "hard_cap_reached", "pause")

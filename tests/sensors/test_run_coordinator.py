@@ -18,12 +18,12 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.queue import launches
 from control_plane.queue.launches import due_runs, replace_run
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from sensors.run_coordinator import AdmissionRunCoordinator
 from sensors.run_requests import missing
+from tests.support.jobs import launched_runs
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def job(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkeypa
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
-    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
+    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 
 def grant(platform: Platform, job_id: str, attempt: int) -> None:
@@ -88,7 +88,7 @@ def test_a_key_has_one_run_whoever_asks_and_a_replaced_one_gets_another(
     (due,) = due_runs(platform, ("prepare",))
     assert refusal(instance, "prepare", key, run_key=due.run_key, asked_by="queue-listener") is None
     assert "serves" in (refusal(instance, "prepare", key, run_key=due.run_key, asked_by="sensor") or "")
-    assert launches.runs_by_requester(platform) == {"queue-listener": 1}
+    assert launched_runs.runs_by_requester(platform) == {"queue-listener": 1}
     replace_run(platform, due)
     (again,) = due_runs(platform, ("prepare",))
     assert again.reason == "replaced"

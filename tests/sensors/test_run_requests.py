@@ -38,7 +38,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) ->
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     body = {"model": "tiny-base", "training_file": file["id"]}
-    return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job["id"] for n in range(3)]
+    return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job.id for n in range(3)]
 
 
 def test_of_two_that_ask_at_once_one_gets_each_run(fresh_platform: Platform, submitted: list[str], instance: dg.DagsterInstance) -> None:
@@ -78,7 +78,7 @@ def test_operators_can_filter_by_tenant_tier_pool_gpus_attempt_and_reason(fresh_
     assert tags["dagster/ft_tier"] == "standard"
     assert (tags["dagster/ft_reason"], tags["dagster/ft_asked_by"], tags["dagster/priority"]) == ("submitted", "queue-listener", "5")
     assert tags["dagster/ft_job"] == submitted[0]
-    held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, reason="backfill"), by="sensor").tags
+    held = run_request(replace(first, stage="train", pool="local", num_gpus=2, attempt=3, backfill=True), by="sensor").tags
     assert (held["dagster/ft_pool"], held["dagster/ft_gpus"], held["dagster/ft_attempt"], held["dagster/ft_reason"]) == (
         "local",
         "2",
@@ -115,7 +115,7 @@ def test_of_thousands_that_are_due_a_query_names_a_hundred_and_none_waits_behind
             return list(instance.get_runs(filters))
 
     (first, *_) = due_runs(fresh_platform, ("prepare",))
-    due = [replace(first, run_key=f"{first.job_id}#many{n:03}") for n in range(300)]
+    due = [replace(first, runs=n) for n in range(1, 301)]
     for d in due[:KEYS_PER_QUERY]:
         create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": d.run_key})
     won = missing(fresh_platform, Counted(), due, by="sensor")  # type: ignore[arg-type]

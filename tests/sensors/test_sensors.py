@@ -49,7 +49,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path], mo
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
-    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
+    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 
 def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance) -> dg.SensorResult | dg.SkipReason:
@@ -92,9 +92,9 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
         create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
         time.sleep(SETTLED.total_seconds() + 0.1)
         assert due.run_key in str(tick(failures, instance))
-    job = jobs.get(platform, tenant, job_id).row
-    assert job["state"] == "failed"
-    assert f"failed {MAX_REPLACEMENTS} times" in job["error"]["message"]
+    job = jobs.get(platform, tenant, job_id).job
+    assert job.state == "failed"
+    assert f"failed {MAX_REPLACEMENTS} times" in job.error["message"]
     assert launches.due_runs(platform, ("prepare",)) == []
 
 
@@ -152,13 +152,13 @@ def test_a_trial_that_waited_is_submitted_when_there_is_room(
     catalogue = tmp_path / "models.yaml"
     catalogue.write_text(f"models: [{{id: tiny-base, path: {base_model_dir}, license: Apache-2.0}}]")
     monkeypatch.setenv("FT_BASE_MODELS", str(catalogue))
-    file = jobs.get(platform, tenant, job_id).row["training_file"]
+    file = jobs.get(platform, tenant, job_id).job.training_file
     grid = {"parameters": {"n_epochs": [1, 2, 3, 4, 5]}}  # beside one job, in a tier of five
     sweep = sweeps.create(platform, tenant, {"model": "tiny-base", "training_file": file, "sweep": grid})
     assert "submitted: none" in str(tick(sweeps_sensor, instance))
     jobs.cancel(platform, tenant, job_id)
     assert "submitted: ftjob-" in str(tick(sweeps_sensor, instance))
-    assert all(t.job is not None for t in sweeps.get(platform, tenant, sweep.row["id"]).trials)
+    assert all(t.job_id is not None for t in sweeps.get(platform, tenant, sweep.id).trials)
 
 
 def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
@@ -173,5 +173,5 @@ def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
     assert "second look" in str(deletion.get(platform, tenant, asked.id).waiting_for)
     later = platform.clock() + timedelta(minutes=10)
     assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked.id]
-    assert jobs.get(platform, tenant, job_id).row["state"] == "cancelled"
+    assert jobs.get(platform, tenant, job_id).job.state == "cancelled"
     assert deletion.get(platform, tenant, asked.id).proof["num_objects"] > 0

@@ -14,7 +14,7 @@ from ft_assets.asset_jobs import EVALUATE, PREPARE, TRAIN
 from sensors import run_requests
 
 K8S = {"FT_EXECUTOR": "k8s"}
-ABOUT = {"tenant": "acme", "job_id": "ftjob-1", "run_key": "ftjob-1#a1", "priority": 10, "tier": "premium"}
+ABOUT = {"tenant": "acme", "job_id": "ftjob-1", "tier": "premium"}
 
 
 def due(stage: str = "train", **changes: Any) -> DueRun:

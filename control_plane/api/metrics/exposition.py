@@ -81,17 +81,17 @@ def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
 
 
 def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
-    last, counts = queue.round, queue.round.counts
+    last = queue.round
     age = [] if queue.round_age_s is None else [((), queue.round_age_s)]
     yield _gauge("ft_scheduler_last_round_age_seconds", "Time since the last scheduling cycle", (), age)
-    took = [] if last.took_s is None else [((), last.took_s)]
+    took = [] if last.round_s is None else [((), last.round_s)]
     yield _gauge("ft_scheduler_round_seconds", "Duration of the last scheduling cycle", (), took)
-    yield _counter("ft_scheduler_rounds", "Scheduling cycles", (), [((), counts["rounds"])])
-    yield _counter("ft_scheduler_starts", "Jobs started by the scheduler", (), [((), counts["starts"])])
-    yield _counter("ft_scheduler_backfills", "Starts that overtook a reservation without delaying it", (), [((), counts["backfills"])])
-    yield _counter("ft_scheduler_preemptions", "Jobs asked to stop for another job", (), [((), counts["preemptions"])])
-    yield _counter("ft_scheduler_reservations", "Reservations made for waiting jobs", (), [((), counts["promises"])])
-    yield _counter("ft_scheduler_reservations_slipped", "Reservations missed for any reason", (), [((), counts["slipped"])])
+    yield _counter("ft_scheduler_rounds", "Scheduling cycles", (), [((), last.rounds)])
+    yield _counter("ft_scheduler_starts", "Jobs started by the scheduler", (), [((), last.starts)])
+    yield _counter("ft_scheduler_backfills", "Starts that overtook a reservation without delaying it", (), [((), last.backfills)])
+    yield _counter("ft_scheduler_preemptions", "Jobs asked to stop for another job", (), [((), last.preemptions)])
+    yield _counter("ft_scheduler_reservations", "Reservations made for waiting jobs", (), [((), last.promises)])
+    yield _counter("ft_scheduler_reservations_slipped", "Reservations missed for any reason", (), [((), last.slipped)])
     yield _counter(
         "ft_lost_gpu_seconds", "GPU seconds of work after the last checkpoint that had to be repeated", (), [((), queue.lost_gpu_s)]
     )

@@ -30,12 +30,12 @@ def whole_queue(
     as_json: Json = False,
 ) -> None:
     """Show the queue of all tenants: waiting jobs and reasons, reservations, running jobs, pools, recent use, scheduler counters."""
-    from control_plane.queue.status import responses, view
+    from control_plane.queue.status import view
 
     with open_local() as platform:
 
         def look() -> Mapping[str, Any]:
-            return responses.whole_queue(view.of_all(platform, limit=limit))
+            return view.of_all(platform, limit=limit).model_dump()
 
         if watch and not as_json and html is None:
             show_repeatedly(lambda: whole_lines(look(), now=time.time(), nodes=nodes))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,6 +26,7 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
+from control_plane.platform.records import many, one_or_none
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
@@ -51,56 +53,67 @@ class Expected:
     """Whether it was counted at validation."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingFile:
+    """An uploaded file, and the dataset version made of it; `dataset_id`, `format` and `row_count` are empty while it is validated."""
+
+    id: str
+    bytes: int | None
+    status: str
+    status_details: str | None
+    policies: Mapping[str, Any]
+    dataset_id: str
+    format: str
+    row_count: int
+    stats: Mapping[str, Any] | None
+    """Counts of its validation report."""
+    counted_for: Mapping[str, Any] | None
+    """Digests of the tokenizer and the chat template that the report counted tokens with."""
+    splits: Mapping[str, Any] | None
+
+    def num_training(self, num_rows: int, request: JobRequest) -> int:
+        """Return how many of the rows are trained on: all of them, or those that the validation split leaves."""
+        if request.validation_file is not None:
+            return num_rows
+        return int((self.splits or {}).get("train") or round(num_rows * (1.0 - automatic_fraction(num_rows))))
+
+    def counted_tokens(self, model: BaseModel, method: Method, max_seq_len: int, *, share: float) -> int | None:
+        """Tokens of the training part per epoch, if the report counted them for this model and no row is truncated."""
+        counted, of = (self.stats or {}).get("tokens"), self.counted_for or {}
+        digests = (of.get("tokenizer_digest"), of.get("template_digest"))
+        uncut = counted and (counted["max"] <= max_seq_len or splits_long_rows(method, Policies.from_request(self.policies)))
+        if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
+            return round(float(counted["total"]) * share)
+        return None
+
+
+def training_file(platform: Platform, tenant: str, file_id: str) -> TrainingFile | None:
+    """Return what an estimate reads of a file; None if the tenant has no such file."""
+    version = (datasets.c.id == files.c.dataset_id) & (datasets.c.tenant_id == files.c.tenant_id)
+    query = sa.select(
+        files.c.id, files.c.bytes, files.c.status, files.c.status_details, files.c.policies,
+        sa.func.coalesce(datasets.c.id, "").label("dataset_id"), sa.func.coalesce(datasets.c.format, "").label("format"),
+        sa.func.coalesce(datasets.c.row_count, 0).label("row_count"), datasets.c.report["stats"]["splits"].label("splits"),
+        sa.func.coalesce(files.c.report["stats"], datasets.c.report["stats"]).label("stats"),
+        sa.func.coalesce(files.c.report["model"], datasets.c.report["model"]).label("counted_for"),
+    ).select_from(files.outerjoin(datasets, version))  # fmt: skip
+    with platform.engine.connect() as conn:
+        return one_or_none(conn, query.where(files.c.id == file_id, files.c.tenant_id == tenant), TrainingFile)
+
+
 def of_request(platform: Platform, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
     """Return what a job of this request is expected to take, without reading its data."""
-    query = (
-        sa.select(
-            files.c.bytes,
-            files.c.policies,
-            datasets.c.row_count,
-            sa.func.coalesce(files.c.report["stats"], datasets.c.report["stats"]).label("stats"),
-            sa.func.coalesce(files.c.report["model"], datasets.c.report["model"]).label("model"),
-            datasets.c.report["stats"]["splits"].label("splits"),
-        )
-        .select_from(files.outerjoin(datasets, (datasets.c.id == files.c.dataset_id) & (datasets.c.tenant_id == files.c.tenant_id)))
-        .where(files.c.id == request.training_file, files.c.tenant_id == tenant)
-    )
-    with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:  # submission reports the missing file
+    file = training_file(platform, tenant, request.training_file)
+    if file is None:  # submission reports the missing file
         return Expected(gpu_seconds=0.0, counted=False)
-    method = methods.get(request.method)
-    rows = row["row_count"] or max(1, round((row["bytes"] or 0) / BYTES_PER_ROW))
-    num_examples = num_training(rows, row["splits"], own_validation=request.validation_file is not None)
-    report = {"stats": row["stats"], "model": row["model"]}
-    known = None
-    if row["row_count"]:
-        policies = Policies.from_request(row["policies"])
-        known = counted_tokens(report, model, method, policies, placed.plan.max_seq_len, share=num_examples / rows)
-    tokens = known if known is not None else math.ceil((row["bytes"] or 0) / BYTES_PER_TOKEN)
-    spec = resolved(placed, method, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=request.seed or 0)
-    pack_rows = num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=placed.plan.max_seq_len)
-    expected_s = expect(platform, model, spec, num_rows=pack_rows, tokens_per_epoch=tokens).expected_s
-    return Expected(gpu_seconds=expected_s * spec.world_size, counted=known is not None)
-
-
-def num_training(num_rows: int, splits: Mapping[str, Any] | None, *, own_validation: bool) -> int:
-    """Examples to train on: all of them, or those that the validation split leaves."""
-    if own_validation:
-        return num_rows
-    return int((splits or {}).get("train") or round(num_rows * (1.0 - automatic_fraction(num_rows))))
-
-
-def counted_tokens(
-    report: Mapping[str, Any], model: BaseModel, method: Method, policies: Policies, max_seq_len: int, *, share: float
-) -> int | None:
-    """Tokens of the training part per epoch, if the report counted them for this model and no row is truncated."""
-    counted, of = (report.get("stats") or {}).get("tokens"), report.get("model") or {}
-    digests = (of.get("tokenizer_digest"), of.get("template_digest"))
-    uncut = counted and (counted["max"] <= max_seq_len or splits_long_rows(method, policies))
-    if counted and uncut and method.pack == "windows" and digests == (model.tokenizer_digest, model.template_digest):
-        return round(float(counted["total"]) * share)
-    return None
+    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    rows = file.row_count or max(1, round((file.bytes or 0) / BYTES_PER_ROW))
+    num_examples = file.num_training(rows, request)
+    known = file.counted_tokens(model, method, max_seq_len, share=num_examples / rows) if file.row_count else None
+    tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
+    seed = request.seed or 0
+    spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
+    return Expected(gpu_seconds=expected.expected_s * spec.world_size, counted=known is not None)
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:
@@ -108,29 +121,19 @@ def splits_long_rows(method: Method, policies: Policies) -> bool:
     return method.every_token and policies.over_long == "truncate"
 
 
-def resolved(placed: Placed, method: Method, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> TrainingSpec:
-    """Build the spec of a pack with this many examples and tokens."""
-    max_seq_len = placed.plan.max_seq_len
-    return hyperparameters.resolve(
-        placed.plan,
-        hyperparameters.PackFacts(
-            fingerprint=THIS,
-            dataset_id=dataset_id,
-            num_examples=num_examples,
-            num_windows=num_rows(method, num_examples=num_examples, tokens=tokens, max_seq_len=max_seq_len),
-            num_tokens=tokens,
-            max_seq_len=max_seq_len,
-        ),
-        seed=seed,
-        lock_sha256="",
-        commit="",
-        **placed.placement,
-    )
-
-
-def num_rows(method: Method, *, num_examples: int, tokens: int, max_seq_len: int) -> int:
-    """Rows of the pack: windows, pairs or judged answers."""
-    return max(1, math.ceil(tokens / (max_seq_len * FILL))) if method.pack == "windows" else num_examples
+def training(
+    platform: Platform, placed: Placed, model: BaseModel, *, dataset_id: str, num_examples: int, tokens: int, seed: int
+) -> tuple[TrainingSpec, int, Expectation]:
+    """Return the spec of a pack with this many examples and `tokens` per epoch, the pack's rows, and how long it trains."""
+    plan = placed.plan
+    windows = methods.get(plan.method).pack == "windows"  # others have a row for each pair or judged answer
+    num_rows = max(1, math.ceil(tokens / (plan.max_seq_len * FILL))) if windows else num_examples
+    facts = hyperparameters.PackFacts(
+        fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
+        max_seq_len=plan.max_seq_len,
+    )  # fmt: skip
+    spec = hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement)
+    return spec, num_rows, expect(platform, model, spec, num_rows=num_rows, tokens_per_epoch=tokens)
 
 
 NEWEST = 100
@@ -198,18 +201,36 @@ def learned(platform: Platform, kind: Kind) -> Correction:
     whole = platform.whole
     pools = [pool.name for pool in configured_pools.planned(whole) if pool.gpu_type == kind.gpu_type]
     with whole.engine.connect() as conn:
-        same_model = _newest(conn, pools, jobs.c.model == kind.model)
-        others = _newest(conn, pools)
-    rows = {row.id: row for row in (*same_model, *others)}
-    newest_first = sorted(rows.values(), key=lambda row: (row.finished_at, row.id), reverse=True)
-    return correction(kind, [_finished(row, kind.gpu_type) for row in newest_first])
+        trained = {job.id: job for job in (*_newest(conn, pools, jobs.c.model == kind.model), *_newest(conn, pools))}
+    newest_first = sorted(trained.values(), key=lambda job: (job.finished_at, job.id), reverse=True)
+    return correction(kind, [job.finished(kind.gpu_type) for job in newest_first])
 
 
-def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[sa.Row[Any]]:
-    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt), with the time of each attempt.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trained:
+    """A job that was trained to its end, with the sums over its attempts."""
 
-    Later attempts repeat the set-up, as long as the first one's, and some work; neither counts as training time.
-    """
+    id: str
+    model: str
+    method: str
+    adapter: str
+    num_gpus: int
+    modelled_s: float
+    finished_at: datetime
+    wall_s: float
+    setup_s: float
+    lost_s: float
+    num_attempts: int
+
+    def finished(self, gpu_type: str) -> Finished:
+        """Later attempts repeat the set-up, as long as the first one's, and some work; neither counts as training time."""
+        again_s = self.lost_s + (self.num_attempts - 1) * max(0.0, self.setup_s)
+        kind = Kind(gpu_type=gpu_type, model=self.model, way=f"{self.method}/{self.adapter}", num_gpus=self.num_gpus)
+        return Finished(kind=kind, modelled_s=self.modelled_s, took_s=max(0.0, self.wall_s - again_s))
+
+
+def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[_Trained]:
+    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt)."""
     pool = (
         sa.select(reservations.c.pool)
         .where(reservations.c.job_id == jobs.c.id)
@@ -240,17 +261,8 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
         .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None))
         .group_by(*chosen.c)
     )  # fmt: skip
-    return list(conn.execute(query).all())
+    return many(conn, query, _Trained)
 
 
 def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     return sa.cast(sa.func.extract("epoch", interval), sa.Float)
-
-
-def _finished(row: sa.Row[Any], gpu_type: str) -> Finished:
-    again_s = float(row.lost_s) + (row.num_attempts - 1) * max(0.0, float(row.setup_s))
-    return Finished(
-        kind=Kind(gpu_type=gpu_type, model=row.model, way=f"{row.method}/{row.adapter}", num_gpus=row.num_gpus),
-        modelled_s=row.modelled_s,
-        took_s=max(0.0, float(row.wall_s) - again_s),
-    )

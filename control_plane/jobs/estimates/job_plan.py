@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sqlalchemy as sa
-
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import JOB_CLASSES, RESERVED_FOR, Pool, in_order, job_class, may_use_spot, most_capable, taking
 from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
@@ -73,7 +72,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
     return Placed(plan=plan, fit=fit_on(pool, plan, shape_of(model), tier=tier))
 
 
-def of_job(platform: Platform, job: sa.Row[Any], model: BaseModel) -> Placed:
+def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
     """The same for a stored job, whose hyperparameters include those of a warm start."""
     request = JobRequest.from_body(job.request) if job.request else JobRequest(model=job.model, training_file=job.training_file)
     asked = replace(request, method=job.method, hyperparameters=job.hyperparameters)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.jobs.estimates import job_plan
+from control_plane.jobs.estimates.schemas import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, ValueLimit
+from control_plane.jobs.schemas import JobError
 from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
 from control_plane.platform.context import Platform
 from control_plane.quotas.rules import Ask, Usage, admit
@@ -20,70 +19,65 @@ from ft_assets.training.recipes import ADAPTERS
 from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVABLE_RANKS
 
 
-def model_limits(platform: Platform, *, model: str | None = None) -> list[dict[str, Any]]:
+def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:
     """Return the limits of every base model, or of one; ``NotFound`` if it does not exist."""
     names = platform.models.ids() if model is None else [platform.models.get(model).id]
     return [_of(platform, name) for name in names]
 
 
-def _of(platform: Platform, name: str) -> dict[str, Any]:
+def _of(platform: Platform, name: str) -> ModelLimits:
     """Return one model's limits; if its files are missing, `unavailable` says so and its size is left out."""
-    limits = {"model": name, "methods": [_method(m) for m in methods.registered().values()], **_common(platform)}
+    widest = max(pool.max_gpus_per_job for pool in configured_pools.planned(platform))
+    limits = ModelLimits(
+        model=name,
+        accepts_jobs=False,
+        unavailable=None,
+        context_length=None,
+        num_parameters=None,
+        methods=[
+            MethodLimits(name=m.name, rows=sorted(m.rows), hyperparameters={n: _shown(s.limit) for n, s in m.settings.items()})
+            for m in methods.registered().values()
+        ],
+        adapters=[],
+        hyperparameters={name: _shown(limit) for name, limit in LIMITS.items()},
+        num_gpus=[count for count in HARDWARE["num_gpus"].allowed if count <= widest],
+        strategies=list(HARDWARE["strategy"].words),
+        max_suffix_length=MAX_SUFFIX,
+        max_seed=MAX_SEED,
+        max_metadata_pairs=MAX_METADATA_PAIRS,
+    )
     try:
         base = platform.models.card(name)
-        adapters = [_adapter(platform, base, kind) for kind in ADAPTERS]
+        limits.adapters = [_adapter(platform, base, kind) for kind in ADAPTERS]
     except FtError as e:
-        return limits | {"context_length": None, "num_parameters": None, "accepts_jobs": False, "unavailable": e.message, "adapters": []}
-    today = platform.clock().date()
-    takes = base.deprecated_since is None or base.deprecated_since > today
-    return limits | {
-        "context_length": base.context_length,
-        "num_parameters": base.num_parameters,
-        "accepts_jobs": takes,
-        "unavailable": None if takes else f"deprecated since {base.deprecated_since}",
-        "adapters": adapters,
-    }
+        limits.unavailable = e.message
+        return limits
+    limits.context_length, limits.num_parameters = base.context_length, base.num_parameters
+    limits.accepts_jobs = base.deprecated_since is None or base.deprecated_since > platform.clock().date()
+    limits.unavailable = None if limits.accepts_jobs else f"deprecated since {base.deprecated_since}"
+    return limits
 
 
-def _common(platform: Platform) -> dict[str, Any]:
-    widest = max(pool.max_gpus_per_job for pool in configured_pools.planned(platform))
-    counts = HARDWARE["num_gpus"].allowed
-    return {
-        "hyperparameters": {name: shown(limit) for name, limit in LIMITS.items()},
-        "num_gpus": [count for count in counts if count <= widest],
-        "strategies": list(HARDWARE["strategy"].words),
-        "max_suffix_length": MAX_SUFFIX,
-        "max_seed": MAX_SEED,
-        "max_metadata_pairs": MAX_METADATA_PAIRS,
-    }
-
-
-def shown(limit: Limit) -> dict[str, Any]:
+def _shown(limit: Limit) -> ValueLimit:
     """A limit as it is enforced: in words, and as numbers if it has any."""
     numeric = limit.kind in ("int", "float")
-    return {
-        "type": limit.kind,
-        "minimum": limit.low if numeric and limit.low > float("-inf") else None,
-        "exclusive_minimum": limit.above_low,
-        "maximum": limit.high if numeric and limit.high < float("inf") else None,
-        "allowed": list(limit.allowed or limit.words) or None,
-        "text": limit.text,
-        "because": limit.because or None,
-    }
+    return ValueLimit(
+        type=limit.kind,
+        minimum=limit.low if numeric and limit.low > float("-inf") else None,
+        exclusive_minimum=limit.above_low,
+        maximum=limit.high if numeric and limit.high < float("inf") else None,
+        allowed=list(limit.allowed or limit.words) or None,
+        text=limit.text,
+        because=limit.because or None,
+    )
 
 
-def _method(method: methods.Method) -> dict[str, Any]:
-    settings = {name: shown(setting.limit) for name, setting in method.settings.items()}
-    return {"name": method.name, "rows": sorted(method.rows), "hyperparameters": settings}
-
-
-def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
+def _adapter(platform: Platform, base: BaseModel, kind: str) -> AdapterLimits:
     """Return one kind of adapter on this model with a recipe's defaults: the GPUs it needs, or why it does not fit.
 
     Its tiers are those that may train it and have a pool for it; the defaults are those of the last tier, which gets most.
     """
     requested = JobRequest.from_body({"model": base.id, "training_file": "-", "adapter": kind})
-    found: Mapping[str, Any] = {"num_gpus": None, "strategy": None, "per_device_batch_size": None, "max_seq_len": None, "refused": None}
     pools = configured_pools.planned(platform)
     tiers = [
         tier
@@ -94,12 +88,11 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> dict[str, Any]:
     try:
         placed = job_plan.placed(platform, requested, base, tier=tiers[-1] if tiers else RESERVED_FOR)
     except FtError as e:
-        found = {**found, "refused": e.to_dict()}
+        refused = JobError.model_validate(e.to_dict())
+        defaults = DefaultFit(num_gpus=None, strategy=None, per_device_batch_size=None, max_seq_len=None, refused=refused)
     else:
-        fit = placed.fit
-        shown_fit = {"num_gpus": fit.num_gpus, "strategy": fit.strategy, "per_device_batch_size": fit.per_device_batch_size}
-        found = {**found, **shown_fit, "max_seq_len": placed.plan.max_seq_len}
-    return {"name": kind, "ranks": [] if kind == "full" else list(SERVABLE_RANKS), "tiers": tiers, "defaults": dict(found)}
+        defaults = DefaultFit.of(placed.plan, placed.fit, refused=None)
+    return AdapterLimits(name=kind, ranks=[] if kind == "full" else list(SERVABLE_RANKS), tiers=tiers, defaults=defaults)
 
 
 def _admitted(tier: str, *, full: bool, num_parameters: int) -> bool:

@@ -24,7 +24,7 @@ def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> 
     """Estimate the resources, duration and cost of a job with this body without submitting it. If no estimate is possible, the error
     code says why."""
     request = JobRequest.from_body(body.model_dump(exclude_unset=True))
-    return schemas.Estimate(**estimates.estimate(platform, tenant, request))
+    return estimates.estimate(platform, tenant, request)
 
 
 @router.post("/preview", summary="Preview training examples")
@@ -46,4 +46,4 @@ def limits(
     ] = None,
 ) -> http_schemas.ListOf[ModelLimits]:
     """List what jobs may request, by base model: methods, adapters with ranks and tiers, hyperparameter bounds, GPUs and strategies."""
-    return http_schemas.ListOf(data=[ModelLimits.model_validate(found) for found in model_limits.model_limits(platform, model=model)])
+    return http_schemas.ListOf(data=model_limits.model_limits(platform, model=model))

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import sqlalchemy as sa
 from numpy.typing import NDArray
-from sqlalchemy.engine import RowMapping
 
 from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_format
-from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.jobs import warm_starts
+from control_plane.jobs import schemas, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
+from control_plane.jobs.estimates.expected_time import TrainingFile
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import queue_snapshot
 from control_plane.quotas import service as quotas
+from control_plane.quotas.schemas import JobQuota
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from ft_assets.base_models import BaseModel
@@ -65,7 +63,7 @@ class Tokens:
     how: str
 
 
-def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, Any]:
+def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Estimate:
     """Return tokens, steps, GPU-hours, price, start and finish of a job with this request, and the basis of each.
 
     If no estimate is possible, the error code is the reason: ``file_not_validated``, ``invalid_training_file``, ``model_not_found``,
@@ -75,99 +73,83 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     model = platform.models.check_submittable(request.model, today=platform.clock().date())
     tier = request.tier or get_tenant(platform, tenant).tier
     placed = job_plan.placed(platform, request, model, tier=tier)
-    plan = placed.plan
-    method = methods.get(request.method)
-    file, version = _training_data(platform, tenant, request.training_file)
-    check_format(version["format"], request.method, file["id"], param="training_file")
-    splits = (version["report"].get("stats") or {}).get("splits")
-    num_examples = expected_time.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
-    tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
-    rows = expected_time.num_rows(method, num_examples=num_examples, tokens=tokens.per_epoch, max_seq_len=plan.max_seq_len)
-    spec = expected_time.resolved(
-        placed, method, dataset_id=version["id"], num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
+    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    file = _training_file(platform, tenant, request)
+    num_examples = file.num_training(file.row_count, request)
+    tokens = _tokens(platform, tenant, file, model, method, max_seq_len, share=num_examples / file.row_count)
+    spec, rows, expected = expected_time.training(
+        platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
-    epochs = spec.optimization.num_epochs
-    expected = expected_time.expect(platform, model, spec, num_rows=rows, tokens_per_epoch=tokens.per_epoch)
-    seconds = expected.expected_s
+    seconds, epochs = expected.expected_s, spec.optimization.num_epochs
     gpu_seconds = seconds * spec.world_size
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
-    prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
-    now = platform.clock().timestamp()
+    prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()
     this = scheduler.Waiting(
         job_id=expected_time.THIS, tenant=tenant, tier=tier, num_gpus=spec.world_size, queued_at=now, expected_s=seconds,
         job_class=job_class(spec.adapter, model.num_parameters), spot=request.spot,
     )  # fmt: skip
-    start = _start(platform, this, now)
-    return {
-        "model": model.id,
-        "training_file": file["id"],
-        "dataset_id": version["id"],
-        "num_examples": num_examples,
-        "max_seq_len": plan.max_seq_len,
-        "n_epochs": epochs,
-        "tokens": asdict(tokens) | {"total": round(tokens.per_epoch * epochs)},
-        "total_steps": spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
-        "num_gpus": spec.world_size,
-        "gpu_type": pool.gpu_type,
-        "tier": tier,
-        "gpu_hours": round(gpu_seconds / 3600, 6),
-        "price_micros": prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
-        "seconds_to_start": None if start is None else round(start - now, 1),
-        "seconds_to_finish": None if start is None else round(start - now + seconds, 1),
-        "estimated_start": None if start is None else int(start),
-        "estimated_finish": None if start is None else int(start + seconds),
-        "starts_within_s": tier_named(tier).starts_within_s,
-        "quota": quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict(),
-        "recipe": spec.recipe,
-        "memory": placed.fit.to_dict(),
-        "assumptions": _assumptions(method, tokens, spec, expected, pool, prices, tier, start),
-    }
+    queue = queue_snapshot(platform)
+    start = scheduler.projected_start(replace(queue, waiting=[*queue.waiting, this]), this.job_id, now=now)
+    return schemas.Estimate(
+        model=model.id,
+        training_file=file.id,
+        dataset_id=file.dataset_id,
+        num_examples=num_examples,
+        max_seq_len=max_seq_len,
+        n_epochs=epochs,
+        tokens=schemas.EstimatedTokens.of(tokens, total=round(tokens.per_epoch * epochs)),
+        total_steps=spec.optimization.total_steps(num_rows=rows, world_size=spec.world_size),
+        num_gpus=spec.world_size,
+        gpu_type=pool.gpu_type,
+        tier=tier,
+        gpu_hours=round(gpu_seconds / 3600, 6),
+        price_micros=prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
+        seconds_to_start=None if start is None else round(start - now, 1),
+        seconds_to_finish=None if start is None else round(start - now + seconds, 1),
+        estimated_start=None if start is None else int(start),
+        estimated_finish=None if start is None else int(start + seconds),
+        starts_within_s=tier_named(tier).starts_within_s,
+        quota=JobQuota(**quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict()),
+        recipe=spec.recipe,
+        memory=placed.fit.to_dict(),
+        assumptions=_assumptions(method, tokens, spec, expected, pool, prices, tier, start),
+    )
 
 
-def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
-    """Return the file and its dataset version; refused with the reason if it has none."""
-    file = uploaded_files.get(platform, tenant, file_id)
-    if file["status"] == "uploaded":
+def _training_file(platform: Platform, tenant: str, request: JobRequest) -> TrainingFile:
+    """Return the validated training file; refused with the reason if it is not."""
+    file_id = request.training_file
+    uploaded_files.get(platform, tenant, file_id)  # refuses an unknown file
+    file = expected_time.training_file(platform, tenant, file_id)
+    if file is None or file.status == "uploaded":
         raise Conflict(
             f"file {file_id} is not validated yet; retry when it is (GET /v1/files/{file_id}/events shows when)",
             code="file_not_validated",
             param="training_file",
         )
-    if file["status"] == "error":
-        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file['status_details']}", param="training_file")
-    query = sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file["dataset_id"])
-    with platform.engine.connect() as conn:
-        version = conn.execute(query).mappings().one()
-    check_enough_to_train(version["row_count"], training_file=file_id)
-    return file, version
+    if file.status == "error":
+        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file.status_details}", param="training_file")
+    check_enough_to_train(file.row_count, training_file=file_id)
+    check_format(file.format, request.method, file_id, param="training_file")
+    return file
 
 
 def _tokens(
-    platform: Platform,
-    tenant: str,
-    file: RowMapping,
-    version: RowMapping,
-    model: BaseModel,
-    method: Method,
-    max_seq_len: int,
-    *,
-    share: float,
+    platform: Platform, tenant: str, file: TrainingFile, model: BaseModel, method: Method, max_seq_len: int, *, share: float
 ) -> Tokens:
     """Use the report's count if it is for this model and nothing is truncated; else sample rows."""
-    report: Mapping[str, Any] = file["report"] or version["report"]
-    policies = Policies.from_request(file["policies"])
-    counted = expected_time.counted_tokens(report, model, method, policies, max_seq_len, share=share)
+    counted = file.counted_tokens(model, method, max_seq_len, share=share)
     if counted is not None:
         return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
     if model.directory is None:
         raise Conflict(
-            f"{model.id} has no tokenizer on this machine and the report of {file['id']} counts no tokens of it; the job itself is not "
+            f"{model.id} has no tokenizer on this machine and the report of {file.id} counts no tokens of it; the job itself is not "
             "affected",
             code="estimate_needs_tokenizer",
             param="model",
         )
-    rows = rows_file(platform, tenant, version["id"])
-    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), method, max_seq_len, policies)
+    rows = rows_file(platform, tenant, file.dataset_id)
+    lengths, num_rows = _sample(rows, ChatTokenizer.load(model.directory), method, max_seq_len, Policies.from_request(file.policies))
     whole = len(lengths) == num_rows
     spread = 0.0 if whole else float(lengths.std(ddof=1)) / math.sqrt(len(lengths))
     total = float(lengths.mean()) * num_rows * share
@@ -234,12 +216,6 @@ def _sides(
         return [*tokenizer.encode_preference_batch(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
     encode = tokenizer.encode_judged_batch if method.pack == "judged" else tokenizer.encode_batch
     return [(tokens,) for tokens in encode(examples, max_seq_len=max_seq_len, escape_control_tokens=escape)]
-
-
-def _start(platform: Platform, this: scheduler.Waiting, now: float) -> float | None:
-    queue = queue_snapshot(platform)
-    played = replace(queue, waiting=[*queue.waiting, this])
-    return scheduler.projected_start(played, this.job_id, now=now)
 
 
 def _assumptions(

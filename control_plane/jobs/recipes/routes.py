@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/recipes", tags=["recipes"])
 @router.get("", summary="List recipes")
 def list_recipes(_: Reader, method: parameters.RecipeMethod = "sft") -> http_schemas.ListOf[schemas.Recipe]:
     """List all recipes with their defaults for a training method, each default with its source."""
-    return http_schemas.ListOf(data=[schemas.Recipe(**r) for r in recipe_list.list_recipes(method=method)])
+    return http_schemas.ListOf(data=recipe_list.list_recipes(method=method))
 
 
 @router.get("/{name}", summary="Retrieve a recipe")
@@ -25,4 +25,4 @@ def retrieve(
     _: Reader, name: Annotated[str, Path(description="Recipe, as `name` or `name@version`.")], method: parameters.RecipeMethod = "sft"
 ) -> schemas.Recipe:
     """Return a recipe with its defaults for a training method."""
-    return schemas.Recipe(**recipe_list.get(name, method=method))
+    return recipe_list.get(name, method=method)

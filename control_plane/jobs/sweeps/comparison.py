@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.ledger import costs_of_jobs
-from control_plane.jobs.tables import HAS_VALIDATION, job_events, jobs
+from control_plane.jobs.sweeps.schemas import ComparedJob, JobComparison
+from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events, jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.job_states import openai_status
+from control_plane.platform.records import columns, many
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.training.stored_specs import global_batch_size
 
@@ -26,27 +29,7 @@ UNCOMPARED = frozenset({"commit", "lock_sha256", "image", "base_digest", "pack_f
 """Fields that record where a result came from, not what was chosen."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    row: RowMapping
-    hyperparameters: Mapping[str, Any]
-    """As resolved; as requested until the spec is frozen."""
-    measured: Mapping[str, float]
-    """Final ``train_loss`` and ``eval_loss``, and the scores of the evaluation report, ``<suite>/<metric>``."""
-    cost_micros: int
-    duration_s: float | None
-    """From the first start to the end, including waits in between; None for a job that never started."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    jobs: Sequence[Compared]
-    """In the requested order."""
-    differing: Mapping[str, Sequence[Any]]
-    """Hyperparameters that differ between jobs, each with its value in every job; None if a job has none."""
-
-
-def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparison:
+def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> JobComparison:
     """Compare the tenant's jobs. ``InvalidRequest`` unless 2 to 100 different ones are named; ``NotFound`` names the first unknown one."""
     if not 2 <= len(job_ids) <= MAX_JOBS or len(set(job_ids)) < len(job_ids):
         raise InvalidRequest(
@@ -55,39 +38,43 @@ def compare(platform: Platform, tenant: str, job_ids: Sequence[str]) -> Comparis
             param="ids",
         )
     with platform.engine.connect() as conn:
-        rows = {r["id"]: r for r in conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id.in_(job_ids))).mappings()}
-        if unknown := [i for i in job_ids if i not in rows]:
+        found = jobs_by_id(conn, job_ids, jobs.c.tenant_id == tenant)
+        if unknown := [i for i in job_ids if i not in found]:
             raise NotFound(
                 f"no fine-tuning job {unknown[0][:80]!r}; list yours with GET /v1/fine_tuning/jobs", code="fine_tune_not_found", param="ids"
             )
-        ordered = [rows[i] for i in job_ids]
-        return side_by_side(conn, ordered, now=platform.clock().timestamp())
+        return side_by_side(conn, [found[i] for i in job_ids], now=platform.clock())
 
 
-def side_by_side(conn: Connection, rows: Sequence[RowMapping], *, now: float) -> Comparison:
-    """Build the comparison from the jobs' rows."""
-    found, costs = measured(conn, rows), costs_of_jobs(conn, [r["id"] for r in rows])
-    made = [
-        Compared(
-            row=row,
-            hyperparameters=hyperparameters(row),
-            measured=found[row["id"]],
-            cost_micros=costs.get(row["id"], 0),
-            duration_s=_duration(row, now),
-        )
-        for row in rows
-    ]
-    return Comparison(jobs=made, differing=_differing([c.hyperparameters for c in made]))
+def jobs_by_id(conn: Connection, job_ids: Collection[str], *only: sa.ColumnElement[bool]) -> dict[str, Job]:
+    return {job.id: job for job in many(conn, sa.select(*columns(jobs, Job)).where(jobs.c.id.in_(job_ids), *only), Job)}
 
 
-def measured(conn: Connection, rows: Iterable[RowMapping]) -> dict[str, dict[str, float]]:
+def side_by_side(conn: Connection, compared: Sequence[Job], *, now: datetime) -> JobComparison:
+    results, costs = measured(conn, compared), costs_of_jobs(conn, [job.id for job in compared])
+    made = [_compared(job, results[job.id], costs.get(job.id, 0), now) for job in compared]
+    return JobComparison(jobs=made, differing=_differing([one.hyperparameters for one in made]))
+
+
+def _compared(job: Job, results: Mapping[str, float], cost_micros: int, now: datetime) -> ComparedJob:
+    return ComparedJob.of(
+        job,
+        status=openai_status(job.state),
+        hyperparameters=hyperparameters(job),
+        final_loss=results.get("train_loss"),
+        eval_loss=results.get("eval_loss"),
+        eval_metrics={k: v for k, v in results.items() if "/" in k},
+        cost_micros=cost_micros,
+        duration_s=None if job.started_at is None else round(((job.finished_at or now) - job.started_at).total_seconds(), 3),
+    )
+
+
+def measured(conn: Connection, of: Collection[Job]) -> dict[str, dict[str, float]]:
     """Results of each job; a job that reuses an earlier one's adapter has that job's numbers."""
-    all_rows = list(rows)
-    sources = {row["id"]: row["reused_job_id"] or row["id"] for row in all_rows}
-    curves = _end_of_curves(conn, set(sources.values()))
-    wanted = {row["adapter_id"] for row in all_rows if row["adapter_id"]}
+    curves = _end_of_curves(conn, {job.measured_by for job in of})
+    wanted = {job.adapter_id for job in of if job.adapter_id}
     scores = dict(conn.execute(sa.select(adapters.c.id, adapters.c.metrics).where(adapters.c.id.in_(wanted))).all())
-    return {row["id"]: {**curves.get(sources[row["id"]], {}), **scores.get(row["adapter_id"], {})} for row in all_rows}
+    return {job.id: {**curves.get(job.measured_by, {}), **scores.get(job.adapter_id, {})} for job in of}
 
 
 def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, float]]:
@@ -114,12 +101,12 @@ def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, f
     return found
 
 
-def hyperparameters(row: RowMapping) -> dict[str, Any]:
+def hyperparameters(job: Job) -> dict[str, Any]:
     """Everything that was chosen for a job, flat, under the names that a request uses."""
-    if not row["spec"]:
-        return {**{k: row[k] for k in ("model", "method", "seed", "dataset_id")}, **row["hyperparameters"]}
-    flat = {_own_name(name): value for name, value in _flat(row["spec"]) if name not in UNCOMPARED}
-    size = global_batch_size(row["spec"])
+    if not job.spec:
+        return {"model": job.model, "method": job.method, "seed": job.seed, "dataset_id": job.dataset_id, **job.hyperparameters}
+    flat = {_own_name(name): value for name, value in _flat(job.spec) if name not in UNCOMPARED}
+    size = global_batch_size(job.spec)
     return flat if size is None else flat | {"batch_size": size}
 
 
@@ -140,10 +127,3 @@ def _differing(of_jobs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for one in of_jobs for name in one})
     known = {name: [one[name] for one in of_jobs if name in one] for name in names}
     return {name: [one.get(name) for one in of_jobs] for name in names if any(v != known[name][0] for v in known[name])}
-
-
-def _duration(row: RowMapping, now: float) -> float | None:
-    if row["started_at"] is None:
-        return None
-    ended = row["finished_at"].timestamp() if row["finished_at"] else now
-    return round(ended - float(row["started_at"].timestamp()), 3)

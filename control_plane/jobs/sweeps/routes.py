@@ -23,7 +23,7 @@ def create(
     """
     requested = body.model_dump(exclude_unset=True)
     key = requested.pop("idempotency_key", None) if idempotency_key is None else idempotency_key
-    return experiments.sweep(sweeps.create(platform, tenant, requested, key=key))
+    return sweeps.create(platform, tenant, requested, key=key)
 
 
 @router.get("", summary="List sweeps")
@@ -32,22 +32,22 @@ def list_sweeps(
 ) -> http_schemas.ListOf[experiments.Sweep]:
     """List your sweeps, newest first. Metric values and the best trial are returned only when you retrieve a single sweep."""
     found = sweeps.list_sweeps(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[experiments.sweep(v) for v in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=found.items, has_more=found.has_more)
 
 
 @router.get("/{sweep_id}", summary="Retrieve a sweep")
 def retrieve(platform: PlatformDep, tenant: Reader, sweep_id: parameters.SweepId) -> experiments.Sweep:
     """Return a sweep with its trials and the best one so far."""
-    return experiments.sweep(sweeps.get(platform, tenant, sweep_id))
+    return sweeps.get(platform, tenant, sweep_id)
 
 
 @router.get("/{sweep_id}/compare", summary="Compare the jobs of a sweep")
 def compare(platform: PlatformDep, tenant: Reader, sweep_id: parameters.SweepId) -> experiments.JobComparison:
     """Compare the jobs of a sweep side by side: the hyperparameters that differ, losses, scores, cost and duration."""
-    return experiments.comparison(sweeps.compare(platform, tenant, sweep_id))
+    return sweeps.compare(platform, tenant, sweep_id)
 
 
 @router.post("/{sweep_id}/cancel", summary="Cancel a sweep")
 def cancel(platform: PlatformDep, tenant: Writer, sweep_id: parameters.SweepId) -> experiments.Sweep:
     """Cancel a sweep: no further trial is submitted, and its unfinished jobs are cancelled."""
-    return experiments.sweep(sweeps.cancel(platform, tenant, sweep_id))
+    return sweeps.cancel(platform, tenant, sweep_id)

@@ -1,4 +1,4 @@
-"""Sweeps and comparisons, and their conversion from database rows."""
+"""Sweeps and comparisons."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 from control_plane.jobs.schemas import CreateJob, JobError
-from control_plane.jobs.sweeps.comparison import Compared, Comparison
-from control_plane.jobs.sweeps.service import SweepView, TrialView
-from control_plane.platform.epoch_time import epoch_seconds
-from control_plane.platform.job_states import JobState, openai_status
 
 
 class SweepSettings(ApiModel):
@@ -90,9 +86,9 @@ class Sweep(ApiModel):
     """Id of the sweep."""
     object: Literal["fine_tuning.sweep"] = "fine_tuning.sweep"
     """Object type, always `fine_tuning.sweep`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the sweep was created, as Unix time in seconds."""
-    cancelled_at: int | None
+    cancelled_at: EpochSeconds | None
     """When the sweep was cancelled, as Unix time in seconds; null otherwise."""
     status: str
     """`running`, `succeeded` (at least one trial did), `failed` or `cancelled`."""
@@ -158,65 +154,3 @@ class JobComparison(ApiModel):
     """Hyperparameters that are not the same in all jobs, each with its values in the order of `jobs`."""
     jobs: Sequence[ComparedJob]
     """The jobs, in the order requested."""
-
-
-def sweep(view: SweepView) -> Sweep:
-    row, settings = view.row, view.row["settings"]
-    shown = {name: settings[name] for name in ("strategy", "parameters", "max_jobs", "seed", "metric", "goal")}
-    trials = [trial(t) for t in view.trials]
-    return Sweep(
-        id=row["id"],
-        created_at=epoch_seconds(row["created_at"]),
-        cancelled_at=epoch_seconds(row["cancelled_at"]),
-        status=view.status.value,
-        model=row["request"]["model"],
-        training_file=row["request"]["training_file"],
-        **shown,
-        trials=trials,
-        counts=_counts(trials),
-        waiting_reason=(row["waits"] or {}).get("reason"),
-        best=None if view.best is None else trial(view.best),
-        cost_micros=sum(t.cost_micros for t in view.trials),
-    )
-
-
-def trial(view: TrialView) -> SweepTrial:
-    row, job = view.row, view.job
-    waits = "refused" if row["error"] else "waiting"
-    return SweepTrial(
-        number=row["number"],
-        parameters=row["parameters"],
-        status=waits if job is None else openai_status(JobState(job["state"])),
-        job_id=row["job_id"],
-        reused=row["reused"],
-        fine_tuned_model=None if job is None else job["fine_tuned_model"],
-        value=view.value,
-        cost_micros=view.cost_micros,
-        error=JobError(**row["error"]) if row["error"] else None,
-    )
-
-
-def _counts(trials: Sequence[SweepTrial]) -> SweepCounts:
-    of = {status: sum(t.status == status for t in trials) for status in ("waiting", "succeeded", "cancelled")}
-    failed = sum(t.status in ("failed", "refused") for t in trials)
-    return SweepCounts(**of, failed=failed, total=len(trials), running=len(trials) - failed - sum(of.values()))
-
-
-def comparison(found: Comparison) -> JobComparison:
-    return JobComparison(differing={k: list(v) for k, v in found.differing.items()}, jobs=[_compared(c) for c in found.jobs])
-
-
-def _compared(one: Compared) -> ComparedJob:
-    row = one.row
-    return ComparedJob(
-        id=row["id"],
-        status=openai_status(JobState(row["state"])),
-        fine_tuned_model=row["fine_tuned_model"],
-        hyperparameters=dict(one.hyperparameters),
-        final_loss=one.measured.get("train_loss"),
-        eval_loss=one.measured.get("eval_loss"),
-        eval_metrics={k: v for k, v in one.measured.items() if "/" in k},
-        trained_tokens=row["trained_tokens"],
-        cost_micros=one.cost_micros,
-        duration_s=one.duration_s,
-    )

@@ -12,24 +12,24 @@ import logging
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.billing.ledger import costs_of_jobs
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.sweeps import comparison
+from control_plane.jobs.sweeps import comparison, schemas
 from control_plane.jobs.sweeps.rules import Settings, SweepStatus, Trial, best, refusal, status_of
+from control_plane.jobs.tables import Job, Sweep, SweepTrial, sweep_trials, sweeps
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.tables import sweep_trials, sweeps
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, JobState
-from control_plane.platform.pagination import page
+from control_plane.platform.job_states import FINAL, JobState, openai_status
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import many, one_or_none
 from control_plane.quotas import service as quotas
 from control_plane.tenants.service import SUSPENDED
 from control_plane.tenants.tables import idempotency_keys, tenants
@@ -51,33 +51,7 @@ TRIAL = "trial"
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialView:
-    row: RowMapping
-    job: RowMapping | None
-    """None while the trial waits for room, or if it was refused."""
-    value: float | None
-    """Value of the sweep's metric."""
-    cost_micros: int
-    """Cost of its job; 0 if an earlier job is reused."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SweepView:
-    row: RowMapping
-    status: SweepStatus
-    trials: Sequence[TrialView]
-    best: TrialView | None
-    """Best of the trials that have succeeded so far; None while none has the metric."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sweeps:
-    items: Sequence[SweepView]
-    has_more: bool
-
-
-def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> SweepView:
+def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str | None = None) -> schemas.Sweep:
     """Check every trial, then store the sweep and submit as many as there is room for; one invalid trial refuses the sweep.
 
     With an idempotency `key`, the same body is the same sweep.
@@ -107,35 +81,36 @@ def create(platform: Platform, tenant: str, body: Mapping[str, Any], *, key: str
     return get(platform, tenant, sweep_id)
 
 
-def get(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+def get(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Return the sweep with its trials; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _views(conn, [_row(conn, tenant, sweep_id)])[0]
 
 
-def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Sweeps:
+def list_sweeps(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[schemas.Sweep]:
     """Return the tenant's sweeps, newest first; trial results, and so the best trial, are part of single sweeps only."""
-    query = sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
+    keys, query = (sweeps.c.created_at, sweeps.c.id), sa.select(sweeps).where(sweeps.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
-        found = page(conn, query, (sweeps.c.created_at, sweeps.c.id), id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
-        return Sweeps(items=_views(conn, found.items, measure=False), has_more=found.has_more)
+        found = page(conn, query, keys, of=Sweep, id_column=sweeps.c.id, after=after, limit=limit, max_limit=100)
+        return Page(items=_views(conn, found.items, measure=False), has_more=found.has_more)
 
 
-def compare(platform: Platform, tenant: str, sweep_id: str) -> comparison.Comparison:
+def compare(platform: Platform, tenant: str, sweep_id: str) -> schemas.JobComparison:
     """Compare the jobs that the sweep has so far."""
-    rows = {t.job["id"]: t.job for t in get(platform, tenant, sweep_id).trials if t.job is not None}
+    job_ids = [t.job_id for t in get(platform, tenant, sweep_id).trials if t.job_id is not None]
     with platform.engine.connect() as conn:
-        return comparison.side_by_side(conn, list(rows.values()), now=platform.clock().timestamp())
+        found = comparison.jobs_by_id(conn, job_ids)
+        return comparison.side_by_side(conn, [found[i] for i in dict.fromkeys(job_ids)], now=platform.clock())
 
 
-def cancel(platform: Platform, tenant: str, sweep_id: str) -> SweepView:
+def cancel(platform: Platform, tenant: str, sweep_id: str) -> schemas.Sweep:
     """Submit no further trial and cancel the unfinished jobs. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
-        row = _row(conn, tenant, sweep_id, lock=True)
-        view = _views(conn, [row])[0]
+        sweep = _row(conn, tenant, sweep_id, lock=True)
+        view = _views(conn, [sweep])[0]
         if view.status not in (SweepStatus.RUNNING, SweepStatus.CANCELLED):
             raise Conflict(f"sweep {sweep_id} is already {view.status} and cannot be cancelled", code="invalid_state", param="status")
-        if row["cancelled_at"] is None:
+        if sweep.cancelled_at is None:
             now = platform.clock()
             conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(cancelled_at=now, submitted_at=now, waits=sa.null()))
     try:
@@ -181,29 +156,29 @@ def _submit_waiting(platform: Platform, tenant: str, sweep_id: str) -> tuple[lis
     """
     this = sweep_trials.c.sweep_id == sweep_id
     with platform.engine.begin() as conn:
-        row = _row(conn, tenant, sweep_id, lock=True)
-        made = _link_submitted(conn, row)
+        sweep = _row(conn, tenant, sweep_id, lock=True)
+        made = _link_submitted(conn, sweep)
         waits = sa.select(sweep_trials).where(this, sweep_trials.c.job_id.is_(None), sweep_trials.c.error.is_(None))
-        trials = [] if row["submitted_at"] else conn.execute(waits.order_by(sweep_trials.c.number)).mappings().all()
+        trials = [] if sweep.submitted_at else many(conn, waits.order_by(sweep_trials.c.number), SweepTrial)
     for trial in trials:
         try:
-            values = _submitted(platform, row, trial)
+            values = _submitted(platform, sweep, trial)
         except FtError as error:
             if isinstance(error, QuotaExceeded) or error.code == SUSPENDED:
                 _say_why(platform, tenant, sweep_id, error)
                 return made, False
             if error.fault is not Fault.USER:
-                log.warning("trial %s of %s waits: %s", trial["number"], sweep_id, error.message)
+                log.warning("trial %s of %s waits: %s", trial.number, sweep_id, error.message)
                 return made, True
             values = {"error": error.to_dict()}
         with platform.engine.begin() as conn:
-            row = _row(conn, tenant, sweep_id, lock=True)
-            free = (this, sweep_trials.c.number == trial["number"], sweep_trials.c.job_id.is_(None))
+            sweep = _row(conn, tenant, sweep_id, lock=True)
+            free = (this, sweep_trials.c.number == trial.number, sweep_trials.c.job_id.is_(None))
             written = conn.execute(sa.update(sweep_trials).where(*free).values(**values)).rowcount
-            if row["waits"] is not None:
+            if sweep.waits is not None:
                 conn.execute(sa.update(sweeps).where(sweeps.c.id == sweep_id).values(waits=sa.null()))
         made += [values["job_id"]] if written and "job_id" in values else []
-        if row["cancelled_at"] is not None:
+        if sweep.cancelled_at is not None:
             _cancel_jobs(platform, tenant, sweep_id)
             return made, True
     with platform.engine.begin() as conn:  # all trials are submitted, whichever process did it
@@ -232,22 +207,22 @@ def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> 
         conn.execute(sa.update(sweeps).where(this).values(waits=why))
 
 
-def _submitted(platform: Platform, sweep: RowMapping, trial: RowMapping) -> dict[str, Any]:
-    body = trial_body(sweep["request"], sweep["settings"]["seed"], trial["parameters"])
-    attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=f"{sweep['id']}/{trial['number']}", scope=TRIAL)
-    found = jobs.submit(platform, sweep["tenant_id"], JobRequest.from_body(body), attempt)
-    return {"job_id": found.job["id"], "reused": found.reused or found.job["created_at"] < sweep["created_at"], "error": sa.null()}
+def _submitted(platform: Platform, sweep: Sweep, trial: SweepTrial) -> dict[str, Any]:
+    body = trial_body(sweep.request, sweep.settings["seed"], trial.parameters)
+    attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=f"{sweep.id}/{trial.number}", scope=TRIAL)
+    found = jobs.submit(platform, sweep.tenant_id, JobRequest.from_body(body), attempt)
+    return {"job_id": found.job.id, "reused": found.reused or found.job.created_at < sweep.created_at, "error": sa.null()}
 
 
-def _link_submitted(conn: Connection, sweep: RowMapping) -> list[str]:
+def _link_submitted(conn: Connection, sweep: Sweep) -> list[str]:
     """Record and return the jobs of trials submitted by a process that died before recording them."""
     keys = idempotency_keys.c
     ended_before = sa.and_(jobs_table.c.finished_at.is_not(None), jobs_table.c.finished_at <= keys.created_at)
     found = (
         sa.update(sweep_trials)
-        .where(sweep_trials.c.sweep_id == sweep["id"], sweep_trials.c.job_id.is_(None))
-        .where(sweeps.c.id == sweep["id"], *_same_trial(), jobs_table.c.id == keys.job_id)
-        .values(job_id=keys.job_id, error=sa.null(), reused=sa.or_(ended_before, jobs_table.c.created_at < sweep["created_at"]))
+        .where(sweep_trials.c.sweep_id == sweep.id, sweep_trials.c.job_id.is_(None))
+        .where(sweeps.c.id == sweep.id, *_same_trial(), jobs_table.c.id == keys.job_id)
+        .values(job_id=keys.job_id, error=sa.null(), reused=sa.or_(ended_before, jobs_table.c.created_at < sweep.created_at))
         .returning(sweep_trials.c.number, sweep_trials.c.job_id)
     )
     return [str(row.job_id) for row in sorted(conn.execute(found), key=lambda row: row.number)]
@@ -336,53 +311,65 @@ def _live() -> sa.Select[tuple[str, str, str]]:
     )
 
 
-def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) -> RowMapping:
+def _row(conn: Connection, tenant: str, sweep_id: str, *, lock: bool = False) -> Sweep:
     query = sa.select(sweeps).where(sweeps.c.id == sweep_id, sweeps.c.tenant_id == tenant)
-    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-    if row is None:
+    found = one_or_none(conn, query.with_for_update() if lock else query, Sweep)
+    if found is None:
         raise NotFound(f"no sweep {sweep_id[:80]!r}; list yours with GET /v1/fine_tuning/sweeps", code="sweep_not_found", param="sweep_id")
-    return row
+    return found
 
 
-def _views(conn: Connection, rows: Sequence[RowMapping], *, measure: bool = True) -> list[SweepView]:
-    ids = [row["id"] for row in rows]
-    query = sa.select(sweep_trials).where(sweep_trials.c.sweep_id.in_(ids)).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number)
-    trials = list(conn.execute(query).mappings())
-    job_ids = {t["job_id"] for t in trials if t["job_id"]}
-    found = {r["id"]: r for r in conn.execute(sa.select(jobs_table).where(jobs_table.c.id.in_(job_ids))).mappings()}
-    measured = comparison.measured(conn, found.values()) if measure else {}
+def _views(conn: Connection, found: Sequence[Sweep], *, measure: bool = True) -> list[schemas.Sweep]:
+    mine = sweep_trials.c.sweep_id.in_([sweep.id for sweep in found])
+    trials = many(conn, sa.select(sweep_trials).where(mine).order_by(sweep_trials.c.sweep_id, sweep_trials.c.number), SweepTrial)
+    job_ids = {t.job_id for t in trials if t.job_id}
+    by_id = comparison.jobs_by_id(conn, job_ids)
+    measured = comparison.measured(conn, by_id.values()) if measure else {}
     costs = costs_of_jobs(conn, job_ids)
-    made: list[SweepView] = []
-    for row in rows:
-        metric = row["settings"]["metric"]
-        own = [
-            TrialView(
-                row=t,
-                job=found.get(t["job_id"]),
-                value=measured.get(t["job_id"], {}).get(metric),
-                cost_micros=0 if t["reused"] else costs.get(t["job_id"], 0),
-            )
-            for t in trials
-            if t["sweep_id"] == row["id"]
-        ]
-        made.append(_view(row, own))
+
+    def value(trial: SweepTrial, metric: str) -> float | None:
+        return measured.get(trial.job_id or "", {}).get(metric)
+
+    made = []
+    for sweep in found:
+        own = [t for t in trials if t.sweep_id == sweep.id]
+        shown = [_trial(t, by_id.get(t.job_id or ""), value(t, sweep.settings["metric"]), costs) for t in own]
+        states = [by_id[t.job_id].state if t.job_id else None for t in own]
+        made.append(_view(sweep, shown, states))
     return made
 
 
-def _view(row: RowMapping, trials: Sequence[TrialView]) -> SweepView:
-    known = [
-        Trial(
-            number=t.row["number"],
-            state=JobState(t.job["state"]) if t.job is not None else None,
-            refused=t.row["error"] is not None,
-            value=t.value,
-        )
-        for t in trials
-    ]
-    chosen = best(known, row["settings"]["goal"])
-    return SweepView(
-        row=row,
-        status=status_of(known, cancelled=row["cancelled_at"] is not None),
-        trials=trials,
-        best=next((t for t in trials if t.row["number"] == chosen), None),
+def _trial(trial: SweepTrial, job: Job | None, value: float | None, costs: Mapping[str, int]) -> schemas.SweepTrial:
+    """`job`: None while the trial waits for room, or if it was refused."""
+    return schemas.SweepTrial.of(
+        trial,
+        status=("refused" if trial.error else "waiting") if job is None else openai_status(job.state),
+        fine_tuned_model=None if job is None else job.fine_tuned_model,
+        value=value,
+        cost_micros=0 if job is None or trial.reused else costs.get(job.id, 0),
     )
+
+
+def _view(sweep: Sweep, trials: Sequence[schemas.SweepTrial], states: Sequence[JobState | None]) -> schemas.Sweep:
+    known = [
+        Trial(number=t.number, state=state, refused=t.error is not None, value=t.value) for t, state in zip(trials, states, strict=True)
+    ]
+    chosen = best(known, sweep.settings["goal"])
+    return schemas.Sweep.of(
+        sweep,
+        **sweep.settings,
+        status=status_of(known, cancelled=sweep.cancelled_at is not None),
+        model=sweep.request["model"],
+        training_file=sweep.request["training_file"],
+        trials=trials,
+        counts=_counts(trials),
+        waiting_reason=(sweep.waits or {}).get("reason"),
+        best=next((t for t in trials if t.number == chosen), None),
+        cost_micros=sum(t.cost_micros for t in trials),
+    )
+
+
+def _counts(trials: Sequence[schemas.SweepTrial]) -> schemas.SweepCounts:
+    of = {status: sum(t.status == status for t in trials) for status in ("waiting", "succeeded", "cancelled")}
+    failed = sum(t.status in ("failed", "refused") for t in trials)
+    return schemas.SweepCounts(**of, failed=failed, total=len(trials), running=len(trials) - failed - sum(of.values()))

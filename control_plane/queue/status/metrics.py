@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -14,6 +15,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue.cycle import BLOCKED
+from control_plane.queue.reservations import overdue_releases
 from control_plane.queue.status import view
 from control_plane.queue.tables import reservations
 from control_plane.tenants.rules import TIERS
@@ -66,16 +68,16 @@ class QueueGauges:
 
 def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
     """Read all metrics on one connection."""
-    waited = _waited(now)
+    waited = view.waited(now)
     number = sa.func.count()
     by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
     rows = conn.execute(by_reason.where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier, jobs.c.reason)).all()
-    last = view.last_round(conn)
+    last, found = view.last_round(conn), [o.kind for o in overdue_releases(conn, now)]
     return QueueGauges(
         waiting={(tier, reason or "New"): int(n) for tier, reason, n, _, _ in rows},
         waiting_gpus={t: sum(int(gpus) for tier, _, _, gpus, _ in rows if tier == t) for t in {r.tier for r in rows}},
         oldest_wait_s={t: max(float(oldest) for tier, _, _, _, oldest in rows if tier == t) for t in {r.tier for r in rows}},
-        ages_s=_ages(conn, now),
+        ages_s=_quantiles(conn, waited, sa.select(jobs.c.tier).where(jobs.c.state == JobState.QUEUED)),
         waits_s=_waits(conn, now - WAITS_OVER),
         promised_waiting=_promised_waiting(conn, now),
         promised_late=_promised_late(conn),
@@ -83,55 +85,44 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         lost_gpu_s=float(
             conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
         ),
-        overdue=_overdue(conn, now),
+        overdue={kind: found.count(kind) for kind in ("start", "stop")},
         round=last,
-        round_age_s=None if last.last_at is None else max(0.0, (now - last.last_at).total_seconds()),
+        round_age_s=None if last.last_round_at is None else max(0.0, (now - last.last_round_at).total_seconds()),
     )
 
 
-def _waited(now: datetime) -> sa.ColumnElement[float]:
-    since = sa.func.coalesce(jobs.c.waiting_since, jobs.c.queued_at, sa.literal(now, sa.DateTime(timezone=True)))
-    stay = sa.func.extract("epoch", sa.literal(now, sa.DateTime(timezone=True)) - since)
-    return jobs.c.waited_s + sa.func.greatest(stay, 0)
-
-
-def _ages(conn: Connection, now: datetime) -> dict[tuple[str, float], float]:
-    waited = _waited(now)
+def _quantiles(conn: Connection, waited: sa.ColumnElement[Any], which: sa.Select[Any]) -> dict[tuple[str, float], float]:
+    """Return quantiles of `waited` by tier."""
     columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
-    rows = conn.execute(sa.select(jobs.c.tier, *columns).where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier)).all()
+    rows = conn.execute(which.add_columns(*columns).group_by(jobs.c.tier)).all()
     return {(tier, q): float(v) for tier, *values in rows for q, v in zip(QUANTILES, values, strict=True)}
 
 
 def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
     """First attempts only: a job that resumes keeps its earlier place."""
-    waited = sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at)
-    columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
-    query = (
-        sa.select(jobs.c.tier, *columns)
-        .join(jobs, jobs.c.id == reservations.c.job_id)
+    started = (
+        sa.select(jobs.c.tier)
+        .join(reservations, jobs.c.id == reservations.c.job_id)
         .where(reservations.c.attempt == 1, reservations.c.granted_at >= since, jobs.c.queued_at <= reservations.c.granted_at)
-        .group_by(jobs.c.tier)
     )
-    return {(tier, q): float(v) for tier, *values in conn.execute(query).all() for q, v in zip(QUANTILES, values, strict=True)}
+    return _quantiles(conn, sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at), started)
 
 
 def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
-    found = {}
     could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BLOCKED])
-    for tier, within in PROMISED.items():
-        late = sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within
-        waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.tier == tier, jobs.c.started_at.is_(None))
-        found[tier] = int(conn.execute(sa.select(sa.func.count()).where(waits, late, could_start)).scalar_one())
-    return found
+    waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.started_at.is_(None), could_start)
+    return _promised(conn, lambda within: waits & (sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within))
 
 
 def _promised_late(conn: Connection) -> dict[str, int]:
     """Uses an index of first starts, so only late ones are read."""
-    counts = {}
-    for tier, within in PROMISED.items():
-        query = sa.select(sa.func.count()).select_from(jobs).where(jobs.c.tier == tier, sa.text(LATE).bindparams(within=within))
-        counts[tier] = int(conn.execute(query).scalar_one())
-    return counts
+    return _promised(conn, lambda within: sa.text(LATE).bindparams(within=within))
+
+
+def _promised(conn: Connection, late: Callable[[timedelta], sa.ColumnElement[bool] | sa.TextClause]) -> dict[str, int]:
+    """Count the jobs that are late, for each tier that promises a start."""
+    count = sa.select(sa.func.count()).select_from(jobs)
+    return {t: conn.execute(count.where(jobs.c.tier == t, late(within))).scalar_one() for t, within in PROMISED.items()}
 
 
 def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
@@ -147,8 +138,3 @@ def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
         )
         for u in in_use
     }
-
-
-def _overdue(conn: Connection, now: datetime) -> dict[str, int]:
-    found: Sequence[view.Overdue] = view.overdue(conn, now)
-    return {kind: sum(1 for o in found if o.kind == kind) for kind in ("start", "stop")}

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, Response
 from control_plane.console.queue_page import queue_page
 from control_plane.http import parameters
 from control_plane.http.authentication import OperatorPlatform, PlatformDep, Reader
-from control_plane.queue.status import responses, schemas, view
+from control_plane.queue.status import schemas, view
 
 router = APIRouter(prefix="/v1")
 MAX_SHOWN = 10_000
@@ -21,7 +21,7 @@ POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inli
 @router.get("/queue", summary="Retrieve your queue", tags=["queue"])
 def retrieve(platform: PlatformDep, tenant: Reader) -> schemas.Queue:
     """Return your waiting jobs with position, reason and expected start, your running jobs, and the GPUs of each pool."""
-    return schemas.Queue.model_validate(responses.tenants_queue(view.of_tenant(platform, tenant)))
+    return view.of_tenant(platform, tenant)
 
 
 @router.get(
@@ -43,7 +43,7 @@ def of_all(
 ) -> Response | schemas.OperatorQueue:
     """Return the queue of all tenants, nodes, reservations, recent usage and scheduler counters; as an HTML page if `Accept` asks for
     it."""
-    found = responses.whole_queue(view.of_all(platform, limit=limit))
+    found = view.of_all(platform, limit=limit)
     if "text/html" in accept:
-        return HTMLResponse(queue_page(found, now=platform.clock().timestamp()), headers=POLICY)
-    return schemas.OperatorQueue.model_validate(found)
+        return HTMLResponse(queue_page(found.model_dump(), now=platform.clock().timestamp()), headers=POLICY)
+    return found

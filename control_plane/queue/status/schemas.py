@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class Ahead(ApiModel):
@@ -21,7 +21,7 @@ class Ahead(ApiModel):
 class Reservation(ApiModel):
     """GPUs reserved for a waiting job from a later time on."""
 
-    start: int
+    start: EpochSeconds
     """Reserved start, as Unix time in seconds. It may move earlier; it moves later only if a running job takes longer than expected or a
     node is lost."""
     pool: str
@@ -52,15 +52,15 @@ class QueuedJob(ApiModel):
     """Human-readable explanation of `reason`; null if `reason` is null."""
     summary: str
     """Position, reason and expected start in one line."""
-    queued_at: int | None
+    queued_at: EpochSeconds | None
     """When the job last entered the queue, as Unix time in seconds; null if not recorded."""
     waited_s: float
     """Seconds waited in the queue. A preempted job keeps the time it waited before; a paused one starts again."""
-    estimated_start: int | None
+    estimated_start: EpochSeconds | None
     """Expected start as Unix time in seconds; null if no start can be foreseen."""
-    estimated_finish: int | None
+    estimated_finish: EpochSeconds | None
     """Expected finish of training as Unix time in seconds; null if no start can be foreseen."""
-    due_at: int | None
+    due_at: EpochSeconds | None
     """Unix time in seconds after which no later job of its tier is started before it; null if not determined yet."""
     ahead: Ahead | None
     """Jobs ahead of this one, as counts; null if no scheduling cycle has seen the job yet."""
@@ -89,9 +89,9 @@ class PlacedJob(ApiModel):
     """GPUs it holds."""
     num_nodes: int
     """Number of nodes those GPUs are on."""
-    since: int
+    since: EpochSeconds
     """When it got its GPUs, as Unix time in seconds."""
-    estimated_end: int | None
+    estimated_end: EpochSeconds | None
     """When it is expected to release its GPUs, as Unix time in seconds; null if unknown."""
     step: int | None
     """Last training step reported; null before the first."""
@@ -145,7 +145,7 @@ class Queue(ApiModel):
     """Your jobs that hold GPUs."""
     pools: list[PoolSums]
     """The pools with their free GPUs."""
-    last_round_at: int | None
+    last_round_at: EpochSeconds | None
     """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
 
 
@@ -154,7 +154,7 @@ class OperatorReservation(Reservation):
 
     placement: list[tuple[str, int]]
     """Nodes, each with the number of GPUs reserved on it."""
-    made_at: int
+    made_at: EpochSeconds
     """When the reservation was made, as Unix time in seconds."""
 
 
@@ -182,7 +182,7 @@ class OperatorPlacedJob(PlacedJob):
     """Whether it was started ahead of a job with a reservation, without delaying that job."""
     overrun_s: float
     """Seconds it has run longer than expected; 0 if it has not."""
-    stop_asked_at: int | None
+    stop_asked_at: EpochSeconds | None
     """When it was asked to stop to make room, as Unix time in seconds; null if it was not."""
     stopped_for: str | None
     """Id of the job that gets its GPUs; null if it was not asked to stop."""
@@ -236,7 +236,7 @@ class TenantShare(ApiModel):
 class SchedulerState(ApiModel):
     """Scheduler counters since the platform was installed."""
 
-    last_round_at: int | None
+    last_round_at: EpochSeconds | None
     """When the last scheduling cycle ran, as Unix time in seconds; null if none has."""
     last_round_s: float | None
     """How long the last scheduling cycle took, in seconds; null if none has run."""

@@ -43,7 +43,7 @@ def train(platform: Platform, tenant: Tenant, upload: tuple[str, str]) -> Callab
     def make(**fields: Any) -> str:
         body = {"model": "tiny-base", "training_file": upload[0], **fields}
         job = jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
-        return finish(platform, tenant.id, job["id"])
+        return finish(platform, tenant.id, job.id)
 
     return make
 

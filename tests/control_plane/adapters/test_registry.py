@@ -34,7 +34,7 @@ def made(
         path = write_chat_rows()
         file = client.files.create(path)
         job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-        id_ = finish(platform, tenant.id, job["id"], stage="staging")
+        id_ = finish(platform, tenant.id, job.id, stage="staging")
         with platform.engine.connect() as conn:
             name = conn.execute(sa.select(adapters.c.name).where(adapters.c.id == id_)).scalar_one()
         yield client, hashlib.sha256(path.read_bytes()).hexdigest(), id_, name

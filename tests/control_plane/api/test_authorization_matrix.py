@@ -182,7 +182,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
         json.dumps({"messages": [{"role": "user", "content": f"a{i}"}, {"role": "assistant", "content": "b"}]}) for i in range(120)
     )
     upload = uploaded_files.create(platform, tenant, io.BytesIO(rows.encode()), filename="a.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload["id"]})).job["id"]
+    job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload["id"]})).job.id
     model = f"ft:tiny-base:{tenant}::m"
     adapter = add_adapter(platform, tenant, name=model, stage="production", loaded=True)
     export = exports.request(platform, tenant, adapter, format="adapter", precision=None)["id"]

@@ -178,4 +178,4 @@ def test_a_job_remembers_the_trace_of_the_request_that_made_it(
     with write_chat_rows().open("rb") as rows:
         file = served.post("/v1/files", headers=headers, files={"file": ("rows.jsonl", rows)}, data={"purpose": "fine-tune"}).json()
     made = served.post("/v1/fine_tuning/jobs", headers=headers, json={"model": "tiny-base", "training_file": file["id"]}).json()
-    assert jobs.get(platform, owner.id, made["id"]).row["trace_parent"] == CALLER
+    assert jobs.get(platform, owner.id, made["id"]).job.trace_parent == CALLER

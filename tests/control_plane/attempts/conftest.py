@@ -29,7 +29,7 @@ def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
             file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
         job = jobs.submit(fresh_platform, owner.id, request).job
-        mark_packed(fresh_platform, owner.id, job["id"], spec=SPEC, total_steps=10, expected_s=60.0)
-        return fresh_platform, owner.id, job["id"]
+        mark_packed(fresh_platform, owner.id, job.id, spec=SPEC, total_steps=10, expected_s=60.0)
+        return fresh_platform, owner.id, job.id
 
     return make

@@ -53,10 +53,10 @@ def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: 
     held = held_by(platform, tenant, job_id)
     steps = [{"step": n, "total_steps": 10, "loss": 2.0 / n, "tokens_per_s": 5.0, "time": 100.0 + n} for n in (1, 2, 3)]
     attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 3, "eval_loss": 0.5, "time": 103.0}])
-    row = jobs.get(platform, tenant, job_id).row
-    assert (row["state"], row["step"], row["loss"]) == ("running", 3, pytest.approx(2 / 3))
-    assert row["first_step_at"] is not None
-    assert row["estimated_finish_at"] is not None
+    row = jobs.get(platform, tenant, job_id).job
+    assert (row.state, row.step, row.loss) == ("running", 3, pytest.approx(2 / 3))
+    assert row.first_step_at is not None
+    assert row.estimated_finish_at is not None
     with platform.engine.connect() as conn:
         data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
     assert [d.get("train_loss", d.get("valid_loss")) for d in data] == [2.0, 1.0, pytest.approx(2 / 3), 0.5]

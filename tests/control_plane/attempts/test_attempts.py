@@ -141,8 +141,8 @@ def test_a_diverged_attempt_fails_the_job_with_advice_and_is_paid(queued: Callab
     held = held_by(platform, tenant, job_id)
     assert attempts.finish(platform, held, ending(failure("diverged", Fault.USER, Retry.NEVER))) is JobState.FAILED
     view = jobs.get(platform, tenant, job_id)
-    assert view.row["error"]["code"] == "diverged"
-    assert "do something" in view.row["error"]["message"]
+    assert view.job.error["code"] == "diverged"
+    assert "do something" in view.job.error["message"]
     assert view.cost_micros == 10_000
 
 

@@ -193,8 +193,8 @@ def test_a_tracker_that_fails_is_told_of_once(fresh_platform: Platform, held: Cl
 
 def shown(platform: Platform, held: Claim) -> list[str]:
     """Codes of the events that the tenant is shown, which are the same in the list and in the stream."""
-    listed = [e["code"] for e in jobs.list_events(platform, held.tenant, held.job_id, limit=100).items]
-    streamed = [e["code"] for e in jobs.events_since(platform, held.tenant, held.job_id, 0)[0]]
+    listed = [e.code for e in jobs.list_events(platform, held.tenant, held.job_id, limit=100).items]
+    streamed = [e.code for e in jobs.events_since(platform, held.tenant, held.job_id, 0)[0]]
     assert listed[::-1] == streamed
     return streamed
 
@@ -213,7 +213,7 @@ def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform
     assert told[-2:] == ["loss_exploding", "checkpoint_upload_failed"]
     assert not {"heartbeat_missed", "health_recovered"} & set(told)
     newest = jobs.list_events(fresh_platform, held.tenant, held.job_id, limit=1).items[0]
-    assert "hunter2" not in newest["message"] and "refused" not in newest["message"]
+    assert "hunter2" not in newest.message and "refused" not in newest.message
 
 
 def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:

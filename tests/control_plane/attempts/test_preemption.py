@@ -44,7 +44,7 @@ def ask(job: Job, held: Claim, *, for_job: str | None = None) -> None:
 
 
 def row(job: Job) -> Any:
-    return jobs.get(job.platform, job.tenant, job.id).row
+    return jobs.get(job.platform, job.tenant, job.id).job
 
 
 def attempt_rows(job: Job) -> list[Any]:
@@ -82,7 +82,7 @@ def finished(job: Job, held: Claim, thread: threading.Thread, endings: list[Endi
 
 def asked_at_step_3(job: Job, scenario: Scenario, **asking: Any) -> tuple[Claim, threading.Thread, list[Ending]]:
     held, thread, endings = job.following(scenario)
-    until(lambda: row(job)["step"] == 3)
+    until(lambda: row(job).step == 3)
     ask(job, held, **asking)
     return held, thread, endings
 
@@ -90,13 +90,13 @@ def asked_at_step_3(job: Job, scenario: Scenario, **asking: Any) -> tuple[Claim,
 def test_a_job_that_makes_room_saves_goes_back_to_its_place_and_ends_as_if_nothing_had_happened(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held, thread, endings = job.following(Scenario(steps=9, every=100, hold_at=3))
-    until(lambda: row(job)["step"] == 3)
-    before: datetime = row(job)["queued_at"]
+    until(lambda: row(job).step == 3)
+    before: datetime = row(job).queued_at
     ask(job, held)
     assert finished(job, held, thread, endings) is JobState.QUEUED
     now = row(job)
-    assert (now["queued_at"], now["preemptions"], now["stop_requested"]) == (before, 1, None)
-    assert now["waiting_since"] > before, "this wait is a new one, its place the old one"
+    assert (now.queued_at, now.preemptions, now.stop_requested) == (before, 1, None)
+    assert now.waiting_since > before, "this wait is a new one, its place the old one"
     (first,) = attempt_rows(job)
     assert (first.outcome, [first.last_step], first.lost_s) == ("preempted", job.steps(), 0.0)
 
@@ -115,8 +115,8 @@ def test_a_job_that_makes_room_saves_goes_back_to_its_place_and_ends_as_if_nothi
 
 def test_its_tenant_is_told_for_whom_that_nothing_is_lost_and_when_it_goes_on(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    request = JobRequest.from_body({"model": "tiny-base", "training_file": row(job)["training_file"], "seed": 5})
-    other = jobs.submit(job.platform, job.tenant, request).job["id"]
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": row(job).training_file, "seed": 5})
+    other = jobs.submit(job.platform, job.tenant, request).job.id
     with job.platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == other).values(tier="premium"))
     asked = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3), for_job=other)
@@ -181,7 +181,7 @@ def test_a_follower_whose_attempt_was_released_meanwhile_starts_nothing(new_job:
 def test_a_workload_whose_attempt_was_released_meanwhile_is_stopped_by_who_would_adopt_it(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held, thread, _ = job.following(Scenario(steps=9, every=100, hold_at=3))
-    until(lambda: row(job)["step"] == 3)
+    until(lambda: row(job).step == 3)
     survivor = job.launcher
     job.launcher = ReleasedMeanwhile(job)
     with pytest.raises(NotAdmitted):
@@ -234,7 +234,7 @@ def test_in_its_last_step_it_finishes_instead(new_job: Callable[..., Job]) -> No
     job = new_job()
     asked = asked_at_step_3(job, Scenario(steps=3, every=100, hold_at=3))
     assert finished(job, *asked) is JobState.EVALUATING
-    assert (row(job)["stop_requested"], row(job)["preemptions"]) == (None, 0)
+    assert (row(job).stop_requested, row(job).preemptions) == (None, 0)
     assert job.weights() == plain_weights(3)
 
 
@@ -244,11 +244,11 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
     held, endings = job.claim(), list[Ending]()
     thread = threading.Thread(target=lambda: endings.append(job.follow(held, stop_grace_s=1.5)), daemon=True)
     thread.start()
-    until(lambda: row(job)["step"] == 5 and 4 in job.steps())
+    until(lambda: row(job).step == 5 and 4 in job.steps())
     ask(job, held)
     until(lambda: any("stopping" in line for line in job.said))
-    beat = row(job)["heartbeat_at"]
-    until(lambda: row(job)["heartbeat_at"] > beat)  # while it is being stopped its follower is known to live
+    beat = row(job).heartbeat_at
+    until(lambda: row(job).heartbeat_at > beat)  # while it is being stopped its follower is known to live
     assert finished(job, held, thread, endings) is JobState.QUEUED
     (first,) = attempt_rows(job)
     assert first.outcome == "preempted"
@@ -273,7 +273,7 @@ def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Jo
     until(lambda: any("stopping" in line for line in job.said))
     stop(job.platform, job.tenant, job.id)
     assert finished(job, held, thread, endings) is state
-    assert (attempt_rows(job)[0].outcome, row(job)["preemptions"]) == (outcome, 0)
+    assert (attempt_rows(job)[0].outcome, row(job).preemptions) == (outcome, 0)
     assert paid(job)[1] > 0, "it is the tenant's own stop"
     assert queue_reading.queue_snapshot(job.platform).running == []
     if state is JobState.PAUSED:
@@ -307,13 +307,13 @@ def test_a_follower_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_ha
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
-    until(lambda: row(job)["step"] == 3)
+    until(lambda: row(job).step == 3)
     ask(job, held)
     thread.join(120)
-    assert died and row(job)["state"] == JobState.RUNNING, "nobody has ended the attempt"
+    assert died and row(job).state == JobState.RUNNING, "nobody has ended the attempt"
     job.launcher = survivor
     assert attempts.finish(job.platform, held, job.follow(held)) is JobState.QUEUED
-    assert (job.steps(), attempt_rows(job)[0].lost_s, row(job)["preemptions"]) == ([attempt_rows(job)[0].last_step], 0.0, 1)
+    assert (job.steps(), attempt_rows(job)[0].lost_s, row(job).preemptions) == ([attempt_rows(job)[0].last_step], 0.0, 1)
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.weights() == plain_weights(9)
 
@@ -325,7 +325,7 @@ def test_a_word_that_has_outlived_its_attempt_stops_nobody(new_job: Callable[...
     assert attempts.finish(job.platform, asked[0], asked[2][0]) is JobState.QUEUED, "twice is once"
     ask(job, asked[0])  # of a reservation that was given back: only the word on the job changes
     assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
-    assert (row(job)["preemptions"], len(attempt_rows(job))) == (1, 2)
+    assert (row(job).preemptions, len(attempt_rows(job))) == (1, 2)
 
 
 def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..., Job]) -> None:
@@ -337,7 +337,7 @@ def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..
     assert all(p.preempted and p.code == "preempted" for p in endings.history(job.platform, job.id))
     ending, state = job.train(Scenario(steps=6, end_at={"step": 3, "outcome": "preempted", "attempt": 13}))
     assert (ending.outcome, state) == ("preempted", JobState.QUEUED), "and this one, which nobody asked for, is the first of its kind"
-    assert row(job)["preemptions"] == 12
+    assert row(job).preemptions == 12
     assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
 
 
@@ -365,7 +365,7 @@ def test_a_stop_while_the_platform_paused_it_for_the_cap_is_the_cap_s(new_job: C
         conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(hard_gpu_hours=1e-9))
     assert enforcement.enforce(job.platform).paused == [job.id]
     assert finished(job, held, thread, endings) is JobState.PAUSED
-    assert row(job)["reason"] == HARD_CAP_REACHED
+    assert row(job).reason == HARD_CAP_REACHED
     with job.platform.engine.begin() as conn:
         conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(hard_gpu_hours=None))
     assert enforcement.enforce(job.platform).resumed == [job.id]

@@ -61,7 +61,7 @@ def test_the_store_keeps_the_newest_three_and_the_api_lists_no_other(new_job: Ca
     job.train(Scenario(steps=10, every=1, each_stored=True))
     kept = job.steps()
     assert kept[0] == 10 and len(kept) <= 4
-    assert [c["step"] for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
+    assert [c.step for c in jobs.list_checkpoints(job.platform, job.tenant, job.id).items] == kept
     rows = attempts.committed(job.platform, job.id)
     for row in rows:
         stored = {i.key.rsplit("/", 1)[1] for i in job.platform.objects.list(row.object_prefix)}
@@ -135,7 +135,7 @@ def test_out_of_memory_goes_on_from_the_checkpoint_with_half_the_batch(new_job: 
 def test_a_pause_ends_when_the_checkpoint_that_it_made_is_stored(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
     held, thread, endings = job.following(Scenario(steps=9, every=100, hold_at=3))
-    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 3)
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 3)
     jobs.pause(job.platform, job.tenant, job.id)
     thread.join(120)
     assert attempts.finish(job.platform, held, endings[0]) is JobState.PAUSED
@@ -151,7 +151,7 @@ def test_a_store_that_is_full_delays_no_step_and_is_told_of_once(new_job: Callab
         job = new_job(LocalObjectStore(disk.root / "objects"))
         disk.fill()
         held, thread, endings = job.following(Scenario(steps=12, every=2, hold_at=8, step_s=0.3))
-        until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 8)
+        until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 8)
         assert job.steps() == []
         assert len(job.events("checkpoint_upload_failed")) == 1
         disk.free()
@@ -173,7 +173,7 @@ def test_a_finished_model_waits_on_its_machine_for_a_store_that_is_away(new_job:
         with pytest.raises(Unavailable, match="is on this machine and could not be stored yet"):
             job.follow(held)
         assert len(job.events("checkpoint_upload_abandoned")) == 1
-        assert jobs.get(job.platform, job.tenant, job.id).row["state"] == JobState.RUNNING
+        assert jobs.get(job.platform, job.tenant, job.id).job.state == JobState.RUNNING
         disk.free()
         ending = job.follow(held)
         assert attempts.finish(job.platform, held, ending) is JobState.EVALUATING
@@ -219,7 +219,7 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
     store = Slow(tmp_path / "objects")
     job = new_job(store)
     held, thread, endings = job.following(Scenario(steps=12, every=1, hold_at=11, step_s=0.15))
-    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 11)
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 11)
     first = store.begun[0]
     assert set(store.begun) == {first} and job.steps() == []
     time.sleep(2 * follow.POLL_S)

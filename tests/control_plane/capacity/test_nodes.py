@@ -100,7 +100,7 @@ def test_a_class_that_no_pool_takes_is_refused_at_submission(submit: Callable[..
 
 
 def test_a_models_limits_say_what_the_pools_give(desk: Platform) -> None:
-    (limits,) = model_limits.model_limits(desk, model="tiny-base")
+    limits = model_limits.model_limits(desk, model="tiny-base")[0].model_dump()
     by_kind = {a["name"]: a for a in limits["adapters"]}
     assert limits["num_gpus"] == [1, 2, 4]
     assert by_kind["lora"]["tiers"] == ["free", "standard", "premium"] and by_kind["lora"]["defaults"]["num_gpus"] == 1
@@ -110,7 +110,7 @@ def test_a_models_limits_say_what_the_pools_give(desk: Platform) -> None:
 def test_a_pool_kept_whole_for_premium_takes_no_other_tier(new_platform: Callable[..., Platform], tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(TWO_NODES.replace("reserved_gpus: 1", "reserved_gpus: 4"))
     platform = new_platform(pools=str(tmp_path / "p.yaml"))
-    (limits,) = model_limits.model_limits(platform, model="tiny-base")
+    limits = model_limits.model_limits(platform, model="tiny-base")[0].model_dump()
     assert {a["name"]: a["tiers"] for a in limits["adapters"]} == {"lora": ["premium"], "qlora": ["premium"], "full": []}
 
 

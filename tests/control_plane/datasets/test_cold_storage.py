@@ -57,14 +57,14 @@ def test_an_unused_dataset_is_moved_with_its_upload_and_is_read_as_before(
     }  # fmt: skip
     assert cold_storage.cool_unused(later) == 0, "once"
     job = jobs.submit(later, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": training_file})).job
-    assert job["dataset_id"] == dataset_id
+    assert job.dataset_id == dataset_id
 
 
 def test_a_dataset_that_a_job_needs_stays_warm(later: Platform, tenant: Tenant, training_file: str, dataset_id: str) -> None:
     job = jobs.submit(later, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": training_file})).job
     cold_storage.cool_unused(later)
     assert not cooled(later, dataset_id, tenant.id)
-    jobs.cancel(later, tenant.id, job["id"])
+    jobs.cancel(later, tenant.id, job.id)
     cold_storage.cool_unused(later)
     assert not cooled(later, dataset_id, tenant.id), "it was used today"
     much_later = replace(later, clock=lambda: utc_now() + timedelta(days=200))

@@ -79,7 +79,7 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
 
     def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
         request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
-        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job["id"])
+        job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job.id)
         dataset_step.pin_dataset(operated, tenant.id, job_id)
         spec = prepare(operated, tenant.id, job_id)
         with operated.engine.begin() as conn:

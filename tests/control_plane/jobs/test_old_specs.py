@@ -105,9 +105,9 @@ def test_it_ends_its_job_and_its_workload_instead_of_one_run_after_the_other(fre
         follow.take(fresh_platform, launcher, held.tenant, held.job_id)
     assert refused.value.code == attempts.UNREADABLE
     assert launcher.stopped == [held.workload]
-    row = jobs.get(fresh_platform, held.tenant, held.job_id).row
-    assert (row["state"], row["error"]["code"]) == (JobState.FAILED, "spec_unreadable")
-    assert "submit the job again" in row["error"]["message"]
+    row = jobs.get(fresh_platform, held.tenant, held.job_id).job
+    assert (row.state, row.error["code"]) == (JobState.FAILED, "spec_unreadable")
+    assert "submit the job again" in row.error["message"]
     with fresh_platform.engine.connect() as conn:
         assert conn.execute(sa.select(reservations.c.job_id).where(reservations.c.released_at.is_(None))).all() == []
         assert conn.execute(sa.select(attempts_table.c.outcome)).scalars().all() == ["spec_unreadable"]

@@ -58,19 +58,19 @@ def upload(platform: Platform, tenant: str, path: Path) -> str:
 
 
 def test_the_same_request_is_answered_with_the_job_that_has_done_it(platform: Platform, tenant: Tenant, submit: Submit) -> None:
-    first = submit(hyperparameters={"n_epochs": 2}).job["id"]
+    first = submit(hyperparameters={"n_epochs": 2}).job.id
     finish(platform, tenant.id, first)
     again = submit(hyperparameters={"n_epochs": 2, "rank": "auto"}, tier="free")
-    assert (again.job["id"], again.created, again.reused) == (first, False, True)
-    assert again.job["fine_tuned_model"]
+    assert (again.job.id, again.created, again.reused) == (first, False, True)
+    assert again.job.fine_tuned_model
 
 
 def test_the_same_data_under_another_file_id_is_the_same(
     platform: Platform, tenant: Tenant, submit: Submit, write_chat_rows: Callable[..., Path]
 ) -> None:
-    first = submit().job["id"]
+    first = submit().job.id
     finish(platform, tenant.id, first)
-    assert submit(training_file=upload(platform, tenant.id, write_chat_rows())).job["id"] == first
+    assert submit(training_file=upload(platform, tenant.id, write_chat_rows())).job.id == first
     assert submit(training_file=upload(platform, tenant.id, write_chat_rows(salt=" Please."))).created
 
 
@@ -89,14 +89,14 @@ def test_the_same_data_under_another_file_id_is_the_same(
 def test_a_request_that_differs_or_is_forced_is_a_job_of_its_own(
     platform: Platform, tenant: Tenant, submit: Submit, fields: dict[str, Any]
 ) -> None:
-    finish(platform, tenant.id, submit().job["id"])
+    finish(platform, tenant.id, submit().job.id)
     assert submit().reused, "what is varied here would be reused otherwise"
     made = submit(**fields)
     assert (made.created, made.reused) == (True, False)
 
 
 def test_a_job_that_runs_or_failed_is_no_answer(platform: Platform, submit: Submit) -> None:
-    first = submit().job["id"]
+    first = submit().job.id
     assert submit(key="another").created
     assert row(platform, first).state == "validating"
 
@@ -107,13 +107,13 @@ def test_a_job_that_runs_or_failed_is_no_answer(platform: Platform, submit: Subm
 def test_only_an_adapter_that_is_there_and_served_if_asked_for_is_an_answer(
     platform: Platform, tenant: Tenant, submit: Submit, stage: str, auto_promote: bool, reused: bool
 ) -> None:
-    finish(platform, tenant.id, submit(auto_promote=auto_promote).job["id"], stage=stage)
+    finish(platform, tenant.id, submit(auto_promote=auto_promote).job.id, stage=stage)
     assert submit(auto_promote=auto_promote).reused is reused
 
 
 @pytest.mark.parametrize("changes", [{"commit": "d" * 40}, {"lock_sha256": "e" * 64}, {"image": "sha256:f"}])
 def test_other_code_or_dependencies_train_anew(platform: Platform, tenant: Tenant, submit: Submit, changes: dict[str, str]) -> None:
-    finish(platform, tenant.id, submit().job["id"], **changes)
+    finish(platform, tenant.id, submit().job.id, **changes)
     assert submit().created
 
 
@@ -122,37 +122,37 @@ def test_code_with_changes_that_no_commit_holds_is_equal_to_nothing(
 ) -> None:
     monkeypatch.setenv("FT_COMMIT", f"{COMMIT}-dirty")
     provenance.commit.cache_clear()
-    finish(platform, tenant.id, submit().job["id"], commit=f"{COMMIT}-dirty")
-    second = submit().job["id"]
+    finish(platform, tenant.id, submit().job.id, commit=f"{COMMIT}-dirty")
+    second = submit().job.id
     prepare(platform, tenant.id, second, commit=f"{COMMIT}-dirty")
     assert row(platform, second).state == "queued"
 
 
 def test_another_tenants_job_is_no_answer(platform: Platform, tenant: Tenant, submit: Submit, write_chat_rows: Callable[..., Path]) -> None:
-    finish(platform, tenant.id, submit().job["id"])
+    finish(platform, tenant.id, submit().job.id)
     other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}", tier="standard")
     file = upload(platform, other.id, write_chat_rows())
     made = jobs.submit(platform, other.id, JobRequest.from_body({"model": "tiny-base", "training_file": file, "seed": 3}))
     assert made.created
-    prepare(platform, other.id, made.job["id"])
-    assert row(platform, made.job["id"]).state == "queued"
+    prepare(platform, other.id, made.job.id)
+    assert row(platform, made.job.id).state == "queued"
 
 
 def test_a_reused_answer_is_kept_under_its_idempotency_key_and_takes_no_room(platform: Platform, tenant: Tenant, submit: Submit) -> None:
-    first = submit().job["id"]
+    first = submit().job.id
     finish(platform, tenant.id, first)
     for n in range(5):
         submit(seed=None, metadata={"n": str(n)})  # as many as fit
-    assert submit(key="k").job["id"] == first
+    assert submit(key="k").job.id == first
     with as_owner(platform).begin() as conn:
         rewrite(conn, adapters.c.job_id == first, stage="archived")
-    assert submit(key="k").job["id"] == first
+    assert submit(key="k").job.id == first
 
 
 def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(platform: Platform, tenant: Tenant, submit: Submit) -> None:
-    first = submit(metadata={"n": "1"}).job["id"]
+    first = submit(metadata={"n": "1"}).job.id
     adapter_id = finish(platform, tenant.id, first)
-    second = submit(metadata={"n": "2"}).job["id"]
+    second = submit(metadata={"n": "2"}).job.id
     prepare(platform, tenant.id, second)
     found = row(platform, second)
     assert (found.state, found.adapter_id, found.reused_job_id, found.trained_tokens) == ("succeeded", adapter_id, first, 0)
@@ -162,11 +162,11 @@ def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(pl
     assert [v.result_files for v in jobs.list_jobs(platform, tenant.id).items] == [[stored], [stored]]
     assert jobs.measured_by(platform, tenant.id, second) == first
     told = jobs.list_events(platform, tenant.id, second).items[0]
-    assert told["code"] == "job_reused"
-    assert first in told["message"]
+    assert told.code == "job_reused"
+    assert first in told.message
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == second)).all() == []
-    third = submit(metadata={"n": "3"}).job["id"]
+    third = submit(metadata={"n": "3"}).job.id
     prepare(platform, tenant.id, third)
     assert row(platform, third).reused_job_id == first, "the one that trained, not one that reused"
 
@@ -175,8 +175,8 @@ def test_a_prepared_job_with_the_spec_of_a_finished_one_ends_with_its_adapter(pl
 def test_a_prepared_job_that_is_forced_named_otherwise_or_judged_otherwise_is_trained(
     platform: Platform, tenant: Tenant, submit: Submit, fields: dict[str, Any]
 ) -> None:
-    finish(platform, tenant.id, submit().job["id"])
-    second = submit(**fields).job["id"]
+    finish(platform, tenant.id, submit().job.id)
+    second = submit(**fields).job.id
     prepare(platform, tenant.id, second)
     assert row(platform, second).state == "queued"
 
@@ -184,11 +184,11 @@ def test_a_prepared_job_that_is_forced_named_otherwise_or_judged_otherwise_is_tr
 def test_a_job_without_a_seed_of_its_own_is_reused_only_where_the_drawn_one_is_equal(
     platform: Platform, tenant: Tenant, submit: Submit
 ) -> None:
-    finish(platform, tenant.id, submit().job["id"])
-    second = submit(seed=None).job["id"]
+    finish(platform, tenant.id, submit().job.id)
+    second = submit(seed=None).job.id
     prepare(platform, tenant.id, second)
     assert row(platform, second).state == "queued"
-    third = submit(seed=None, metadata={"n": "3"}).job["id"]
+    third = submit(seed=None, metadata={"n": "3"}).job.id
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == third).values(seed=3))
     prepare(platform, tenant.id, third)

@@ -86,7 +86,7 @@ def twice(platform: Platform, base: Path, write_chat_rows: Callable[..., Path], 
 
     def submitted(number: str) -> str:
         body = {"model": "tiny", "training_file": file, "seed": 5, "metadata": {"n": number}}
-        return str(jobs.submit(platform, owner.id, JobRequest.from_body(body)).job["id"])
+        return str(jobs.submit(platform, owner.id, JobRequest.from_body(body)).job.id)
 
     first = submitted("1")
     prepare(platform, owner.id, first)
@@ -121,7 +121,7 @@ def test_the_adapter_of_the_earlier_job_is_served_if_the_job_asks_for_that(platf
 def test_a_job_that_is_cancelled_while_the_adapter_is_loaded_leaves_it_unserved(platform: Platform, twice: tuple[str, str, str]) -> None:
     tenant, adapter_id, second = twice
     cancelled: list[str] = []
-    server = Server(on_load=lambda: cancelled.append(jobs.cancel(platform, tenant, second).row["state"]))
+    server = Server(on_load=lambda: cancelled.append(jobs.cancel(platform, tenant, second).job.state))
     prepare(replace(platform, fleet=server), tenant, second)
     found = adapters.get_adapter(platform, tenant, adapter_id)
     assert row(platform, second).state == "cancelled"

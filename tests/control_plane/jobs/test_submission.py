@@ -156,7 +156,7 @@ def test_a_retry_that_overtakes_its_original_leaves_one_job(platform: Platform, 
     retry = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
     original = submit(platform, tenant, training_file, received_at=original_received_at)
     assert (retry.created, original.created) == (True, False)
-    assert original.job["id"] == retry.job["id"]
+    assert original.job.id == retry.job.id
     later = submit(platform, tenant, training_file, twin_meant=True)
     assert later.created, "a submission that began after the retry, and is meant, is another one"
 
@@ -166,26 +166,26 @@ def test_a_retry_finds_the_job_that_its_call_can_have_made(platform: Platform, t
     after = [platform.clock() + timedelta(minutes=m) for m in (11, 13)]
     within, beyond = (submit(platform, tenant, training_file, retried_for=RETRIED_ONCE, received_at=at) for at in after)
     assert (within.created, beyond.created) == (False, True)
-    assert within.job["id"] == first.job["id"]
+    assert within.job.id == first.job.id
 
 
 def test_a_retry_is_not_answered_with_a_job_that_is_dead(platform: Platform, tenant: Tenant, training_file: str) -> None:
     first = submit(platform, tenant, training_file)
-    jobs.cancel(platform, tenant.id, first.job["id"])
+    jobs.cancel(platform, tenant.id, first.job.id)
     second = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
     assert second.created
     with platform.engine.begin() as conn:
-        transition(conn, second.job["id"], JobState.FAILED, message="")
+        transition(conn, second.job.id, JobState.FAILED, message="")
     third = submit(platform, tenant, training_file, retried_for=RETRIED_ONCE)
     assert third.created
-    assert submit(platform, tenant, training_file, retried_for=RETRIED_ONCE).job["id"] == third.job["id"]
+    assert submit(platform, tenant, training_file, retried_for=RETRIED_ONCE).job.id == third.job.id
 
 
 def test_a_retry_that_means_a_twin_gets_it(platform: Platform, tenant: Tenant, training_file: str) -> None:
     first = submit(platform, tenant, training_file, twin_meant=True)
     second = submit(platform, tenant, training_file, twin_meant=True, retried_for=RETRIED_ONCE)
     assert second.created
-    assert second.job["id"] != first.job["id"]
+    assert second.job.id != first.job.id
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_how_long_ago_a_call_began_follows_from_the_headers(retries: str | None,
 def test_an_equal_body_within_a_minute_is_the_same_job_until_that_has_ended(platform: Platform, tenant: Tenant, training_file: str) -> None:
     first = submit(platform, tenant, training_file)
     soon = submit(platform, tenant, training_file, received_at=platform.clock() + timedelta(seconds=59))
-    assert (soon.created, soon.job["id"]) == (False, first.job["id"])
+    assert (soon.created, soon.job.id) == (False, first.job.id)
     later = submit(platform, tenant, training_file, received_at=platform.clock() + timedelta(seconds=61))
     assert later.created
     for made in (first, later):
-        jobs.cancel(platform, tenant.id, made.job["id"])
+        jobs.cancel(platform, tenant.id, made.job.id)
     assert submit(platform, tenant, training_file).created
 
 
@@ -217,7 +217,7 @@ def test_who_means_two_equal_jobs_names_them_or_says_so(platform: Platform, tena
     assert not submit(platform, tenant, training_file).created, "a client that forgot its key"
     assert submit(platform, tenant, training_file, key="b").created
     assert submit(platform, tenant, training_file, twin_meant=True).created
-    assert submit(platform, tenant, training_file, key="a").job["id"] == first.job["id"]
+    assert submit(platform, tenant, training_file, key="a").job.id == first.job.id
 
 
 def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
@@ -227,13 +227,13 @@ def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platf
     first = submit(fresh_platform, tenant, file["id"], key="k")
 
     def after(days: float) -> Platform:
-        return replace(fresh_platform, clock=lambda: first.job["created_at"] + timedelta(days=days))
+        return replace(fresh_platform, clock=lambda: first.job.created_at + timedelta(days=days))
 
     assert duplicate_requests.purge(after(29.9)) == 0
-    assert submit(after(29.9), tenant, file["id"], key="k").job["id"] == first.job["id"]
+    assert submit(after(29.9), tenant, file["id"], key="k").job.id == first.job.id
     again = submit(after(30.1), tenant, file["id"], key="k")
     assert again.created, "it is unknown from then on, also where it was not purged yet"
-    assert submit(after(30.2), tenant, file["id"], key="k").job["id"] == again.job["id"]
+    assert submit(after(30.2), tenant, file["id"], key="k").job.id == again.job.id
     assert duplicate_requests.purge(after(61)) == 1
     assert submit(after(61), tenant, file["id"], key="k").created
 
@@ -259,7 +259,7 @@ def test_a_key_of_no_or_too_many_characters_is_refused(platform: Platform, key: 
 def test_a_job_may_name_a_file_that_is_not_validated_yet(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     file = large_upload(platform, tenant, write_chat_rows(3))
     submitted = submit(platform, tenant, file)
-    assert (submitted.job["state"], submitted.job["dataset_id"]) == ("validating", None)
+    assert (submitted.job.state, submitted.job.dataset_id) == ("validating", None)
     uploaded_files.validate(platform, file)
     with pytest.raises(InvalidDataset, match="3 good examples"):
         submit(platform, tenant, file, twin_meant=True)
@@ -314,7 +314,7 @@ def test_a_premium_tenant_may_train_every_parameter(platform: Platform, training
     with platform.engine.begin() as conn:
         conn.execute(sa.update(tenants).where(tenants.c.id == tenant.id).values(tier="premium"))
     made = jobs.submit(platform, tenant.id, asked(training_file, method="full"))
-    assert (made.job["method"], adapter_of(made.job["request"])) == ("sft", "full")
+    assert (made.job.method, adapter_of(made.job.request)) == ("sft", "full")
 
 
 def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platform, tenant: Tenant, training_file: str) -> None:
@@ -326,7 +326,7 @@ def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platfor
     request = asked(training_file, method="qlora", hyperparameters={"rank": 8, "batch_size": 6}, recipe="any-qlora@2")
     made = jobs.submit(platform, tenant.id, request).job
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(table).where(table.c.id == made["id"])).one()
+        row = conn.execute(sa.select(table).where(table.c.id == made.id)).one()
     model = platform.models.get("tiny-base")
     assert job_plan.of_job(platform, row, model) == job_plan.placed(platform, request, model, tier=tenant.tier)
     assert job_plan.of_job(platform, row, model).plan.rank == 8

@@ -57,20 +57,20 @@ def test_an_illegal_move_changes_nothing(platform: Platform, tenant: Tenant, job
 
 def test_times_follow_from_the_states(platform: Platform, job_id: str) -> None:
     queued = move(platform, job_id, S.QUEUED)
-    assert queued["queued_at"] is not None
-    started = move(platform, job_id, S.PROVISIONING, S.RUNNING)["started_at"]
+    assert queued.queued_at is not None
+    started = move(platform, job_id, S.PROVISIONING, S.RUNNING).started_at
     again = move(platform, job_id, S.PREEMPTED, S.QUEUED, S.PROVISIONING, S.RUNNING)
-    assert again["started_at"] == started, "a job starts once, however often it is resumed"
+    assert again.started_at == started, "a job starts once, however often it is resumed"
     ended = move(platform, job_id, S.FAILED)
-    assert ended["finished_at"] is not None
+    assert ended.finished_at is not None
     assert events(platform, job_id)[-1] == ("job_failed", "error")
 
 
 def test_leaving_the_queue_ends_the_waiting(platform: Platform, job_id: str) -> None:
     waiting = move(platform, job_id, S.QUEUED, reason="WaitingForQuota", reason_detail="full", queue_position=4)
-    assert (waiting["reason"], waiting["queue_position"]) == ("WaitingForQuota", 4)
+    assert (waiting.reason, waiting.queue_position) == ("WaitingForQuota", 4)
     left = move(platform, job_id, S.PROVISIONING)
-    assert (left["reason"], left["reason_detail"], left["queue_position"]) == (None, None, None)
+    assert (left.reason, left.reason_detail, left.queue_position) == (None, None, None)
 
 
 def test_of_moves_at_once_one_wins(platform: Platform, job_id: str) -> None:
@@ -98,7 +98,7 @@ def test_a_reader_that_follows_the_numbers_misses_no_event(platform: Platform, t
         while True:
             last = done.is_set()
             rows, _ = jobs.events_since(platform, tenant.id, job_id, since)
-            seen.extend(r["seq"] for r in rows)
+            seen.extend(r.seq for r in rows)
             since = seen[-1] if seen else 0
             if last and not rows:
                 return

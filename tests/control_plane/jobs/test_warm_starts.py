@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from control_plane.attempts.tables import checkpoints
 from control_plane.jobs import service as jobs
 from control_plane.jobs import warm_starts
 from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import Job
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
@@ -24,12 +25,12 @@ from ft_assets.training.spec import LoraSettings
 from tests.support.jobs.finished_job import files_under, finish, put_checkpoint, rewrite
 from tests.support.platform.database_roles import as_owner
 
-Submit = Callable[..., Mapping[Any, Any]]
+Submit = Callable[..., Job]
 
 
 @pytest.fixture
 def submit(platform: Platform, tenant: Tenant, training_file: str) -> Submit:
-    def make(**fields: Any) -> Mapping[Any, Any]:
+    def make(**fields: Any) -> Job:
         body = {"model": "tiny-base", "training_file": training_file, **fields}
         return jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
 
@@ -39,7 +40,7 @@ def submit(platform: Platform, tenant: Tenant, training_file: str) -> Submit:
 @pytest.fixture
 def trained(platform: Platform, tenant: Tenant, submit: Submit) -> dict[str, str]:
     """Names of a finished job: its adapter's id and model name, and a checkpoint of it under both of its names."""
-    job_id = submit(hyperparameters={"rank": 16, "alpha": 24})["id"]
+    job_id = submit(hyperparameters={"rank": 16, "alpha": 24}).id
     adapter_id = finish(platform, tenant.id, job_id)
     checkpoint_id = put_checkpoint(platform, tenant.id, job_id, step=5)
     with platform.engine.connect() as conn:
@@ -58,25 +59,25 @@ def test_a_job_starts_from_an_adapter_by_any_of_its_names(
     platform: Platform, submit: Submit, trained: dict[str, str], reference: str
 ) -> None:
     job = submit(warm_start=trained[reference])
-    assert job["warm_start"]["adapter_id"] == trained["adapter"]
-    assert job["model"] == "tiny-base"
-    assert {k: job["hyperparameters"][k] for k in ("rank", "alpha")} == {"rank": 16, "alpha": 24}, "taken from the adapter"
-    spec = warm_starts.spec_of(job["warm_start"])
+    assert job.warm_start["adapter_id"] == trained["adapter"]
+    assert job.model == "tiny-base"
+    assert {k: job.hyperparameters[k] for k in ("rank", "alpha")} == {"rank": 16, "alpha": 24}, "taken from the adapter"
+    spec = warm_starts.spec_of(job.warm_start)
     assert spec is not None
-    assert (spec.adapter, spec.manifest_sha256) == (trained["name"], job["warm_start"]["manifest_sha256"])
+    assert (spec.adapter, spec.manifest_sha256) == (trained["name"], job.warm_start["manifest_sha256"])
 
 
 @pytest.mark.parametrize("reference", ["checkpoint", "step"])
 def test_a_job_starts_from_a_checkpoint_by_either_of_its_names(submit: Submit, trained: dict[str, str], reference: str) -> None:
-    start = submit(warm_start=trained[reference])["warm_start"]
+    start = submit(warm_start=trained[reference]).warm_start
     assert (start["checkpoint_id"], start["adapter"], "adapter_id" in start) == (trained["checkpoint"], trained["step"], False)
 
 
 @pytest.mark.parametrize("reference", ["name", "step"])
 def test_openais_clients_say_it_with_the_model(submit: Submit, trained: dict[str, str], reference: str) -> None:
     job = submit(model=trained[reference])
-    assert job["model"] == "tiny-base"
-    assert job["warm_start"]["adapter"] == trained[reference]
+    assert job.model == "tiny-base"
+    assert job.warm_start["adapter"] == trained[reference]
     error = refused(submit, model=trained["name"], warm_start=trained["checkpoint"])
     assert (error.code, error.param) == ("warm_start_mismatch", "warm_start")
 
@@ -84,7 +85,7 @@ def test_openais_clients_say_it_with_the_model(submit: Submit, trained: dict[str
 def test_a_lineage_without_its_last_part_is_the_newest_in_production(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:
     with platform.engine.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == trained["adapter"]).values(promoted_at=platform.clock()))
-    assert submit(model=trained["name"].rpartition(":")[0])["warm_start"]["adapter_id"] == trained["adapter"]
+    assert submit(model=trained["name"].rpartition(":")[0]).warm_start["adapter_id"] == trained["adapter"]
 
 
 def test_a_value_that_differs_from_the_adapters_is_refused_and_an_equal_one_is_not(submit: Submit, trained: dict[str, str]) -> None:
@@ -92,13 +93,13 @@ def test_a_value_that_differs_from_the_adapters_is_refused_and_an_equal_one_is_n
         error = refused(submit, warm_start=trained["adapter"], hyperparameters={name: value})
         assert (error.code, error.param) == ("warm_start_mismatch", f"hyperparameters.{name}")
     same = {"rank": 16, "alpha": 24.0, "target_modules": "all-linear", "n_epochs": 2}
-    assert submit(warm_start=trained["adapter"], hyperparameters=same)["hyperparameters"]["n_epochs"] == 2
+    assert submit(warm_start=trained["adapter"], hyperparameters=same).hyperparameters["n_epochs"] == 2
 
 
 def test_chosen_modules_stay_as_they_were(platform: Platform, tenant: Tenant, submit: Submit) -> None:
-    first = submit()["id"]
+    first = submit().id
     finish(platform, tenant.id, first, lora=LoraSettings(rank=8, alpha=16, target_modules=("q_proj", "v_proj")))
-    assert submit(warm_start=first)["hyperparameters"]["target_modules"] == ["q_proj", "v_proj"]
+    assert submit(warm_start=first).hyperparameters["target_modules"] == ["q_proj", "v_proj"]
     submit(warm_start=first, hyperparameters={"target_modules": ["v_proj", "q_proj"]})
 
 
@@ -126,7 +127,7 @@ def test_what_does_not_exist_is_named(submit: Submit, reference: str) -> None:
 
 
 def test_a_job_without_an_adapter_says_what_state_it_is_in(submit: Submit) -> None:
-    assert "validating" in refused(submit, warm_start=submit()["id"]).message
+    assert "validating" in refused(submit, warm_start=submit().id).message
 
 
 @pytest.mark.parametrize(
@@ -170,18 +171,18 @@ def test_the_training_gets_the_adapters_files_and_nothing_else_and_fetches_them_
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], reference: str
 ) -> None:
     job = submit(warm_start=trained[reference])
-    start = warm_starts.spec_of(job["warm_start"])
+    start = warm_starts.spec_of(job.warm_start)
     assert start is not None
     directory = warm_starts.fetch(platform, tenant.id, start)
     assert files_under(directory) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
-    platform.objects.delete(f"{job['warm_start']['object_prefix']}/manifest.json")
+    platform.objects.delete(f"{job.warm_start['object_prefix']}/manifest.json")
     assert warm_starts.fetch(platform, tenant.id, start) == directory
 
 
 def test_bytes_that_are_not_the_ones_that_the_spec_names_are_not_trained_on(
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str]
 ) -> None:
-    start = warm_starts.spec_of(submit(warm_start=trained["adapter"])["warm_start"])
+    start = warm_starts.spec_of(submit(warm_start=trained["adapter"]).warm_start)
     assert start is not None
     prefix = layout.adapter_prefix(tenant.id, trained["adapter"])
     platform.objects.put_bytes(f"{prefix}/adapter_model.safetensors", b"other weights")
@@ -193,13 +194,13 @@ def test_bytes_that_are_not_the_ones_that_the_spec_names_are_not_trained_on(
 
 
 def test_two_starts_are_two_requests_and_one_start_is_one(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:
-    by_id, by_name, by_checkpoint = (submit(warm_start=trained[r])["warm_start"] for r in ("adapter", "name", "checkpoint"))
+    by_id, by_name, by_checkpoint = (submit(warm_start=trained[r]).warm_start for r in ("adapter", "name", "checkpoint"))
     assert by_id == by_name
     assert by_id["manifest_sha256"] != by_checkpoint["manifest_sha256"]
 
 
 def test_a_base_model_alone_starts_from_nothing(platform: Platform, submit: Submit) -> None:
-    job_id = submit()["id"]
+    job_id = submit().id
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(jobs_table.c.warm_start).where(jobs_table.c.id == job_id)).one()
     assert row.warm_start is None
@@ -210,12 +211,12 @@ def test_another_tenants_job_and_its_bytes_do_not_exist(
     platform: Platform, trained: dict[str, str], submit: Submit, tenant: Tenant
 ) -> None:
     other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}", tier="standard")
-    for reference in (trained["job"], submit()["id"]):
+    for reference in (trained["job"], submit().id):
         with pytest.raises(NotFound) as hidden:
             warm_starts.find(platform, other.id, reference, param="warm_start")
         assert hidden.value.message.replace(reference, "X") == not_found(platform, tenant.id)
     for reference in ("adapter", "checkpoint"):
-        start = warm_starts.spec_of(submit(warm_start=trained[reference])["warm_start"])
+        start = warm_starts.spec_of(submit(warm_start=trained[reference]).warm_start)
         assert start is not None
         with pytest.raises(NotFound, match="does not exist any more"):
             warm_starts.fetch(platform, other.id, start)
@@ -232,7 +233,7 @@ def not_found(platform: Platform, tenant: str) -> str:
 def test_bytes_that_were_deleted_since_are_not_looked_for(
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], reference: str
 ) -> None:
-    start = warm_starts.spec_of(submit(warm_start=trained[reference])["warm_start"])
+    start = warm_starts.spec_of(submit(warm_start=trained[reference]).warm_start)
     assert start is not None
     with as_owner(platform).begin() as conn:
         rewrite(conn, adapters.c.id == trained["adapter"], stage="archived")
@@ -246,7 +247,7 @@ def test_bytes_that_were_deleted_since_are_not_looked_for(
 def test_files_that_changed_on_this_machine_are_fetched_again(
     platform: Platform, tenant: Tenant, submit: Submit, trained: dict[str, str], name: str
 ) -> None:
-    start = warm_starts.spec_of(submit(warm_start=trained["adapter"])["warm_start"])
+    start = warm_starts.spec_of(submit(warm_start=trained["adapter"]).warm_start)
     assert start is not None
     file = warm_starts.fetch(platform, tenant.id, start) / name
     content = file.read_bytes()

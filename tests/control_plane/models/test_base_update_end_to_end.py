@@ -71,7 +71,7 @@ def rows(path: Path) -> Path:
 def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, file_id: str) -> str:
     """A job from its submission to the end of its training; returns its id."""
     body = {"model": model, "training_file": file_id, "hyperparameters": HYPERPARAMETERS, "eval_config": EVAL, "seed": 1}
-    job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(body)).job["id"])
+    job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(body)).job.id)
     dataset_step.pin_dataset(platform, tenant, job_id)
     dataset_step.pack(platform, tenant, job_id)
     now = platform.clock()

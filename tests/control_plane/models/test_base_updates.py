@@ -189,10 +189,10 @@ def test_staged_bytes_that_were_changed_are_not_switched_to(base: Base, new: Pat
 def test_jobs_under_way_keep_the_bytes_that_they_were_promised(base: Base, new: Path, training_file: str) -> None:
     platform = base.platform
     request = JobRequest.from_body({"model": base.id, "training_file": training_file})
-    before = str(jobs.submit(platform, base.tenant.id, request).job["id"])
+    before = str(jobs.submit(platform, base.tenant.id, request).job.id)
     base_updates.stage_local(platform, base.id, new)
     base_updates.apply(platform, base.id)
-    after = str(jobs.submit(platform, base.tenant.id, request).job["id"])
+    after = str(jobs.submit(platform, base.tenant.id, request).job.id)
     with platform.engine.connect() as conn:
         query = sa.select(jobs_table.c.id, jobs_table.c.base_digest).where(jobs_table.c.id.in_([before, after]))
         digests = {row.id: row.base_digest for row in conn.execute(query)}

@@ -69,7 +69,7 @@ def change_unseen(file: Path) -> None:
 
 def submit(platform: Platform, tenant: Tenant, training_file: str, *, model: str = MODEL) -> str:
     request = JobRequest.from_body({"model": model, "training_file": training_file})
-    return str(jobs.submit(platform, tenant.id, request).job["id"])
+    return str(jobs.submit(platform, tenant.id, request).job.id)
 
 
 def row(platform: Platform, job_id: str) -> sa.RowMapping:

@@ -45,13 +45,13 @@ def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_r
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     with spans.span("request", parent=CALLER):
         job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-    assert dispatch.of_job(fresh_platform, job["id"]) == CALLER
+    assert dispatch.of_job(fresh_platform, job.id) == CALLER
     assert dispatch.of_job(fresh_platform, "ftjob-none") is None
     url = fresh_platform.engine.url.render_as_string(hide_password=False)
     with collecting() as collector:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "OTEL_", "TRACEPARENT"))}
         env = {**kept, "FT_DATABASE_URL": url, "FT_OTLP_ENDPOINT": collector.url, "PYTHONPATH": str(ROOT)}
-        subprocess.run([sys.executable, "-c", DELIVERED, job["id"]], env=env, cwd=ROOT, check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", DELIVERED, job.id], env=env, cwd=ROOT, check=True, timeout=120)
         span = collector.named("deliver webhook")
     assert (span.trace_id, span.parent_id, span.failed) == ("a" * 32, "b" * 16, True)
-    assert (span.attributes["ft.job"], span.attributes["ft.event"]) == (job["id"], "evt_1")
+    assert (span.attributes["ft.job"], span.attributes["ft.event"]) == (job.id, "evt_1")

@@ -38,31 +38,31 @@ def test_at_the_hard_cap_running_jobs_are_paused_queued_ones_wait_and_all_go_on_
     account.limit(hard_gpu_hours=10)
     held = account.running(hours=6)
     by_tenant = account.submit(suffix="by-tenant")
-    jobs.pause(account.platform, account.tenant, account.pack(by_tenant, hours=0.1)["id"])
+    jobs.pause(account.platform, account.tenant, account.pack(by_tenant, hours=0.1).id)
     account.wait(hours=10)
     waiting = _submitted_before_the_cap(account)
     done = enforcement.enforce(account.platform)
     assert done.paused == [held.job_id]
     row = account.row(held.job_id)
-    assert (row["state"], row["reason"], row["stop_requested"]) == ("pausing", "hard_cap_reached", "pause")
+    assert (row.state, row.reason, row.stop_requested) == ("pausing", "hard_cap_reached", "pause")
     assert ("quota.hard_cap_reached", "hard", 100) in account.told()
     assert [e.level for e in account.events(held.job_id, "hard_cap_reached")] == ["warn"]
     assert account.end(held, PAUSED) is JobState.PAUSED
     row = account.row(held.job_id)
-    assert (row["state"], row["reason"]) == ("paused", "hard_cap_reached")
-    assert "from 2026-06-01 00:00 UTC" in row["reason_detail"]
+    assert (row.state, row.reason) == ("paused", "hard_cap_reached")
+    assert "from 2026-06-01 00:00 UTC" in row.reason_detail
 
     cycle.run_cycle(account.platform)
     queued = account.row(waiting)
-    assert (queued["state"], queued["reason"]) == ("queued", "WaitingForQuota")
-    assert "10 of the 10 GPU-hours" in queued["reason_detail"]
+    assert (queued.state, queued.reason) == ("queued", "WaitingForQuota")
+    assert "10 of the 10 GPU-hours" in queued.reason_detail
     assert enforcement.enforce(account.platform) == enforcement.Round(notices=0, paused=[], resumed=[])
 
     account.limit(hard_gpu_hours=100)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]
     cycle.run_cycle(account.platform)
-    assert {account.row(j)["state"] for j in (held.job_id, waiting)} == {"provisioning"}
-    assert account.row(by_tenant)["state"] == "paused", "the tenant's own pause is the tenant's to end"
+    assert {account.row(j).state for j in (held.job_id, waiting)} == {"provisioning"}
+    assert account.row(by_tenant).state == "paused", "the tenant's own pause is the tenant's to end"
 
 
 def test_what_far_tenants_have_used_is_not_summed_up_each_second_and_no_cap_is_passed(account: Account) -> None:
@@ -140,7 +140,7 @@ def test_the_next_month_lets_capped_jobs_go_on_by_themselves(account: Account) -
     held = _paused_by_the_cap(account)
     account.now[0] = datetime(2026, 6, 1, 0, 0, 5, tzinfo=UTC)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]
-    assert account.row(held.job_id)["state"] == "queued"
+    assert account.row(held.job_id).state == "queued"
     assert account.hours()[2] > 0, "the rest of it is held again"
 
 
@@ -179,13 +179,13 @@ def test_a_suspended_tenants_capped_and_queued_jobs_wait_until_it_is_let_in_agai
     assert enforcement.enforce(account.platform).resumed == []
     assert not enforcement._resume(account.platform, account.tenant, held.job_id, account.now[0]), "also where the round had begun before"
     cycle.run_cycle(account.platform)
-    assert account.row(held.job_id)["state"] == "paused"
+    assert account.row(held.job_id).state == "paused"
     row = account.row(queued)
-    assert (row["state"], row["reason"]) == ("queued", "TenantSuspended") and "invoice 7 is unpaid" in row["reason_detail"]
+    assert (row.state, row.reason) == ("queued", "TenantSuspended") and "invoice 7 is unpaid" in row.reason_detail
     suspension.resume(account.platform, account.tenant)
     assert enforcement.enforce(account.platform).resumed == [held.job_id]
     cycle.run_cycle(account.platform)
-    assert account.row(queued)["state"] == "provisioning"
+    assert account.row(queued).state == "provisioning"
 
 
 def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resumes_it(account: Account) -> None:
@@ -200,7 +200,7 @@ def test_a_capped_job_that_its_tenant_pauses_stays_paused_until_the_tenant_resum
     account.limit(hard_gpu_hours=100)
     assert enforcement.enforce(account.platform).resumed == []
     jobs.resume(account.platform, account.tenant, held.job_id)
-    assert account.row(held.job_id)["state"] == "queued"
+    assert account.row(held.job_id).state == "queued"
     assert account.hours()[2] > 0
 
 
@@ -225,7 +225,7 @@ def test_a_tenant_with_room_lets_no_other_tenants_jobs_go_on(account: Account, o
     assert account.tenant < other.tenant
     other.limit(hard_gpu_hours=100)
     assert enforcement.enforce(account.platform).resumed == [held[1].job_id]
-    assert account.row(held[0].job_id)["state"] == "paused"
+    assert account.row(held[0].job_id).state == "paused"
 
 
 def test_a_tenant_whose_cap_cannot_be_enforced_holds_up_no_other(account: Account, other: Account) -> None:
@@ -273,7 +273,7 @@ def test_a_job_that_was_cancelled_meanwhile_keeps_no_other_from_going_on(account
         conn.execute(sa.text("UPDATE jobs SET state = 'cancelled' WHERE id = :job"), {"job": first.job_id})
         conn.commit()
         enforced.result()
-    assert [account.row(claim.job_id)["state"] for claim in (first, second)] == ["cancelled", "queued"]
+    assert [account.row(claim.job_id).state for claim in (first, second)] == ["cancelled", "queued"]
 
 
 def test_of_two_loops_that_pause_a_job_at_once_one_has_paused_it(account: Account) -> None:
@@ -290,17 +290,17 @@ def test_one_tenants_cap_is_nobody_elses(account: Account, other: Account) -> No
     mine, theirs = account.running(hours=1), other.running(hours=1)
     account.wait(hours=2)
     assert enforcement.enforce(account.platform).paused == [mine.job_id]
-    assert other.row(theirs.job_id)["state"] == "provisioning"
+    assert other.row(theirs.job_id).state == "provisioning"
     after = other.submit()
     other.pack(after, hours=0.5)
     cycle.run_cycle(account.platform)
-    assert other.row(after)["state"] == "provisioning"
+    assert other.row(after).state == "provisioning"
 
 
 def test_a_real_workload_is_stopped_at_a_checkpoint_by_the_cap_and_goes_on_from_it(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held, thread, endings = job.following(Scenario(steps=6, hold_at=4))
-    until(lambda: jobs.get(job.platform, job.tenant, job.id).row["step"] == 4)
+    until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 4)
     with job.platform.engine.begin() as conn:
         conn.execute(sa.update(tenants_table).values(hard_gpu_hours=0.000001))
     assert enforcement.enforce(job.platform).paused == [job.id]

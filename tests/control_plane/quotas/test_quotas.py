@@ -75,8 +75,8 @@ def test_a_job_whose_count_does_not_fit_fails_before_it_takes_a_gpu(account: Acc
     account.pack(account.submit(), hours=3)
     second = account.submit()
     row = account.pack(second, hours=2)
-    assert (row["state"], row["error"]["code"]) == ("failed", "exceeded_quota")
-    assert "the data is counted now" in row["error"]["message"]
+    assert (row.state, row.error["code"]) == ("failed", "exceeded_quota")
+    assert "the data is counted now" in row.error["message"]
     assert account.hours() == (0, 0, 3), "it holds nothing any more"
     cycle.run_cycle(account.platform)
     with account.platform.engine.connect() as conn:
@@ -88,7 +88,7 @@ def test_a_cap_that_was_lowered_meanwhile_takes_nothing_from_a_job_that_needs_le
     account.pack(job, hours=3)
     second = account.submit()
     account.limit(hard_gpu_hours=1)
-    assert account.pack(second, hours=0.001)["state"] == "queued"
+    assert account.pack(second, hours=0.001).state == "queued"
 
 
 def test_used_is_what_ran_this_month_and_was_not_refunded_and_a_hold_gets_less_by_it(account: Account) -> None:

@@ -300,8 +300,8 @@ def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platfor
     for rows in range(100):
         tell(Progress(stage="reading", rows=rows, bytes=rows, total_bytes=200))
     tell(Progress(stage="writing", rows=1000, bytes=0, total_bytes=0))
-    events = [e for e in jobs.list_events(platform, tenant.id, job_id).items if e["code"] == "dataset_progress"]
-    assert [e["message"] for e in events[::-1]] == said == ["Dataset: reading, 0 rows, 0 %.", "Dataset: writing, 1,000 rows."]
+    events = [e for e in jobs.list_events(platform, tenant.id, job_id).items if e.code == "dataset_progress"]
+    assert [e.message for e in events[::-1]] == said == ["Dataset: reading, 0 rows, 0 %.", "Dataset: writing, 1,000 rows."]
 
 
 def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
@@ -312,7 +312,7 @@ def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
     from ft_assets.datasets import step
 
     file_id = uploaded(platform, tenant, large)
-    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job["id"]
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job.id
     said: list[str] = []
     pinned = step.pin_dataset(platform, tenant.id, job, progress=step.announcer(platform, job, say=said.append))
     assert pinned.row_count == 3000

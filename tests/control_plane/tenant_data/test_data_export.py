@@ -50,17 +50,17 @@ def filled(platform: Platform, api_url: str, write_chat_rows: Callable[..., Path
             file = uploaded_files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
         body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": f"plan of {tenant.id}"}}
         job = jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
-        adapter = finish(platform, tenant.id, job["id"])
+        adapter = finish(platform, tenant.id, job.id)
         hook, now = f"we_{uuid.uuid4().hex[:24]}", platform.clock()
         row = {"id": hook, "tenant_id": tenant.id, "name": "n", "url": "https://example.com/hook", "event_types": ["*"], "state": "enabled"}
         with platform.engine.begin() as conn:
             secrets = [{"secret": SECRET, "until": None}]
             conn.execute(sa.insert(webhook_endpoints).values(**row, sealed_url=SEALED, secrets=secrets, created_at=now, updated_at=now))
-            enter(conn, tenant.id, job["id"], amount_micros=1234, gpu_type="H200", gpu_seconds=9.0)
+            enter(conn, tenant.id, job.id, amount_micros=1234, gpu_type="H200", gpu_seconds=9.0)
         key = tenants.create_key(platform, tenant.id, name="admin", scopes=["admin"]).secret
         person = {"email": f"ada@{tenant.id}.example.com", "role": "admin"}
         httpx.post(f"{api_url}/v1/members", json=person, headers={"authorization": f"Bearer {key}"}).raise_for_status()
-        return {"file": file["id"], "job": job["id"], "adapter": adapter, "hook": hook, "key": key, "email": person["email"]}
+        return {"file": file["id"], "job": job.id, "adapter": adapter, "hook": hook, "key": key, "email": person["email"]}
 
     return fill
 

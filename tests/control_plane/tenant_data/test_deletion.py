@@ -94,7 +94,7 @@ def test_an_adapter_that_a_waiting_job_starts_from_is_kept(world: World) -> None
     job = jobs.submit(world.platform, tenant, JobRequest.from_body(body)).job
     world.clock.now += 2 * GRACE
     assert deletion_requests.archive_due(world.platform) == []
-    jobs.cancel(world.platform, tenant, job["id"])
+    jobs.cancel(world.platform, tenant, job.id)
     assert len(deletion_requests.archive_due(world.platform)) == 1
 
 
@@ -175,7 +175,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     id_, others = world.trained(tenant), world.trained(other)
     running = jobs.submit(
         world.platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": world_file(world, tenant), "seed": 7})
-    ).job["id"]
+    ).job.id
     job_id = world.row(id_).job_id
     with world.platform.engine.begin() as conn:
         now = world.clock.now

@@ -44,7 +44,7 @@ def platform(new_platform: Callable[..., Platform], tmp_path: Path, monkeypatch:
 
 def materialized(platform: Platform, file_id: str, **body: Any) -> tuple[str, dg.ExecuteInProcessResult]:
     """A job on the file, and the run of its first two assets."""
-    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file_id, **body})).job["id"]
+    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file_id, **body})).job.id
     partition = f"acme:{job}"
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("jobs", [partition])
@@ -67,7 +67,7 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
         assert shown in seen["report"]
     packed = metadata_of(result, tokenized_pack)
     assert packed["examples"] > 0
-    told = [e["message"] for e in jobs.list_events(platform, "acme", job).items if e["code"] == "dataset_progress"]
+    told = [e.message for e in jobs.list_events(platform, "acme", job).items if e.code == "dataset_progress"]
     assert told, "packing says how far it is"
 
 

@@ -76,7 +76,7 @@ class World:
         """Launch the preparation of a new job; its id and the run."""
         self.submitted += 1
         body = {"model": "tiny-real", "training_file": self.file, "seed": self.submitted}
-        job_id = str(jobs.submit(self.platform, self.tenant, JobRequest.from_body(body)).job["id"])
+        job_id = str(jobs.submit(self.platform, self.tenant, JobRequest.from_body(body)).job.id)
         return job_id, self.launch(job_id)
 
     def launch(self, job_id: str) -> dg.DagsterRun:
@@ -173,7 +173,7 @@ def test_a_run_is_a_child_of_the_server_and_moves_its_job(world: World) -> None:
     assert world.server is not None
     assert psutil.Process(world.worker(run)).ppid() == world.server.pid
     until(lambda: world.status(run) is dg.DagsterRunStatus.SUCCESS, 60)
-    until(lambda: jobs.get(world.platform, world.tenant, job_id).row["state"] == "queued", 10)
+    until(lambda: jobs.get(world.platform, world.tenant, job_id).job.state == "queued", 10)
     until(lambda: read_record(runs_dir(world.platform.settings), run.run_id) is None, 10)
     assert world.launcher.check_run_worker_health(run).status is WorkerStatus.NOT_FOUND
 

@@ -224,8 +224,8 @@ def test_events_and_attempts_of_other_tenants_jobs_are_hidden(
     }[child]  # fmt: skip
     table = declared_tables().tables[child]
     with platform.engine.begin() as conn:
-        conn.execute(sa.insert(table).values(job_id=job["id"], **values))
-    count = sa.select(sa.func.count()).select_from(table).where(table.c.job_id == job["id"])
+        conn.execute(sa.insert(table).values(job_id=job.id, **values))
+    count = sa.select(sa.func.count()).select_from(table).where(table.c.job_id == job.id)
     with platform.in_scope_of(tenant.id, KEY).engine.connect() as mine, platform.in_scope_of(other.id, KEY).engine.connect() as theirs:
         assert mine.execute(count).scalar_one() == 0
         assert theirs.execute(count).scalar_one() >= 1

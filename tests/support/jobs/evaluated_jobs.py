@@ -43,7 +43,7 @@ def evaluating_job(
         "model": "tiny-base", "training_file": file["id"], "hyperparameters": {"n_epochs": 1, "rank": 8, "max_seq_len": 128},
         "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
     }  # fmt: skip
-    job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job["id"])
+    job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job.id)
     step.pin_dataset(platform, tenant, job_id)
     step.pack(platform, tenant, job_id)
     for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):

@@ -50,7 +50,7 @@ class Queued:
         """A job that is in the queue, and would hold its GPUs for this long."""
         self.seeds += 1
         request = {"model": "tiny-base", "training_file": self.files[tenant], "seed": self.seeds, **fields}
-        job = str(jobs.submit(self.platform, tenant, JobRequest.from_body(request)).job["id"])
+        job = str(jobs.submit(self.platform, tenant, JobRequest.from_body(request)).job.id)
         mark_packed(self.platform, tenant, job, spec=SPEC, total_steps=1000, expected_s=hours * 3600)
         self.set(job, num_gpus=gpus, expected_s=hours * 3600)
         return job

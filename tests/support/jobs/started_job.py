@@ -24,8 +24,8 @@ def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
-    mark_packed(platform, owner.id, job["id"], spec=SPEC, total_steps=1000, expected_s=60.0)
+    mark_packed(platform, owner.id, job.id, spec=SPEC, total_steps=1000, expected_s=60.0)
     cycle.run_cycle(platform)
-    claim = attempts.claim(platform, owner.id, job["id"])
+    claim = attempts.claim(platform, owner.id, job.id)
     attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
     return claim

@@ -122,10 +122,10 @@ class World:
             file = uploaded_files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
         body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": "secret plan"}, **fields}
         job = jobs.submit(self.platform, tenant, JobRequest.from_body(body)).job
-        id_ = finish(self.platform, tenant, job["id"])
-        report = {"suites": {"holdout": {"digest": hashlib.sha256(job["id"].encode()).hexdigest()}}, "samples": [SECRET]}
-        self.store.put_bytes(f"{layout.eval_prefix(tenant, job['id'])}/report.json", json.dumps(report).encode())
-        for directory in (f"adapters/{id_}", f"jobs/{job['id']}", f"datasets/{tenant}/x"):
+        id_ = finish(self.platform, tenant, job.id)
+        report = {"suites": {"holdout": {"digest": hashlib.sha256(job.id.encode()).hexdigest()}}, "samples": [SECRET]}
+        self.store.put_bytes(f"{layout.eval_prefix(tenant, job.id)}/report.json", json.dumps(report).encode())
+        for directory in (f"adapters/{id_}", f"jobs/{job.id}", f"datasets/{tenant}/x"):
             (self.platform.settings.work_dir / directory).mkdir(parents=True, exist_ok=True)
             (self.platform.settings.work_dir / directory / "part").write_text(SECRET)
         return id_

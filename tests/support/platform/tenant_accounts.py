@@ -48,7 +48,7 @@ class Account:
 
     def submit(self, **fields: Any) -> str:
         request = JobRequest.from_body({"model": "tiny-base", "training_file": self.file, **fields})
-        return str(jobs.submit(self.platform, self.tenant, request).job["id"])
+        return str(jobs.submit(self.platform, self.tenant, request).job.id)
 
     def pack(self, job_id: str, *, hours: float) -> Any:
         mark_packed(self.platform, self.tenant, job_id, spec=SPEC, total_steps=10, expected_s=hours * 3600)
@@ -77,7 +77,7 @@ class Account:
         return attempts.finish(self.platform, held, ending)
 
     def row(self, job_id: str) -> Any:
-        return jobs.get(self.platform, self.tenant, job_id).row
+        return jobs.get(self.platform, self.tenant, job_id).job
 
     def hours(self) -> tuple[float, float, float]:
         """Settled, running and held."""

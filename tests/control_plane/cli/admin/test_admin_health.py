@@ -25,13 +25,13 @@ def test_verdicts_that_hold_are_listed_and_those_that_are_over_are_not(
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
     now = platform.clock()
-    shared = {"job_id": job["id"], "attempt": 1, "audience": "operator", "level": "warn", "message": "It is slow.", "raised_at": now}
+    shared = {"job_id": job.id, "attempt": 1, "audience": "operator", "level": "warn", "message": "It is slow.", "raised_at": now}
     with platform.engine.begin() as conn:
         for code, cleared in (("throughput_low", None), ("data_starved", now)):
             values = {"id": uuid.uuid4().hex, "code": code, "data": {"limit": 0.5}, "cleared_at": cleared, **shared}
             conn.execute(sa.insert(health_verdicts).values(**values))
     database = str(platform.settings.database_url)
     (found,) = offline("admin", "health", "--json", FT_DATABASE_URL=database).json
-    assert (found["job_id"], found["tenant_id"], found["code"], found["limit"]) == (job["id"], "acme", "throughput_low", 0.5)
+    assert (found["job_id"], found["tenant_id"], found["code"], found["limit"]) == (job.id, "acme", "throughput_low", 0.5)
     shown = offline("admin", "health", FT_DATABASE_URL=database).out
     assert "throughput_low" in shown and "data_starved" not in shown

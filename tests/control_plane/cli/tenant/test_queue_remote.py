@@ -13,7 +13,7 @@ from control_plane.cli.admin import whole_queue_commands
 from control_plane.cli.tenant.jobs import queue_commands as commands
 from control_plane.console.queue_page import queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
-from control_plane.queue.status import responses, view
+from control_plane.queue.status import view
 from tests.support.jobs.queued_jobs import Queued, queued
 
 
@@ -55,7 +55,7 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
     world.round()
     waits = world.job(owner, hours=2)
     world.round(minutes=5)
-    found = responses.whole_queue(view.of_all(world.platform))
+    found = view.of_all(world.platform).model_dump()
     now = world.now[0].timestamp()
     said = "\n".join(whole_queue_commands.whole_lines(found, now=now, nodes=True))
     page = queue_page(found, now=now)

@@ -156,7 +156,7 @@ def test_ctrl_c_while_waiting_leaves_the_job_running_and_says_how_to_come_back(
         rest = p.stderr.read()
         assert p.wait(20) == 130
     assert f"ft job {job_id} --wait" in rest
-    assert jobs.get(platform, tenant.id, job_id).row["state"] == "validating"
+    assert jobs.get(platform, tenant.id, job_id).job.state == "validating"
 
 
 async def _complete(request: Request) -> Response:

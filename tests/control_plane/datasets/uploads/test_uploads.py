@@ -155,7 +155,7 @@ def test_a_file_whose_time_is_over_is_deleted_once_no_job_needs_it(platform: Pla
     upload, parts = send(platform, tenant.id, rows, expires_after_s=3600)
     file = multipart_uploads.complete(platform, tenant.id, upload, part_ids=parts).file
     assert file is not None
-    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job["id"]
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job.id
     over = later(platform, minutes=61)
     uploaded_files.delete_expired(over)
     assert uploaded_files.get(platform, tenant.id, file["id"])["deleted_at"] is None

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.jobs.sweeps import comparison
-from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from tests.support.platform.database_roles import as_owner
 
@@ -39,8 +38,8 @@ def test_the_end_of_a_long_curve_is_found_without_the_rest_of_it(platform: Platf
     ran: list[tuple[str, Any]] = []
     sa.event.listen(platform.engine, "before_cursor_execute", lambda *given: ran.append((given[2], given[3])))
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).mappings().one()
-        assert comparison.measured(conn, [row])[job_id] == {"train_loss": 4000.0, "eval_loss": 2000.1}
+        job = comparison.jobs_by_id(conn, [job_id])[job_id]
+        assert comparison.measured(conn, [job])[job_id] == {"train_loss": 4000.0, "eval_loss": 2000.1}
         of_events = [r for r in ran if "job_events" in r[0]]
         plans = [conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", given).scalar_one() for query, given in of_events]
     read = [looked_at((json.loads(p) if isinstance(p, str) else p)[0]["Plan"]) for p in plans]

@@ -18,6 +18,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.sweeps import service as sweeps
 from control_plane.jobs.sweeps.rules import SweepStatus
+from control_plane.jobs.sweeps.schemas import Sweep
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.jobs.tables import sweep_trials
 from control_plane.jobs.tables import sweeps as sweeps_table
@@ -35,7 +36,7 @@ from ft_assets.telemetry import provenance
 from resources.database.engine import make_engine
 from tests.support.jobs.finished_job import COMMIT, finish
 
-Create = Callable[..., sweeps.SweepView]
+Create = Callable[..., Sweep]
 RATES = [1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 6e-4, 7e-4, 8e-4]
 ROOM = 5
 """Jobs in flight of a standard tenant."""
@@ -45,7 +46,7 @@ ROOM = 5
 def create(platform: Platform, tenant: Tenant, training_file: str) -> Create:
     def make(
         key: str | None = None, body: dict[str, Any] | None = None, on: Platform = platform, **sweep: Any
-    ) -> sweeps.SweepView:  # fmt: skip
+    ) -> Sweep:  # fmt: skip
         given = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"learning_rate": RATES}, **sweep}}
         return sweeps.create(on, tenant.id, given | (body or {}), key=key)
 
@@ -67,14 +68,14 @@ def test_trials_are_ordinary_jobs_that_differ_in_their_parameters_alone(platform
         parameters={"learning_rate": [1e-4, 2e-4], "rank": [8, 16]}, seed=9, body={"suffix": "s", "hyperparameters": {"n_epochs": 2}}
     )
     made = jobs_of(platform, tenant)
-    assert view.status is SweepStatus.RUNNING
-    assert [t.row["job_id"] for t in view.trials] == [j.id for j in made]
+    assert view.status == SweepStatus.RUNNING
+    assert [t.job_id for t in view.trials] == [j.id for j in made]
     assert [j.hyperparameters for j in made][:2] == [
         {"n_epochs": 2, "learning_rate": 1e-4, "rank": 8},
         {"n_epochs": 2, "learning_rate": 1e-4, "rank": 16},
     ]
     assert {(j.seed, j.suffix, j.state, j.request["auto_promote"]) for j in made} == {(9, "s", "validating", False)}
-    assert jobs.get(platform, tenant.id, made[0].id).sweep_id == view.row["id"]
+    assert jobs.get(platform, tenant.id, made[0].id).sweep_id == view.id
 
 
 def test_parameters_join_those_of_the_method_where_the_body_has_them_there(platform: Platform, tenant: Tenant, create: Create) -> None:
@@ -106,7 +107,7 @@ def test_a_body_that_no_job_could_have_is_refused_as_a_job_would_be(platform: Pl
 
 
 def test_what_exceeds_the_jobs_in_flight_waits_and_none_is_lost(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     assert len(jobs_of(platform, tenant)) == ROOM
     assert sweeps.advance(platform) == []
     request = JobRequest.from_body({"model": "tiny-base", "training_file": jobs_of(platform, tenant)[0].training_file})
@@ -115,7 +116,7 @@ def test_what_exceeds_the_jobs_in_flight_waits_and_none_is_lost(platform: Platfo
     first = jobs_of(platform, tenant)[0].id
     fail(platform, first)
     (sixth,) = sweeps.advance(platform)
-    assert sweeps.get(platform, tenant.id, sweep_id).trials[ROOM].row["job_id"] == sixth
+    assert sweeps.get(platform, tenant.id, sweep_id).trials[ROOM].job_id == sixth
     for job in jobs_of(platform, tenant)[1:]:
         fail(platform, job.id)
     assert len(sweeps.advance(platform)) == 2
@@ -127,7 +128,7 @@ def test_what_exceeds_the_jobs_in_flight_waits_and_none_is_lost(platform: Platfo
 
 
 def test_the_trials_of_a_suspended_tenant_wait_and_none_is_refused(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     for job in jobs_of(platform, tenant):
         fail(platform, job.id)
     suspension.suspend(platform, tenant.id, reason="unpaid")
@@ -136,7 +137,7 @@ def test_the_trials_of_a_suspended_tenant_wait_and_none_is_refused(platform: Pla
     request = JobRequest.from_body({"model": "tiny-base", "training_file": jobs_of(platform, tenant)[0].training_file})
     with pytest.raises(Forbidden, match="unpaid"):
         jobs.submit(platform, tenant.id, request)
-    assert [t.row["error"] for t in sweeps.get(platform, tenant.id, sweep_id).trials] == [None] * len(RATES)
+    assert [t.error for t in sweeps.get(platform, tenant.id, sweep_id).trials] == [None] * len(RATES)
     suspension.resume(platform, tenant.id)
     assert len(sweeps.advance(platform)) == len(RATES) - ROOM
 
@@ -152,7 +153,7 @@ def test_ticks_at_the_same_time_submit_each_trial_once(platform: Platform, tenan
 
 
 def test_a_tick_that_died_after_a_submission_finds_its_job_again(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create(parameters={"rank": [8, 16]}).row["id"]
+    sweep_id = create(parameters={"rank": [8, 16]}).id
     before = [j.id for j in jobs_of(platform, tenant)]
     forget_jobs(platform, sweep_id)
     with platform.engine.begin() as conn:
@@ -164,18 +165,18 @@ def test_a_tick_that_died_after_a_submission_finds_its_job_again(platform: Platf
 def test_a_trial_whose_file_went_away_is_refused_with_the_reason_and_the_others_stay(
     platform: Platform, tenant: Tenant, create: Create, training_file: str
 ) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     for job in jobs_of(platform, tenant):
         fail(platform, job.id)
     uploaded_files.delete(platform, tenant.id, training_file)
     assert sweeps.advance(platform) == []
     view = sweeps.get(platform, tenant.id, sweep_id)
-    assert [t.row["error"]["code"] for t in view.trials[ROOM:]] == ["file_not_found"] * 3
-    assert view.status is SweepStatus.FAILED
+    assert [t.error.code for t in view.trials[ROOM:]] == ["file_not_found"] * 3
+    assert view.status == SweepStatus.FAILED
 
 
 def test_the_best_is_the_succeeded_trial_with_the_lowest_validation_loss(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create(parameters={"rank": [8, 16, 32]}).row["id"]
+    sweep_id = create(parameters={"rank": [8, 16, 32]}).id
     first, second, third = (j.id for j in jobs_of(platform, tenant))
     assert sweeps.get(platform, tenant.id, sweep_id).best is None
     finish(platform, tenant.id, first, eval_loss=0.7)
@@ -185,42 +186,42 @@ def test_the_best_is_the_succeeded_trial_with_the_lowest_validation_loss(platfor
     (listed,) = sweeps.list_sweeps(platform, tenant.id).items
     assert (listed.status, listed.best) == (SweepStatus.SUCCEEDED, None), "a list measures nothing"
     assert view.best is not None
-    assert (view.status, view.best.row["job_id"], view.best.value) == (SweepStatus.SUCCEEDED, second, 0.6)
+    assert (view.status, view.best.job_id, view.best.value) == (SweepStatus.SUCCEEDED, second, 0.6)
     found = sweeps.compare(platform, tenant.id, sweep_id)
     assert found.differing["rank"] == [8, 16, 32]
-    assert [c.measured.get("eval_loss") for c in found.jobs] == [0.7, 0.6, None]
+    assert [c.eval_loss for c in found.jobs] == [0.7, 0.6, None]
 
 
 def test_the_best_may_be_chosen_by_a_score_of_the_eval_report(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create(parameters={"rank": [8, 16]}, metric="holdout/exact_match", goal="maximize").row["id"]
+    sweep_id = create(parameters={"rank": [8, 16]}, metric="holdout/exact_match", goal="maximize").id
     for job, score in zip(jobs_of(platform, tenant), (0.9, 0.4), strict=True):
         finish(platform, tenant.id, job.id, scores={"holdout/exact_match": score})
     best = sweeps.get(platform, tenant.id, sweep_id).best
     assert best is not None
-    assert best.row["parameters"] == {"rank": 8}
+    assert best.parameters == {"rank": 8}
 
 
 def test_a_cancelled_sweep_ends_its_jobs_and_submits_none_of_the_rest(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     done = jobs_of(platform, tenant)[0].id
     finish(platform, tenant.id, done)
     view = sweeps.cancel(platform, tenant.id, sweep_id)
-    assert view.status is SweepStatus.CANCELLED
+    assert view.status == SweepStatus.CANCELLED
     assert sweeps.advance(platform) == []
     states = [j.state for j in jobs_of(platform, tenant)]
     assert states == ["succeeded"] + ["cancelled"] * (ROOM - 1)
-    assert sweeps.cancel(platform, tenant.id, sweep_id).status is SweepStatus.CANCELLED
+    assert sweeps.cancel(platform, tenant.id, sweep_id).status == SweepStatus.CANCELLED
 
 
 def test_a_sweep_that_has_ended_cannot_be_cancelled(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create(parameters={"rank": [8]}).row["id"]
+    sweep_id = create(parameters={"rank": [8]}).id
     fail(platform, jobs_of(platform, tenant)[0].id)
     with pytest.raises(Conflict, match="is already failed"):
         sweeps.cancel(platform, tenant.id, sweep_id)
 
 
 def test_cancelling_while_ticks_run_leaves_no_job_alive(platform: Platform, tenant: Tenant, create: Create) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     for job in jobs_of(platform, tenant):
         fail(platform, job.id)
     with ThreadPoolExecutor(4) as pool:
@@ -234,15 +235,15 @@ def test_cancelling_while_ticks_run_leaves_no_job_alive(platform: Platform, tena
 
 def test_the_same_key_is_the_same_sweep(platform: Platform, tenant: Tenant, create: Create) -> None:
     first = create(key="k", parameters={"rank": [8]})
-    assert create(key="k", parameters={"rank": [8]}).row["id"] == first.row["id"]
+    assert create(key="k", parameters={"rank": [8]}).id == first.id
     with pytest.raises(Conflict, match="another body"):
         create(key="k", parameters={"rank": [16]})
     assert len(jobs_of(platform, tenant)) == 1
 
 
 def test_sweeps_are_listed_newest_first_and_to_their_own_tenant_alone(platform: Platform, tenant: Tenant, create: Create) -> None:
-    made = [create(parameters={"rank": [r]}).row["id"] for r in (8, 16)]
-    assert [v.row["id"] for v in sweeps.list_sweeps(platform, tenant.id).items] == made[::-1]
+    made = [create(parameters={"rank": [r]}).id for r in (8, 16)]
+    assert [v.id for v in sweeps.list_sweeps(platform, tenant.id).items] == made[::-1]
     other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}")
     assert sweeps.list_sweeps(platform, other.id).items == []
     for use in (sweeps.get, sweeps.cancel, sweeps.compare):
@@ -253,7 +254,7 @@ def test_sweeps_are_listed_newest_first_and_to_their_own_tenant_alone(platform: 
 def test_a_sweep_over_a_large_grid_is_admitted_at_once(platform: Platform, create: Create, write_chat_rows: Callable[..., Path]) -> None:
     view = create(parameters={"learning_rate": RATES, "rank": [8, 16, 32, 64], "n_epochs": [1, 2, 3]})
     assert len(view.trials) == 96
-    assert sum(t.job is not None for t in view.trials) == ROOM
+    assert sum(t.job_id is not None for t in view.trials) == ROOM
 
 
 def test_sweeps_that_wait_are_few(platform: Platform, tenant: Tenant, create: Create) -> None:
@@ -290,17 +291,17 @@ def forget_jobs(platform: Platform, sweep_id: str) -> None:
 def test_jobs_that_were_not_written_to_their_trials_yet_are_cancelled_with_the_sweep(
     platform: Platform, tenant: Tenant, create: Create
 ) -> None:
-    sweep_id = create().row["id"]
+    sweep_id = create().id
     forget_jobs(platform, sweep_id)
     view = sweeps.cancel(platform, tenant.id, sweep_id)
-    assert sum(t.job is not None for t in view.trials) == ROOM
+    assert sum(t.job_id is not None for t in view.trials) == ROOM
     assert {j.state for j in jobs_of(platform, tenant)} == {"cancelled"}
 
 
 def test_a_job_that_appears_after_the_sweep_was_cancelled_is_cancelled_by_the_next_round(
     platform: Platform, tenant: Tenant, create: Create
 ) -> None:
-    sweep_id = create(parameters={"rank": [8]}).row["id"]
+    sweep_id = create(parameters={"rank": [8]}).id
     forget_jobs(platform, sweep_id)
     with platform.engine.begin() as conn:
         conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == sweep_id).values(cancelled_at=platform.clock()))
@@ -313,8 +314,8 @@ def test_one_connection_is_enough_for_a_sweep(platform: Platform, tenant: Tenant
     narrow = replace(platform, logins=Logins(platform=engine, operator=engine, tenant=engine))
     body = {"model": "tiny-base", "training_file": training_file, "sweep": {"parameters": {"rank": [8, 16]}}}
     view = sweeps.create(narrow, tenant.id, body)
-    assert [t.job is not None for t in view.trials] == [True, True]
-    assert sweeps.cancel(narrow, tenant.id, view.row["id"]).status is SweepStatus.CANCELLED
+    assert [t.job_id is not None for t in view.trials] == [True, True]
+    assert sweeps.cancel(narrow, tenant.id, view.id).status == SweepStatus.CANCELLED
     assert {j.state for j in jobs_of(platform, tenant)} == {"cancelled"}
     engine.dispose()
 
@@ -326,7 +327,7 @@ def test_a_sweep_that_is_stored_is_the_answer_whatever_breaks_then(platform: Pla
         return platform.clock()
 
     view = create(on=replace(platform, clock=clock))
-    assert view.status is SweepStatus.RUNNING
+    assert view.status == SweepStatus.RUNNING
     assert jobs_of(platform, tenant) == []
     assert len(sweeps.advance(platform)) == ROOM
 
@@ -334,14 +335,14 @@ def test_a_sweep_that_is_stored_is_the_answer_whatever_breaks_then(platform: Pla
 def test_what_breaks_in_one_sweep_stops_no_other(
     platform: Platform, tenant: Tenant, create: Create, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken, whole = (create(parameters={"rank": [r]}).row["id"] for r in (8, 16))
+    broken, whole = (create(parameters={"rank": [r]}).id for r in (8, 16))
     with platform.engine.begin() as conn:
         conn.execute(sa.update(sweep_trials).values(job_id=None))
         conn.execute(sa.delete(idempotency_keys))
         conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id.in_((broken, whole))).values(submitted_at=None))
         conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == broken).values(settings={}))
     (made,) = sweeps.advance(platform)
-    assert sweeps.get(platform, tenant.id, whole).trials[0].row["job_id"] == made
+    assert sweeps.get(platform, tenant.id, whole).trials[0].job_id == made
     assert f"the trials of {broken} wait" in caplog.text
     with platform.engine.begin() as conn:
         conn.execute(sa.update(sweeps_table).where(sweeps_table.c.id == broken).values(submitted_at=platform.clock()))
@@ -366,7 +367,7 @@ def test_sweeps_of_a_tenant_without_room_cost_a_round_nothing(platform: Platform
 def test_a_sweep_that_waits_for_gpu_hours_says_so_and_is_tried_again_when_there_are_more(
     platform: Platform, tenant: Tenant, create: Create
 ) -> None:
-    one = quotas.of_job(platform, tenant.id, create(parameters={"learning_rate": RATES[:1]}).trials[0].row["job_id"]).gpu_seconds / 3600
+    one = quotas.of_job(platform, tenant.id, create(parameters={"learning_rate": RATES[:1]}).trials[0].job_id).gpu_seconds / 3600
 
     def cap(hours: float) -> None:
         with platform.engine.begin() as conn:
@@ -381,35 +382,35 @@ def test_a_sweep_that_waits_for_gpu_hours_says_so_and_is_tried_again_when_there_
         return any("UPDATE sweep" in statement for statement in seen)
 
     cap(1000)
-    sweep_id = create(parameters={"learning_rate": RATES[:8]}).row["id"]
-    assert "jobs are in flight" in sweeps.get(platform, tenant.id, sweep_id).row["waits"]["reason"]
+    sweep_id = create(parameters={"learning_rate": RATES[:8]}).id
+    assert "jobs are in flight" in sweeps.get(platform, tenant.id, sweep_id).waiting_reason
     cap(one * 5.5)
     for job in jobs_of(platform, tenant)[:2]:
         fail(platform, job.id)
     cap(one * 3.5)
     assert tried()
-    assert "GPU-hours" in sweeps.get(platform, tenant.id, sweep_id).row["waits"]["reason"]
+    assert "GPU-hours" in sweeps.get(platform, tenant.id, sweep_id).waiting_reason
     assert not tried(), "nothing has changed"
     cap(one * 4.5)
     assert tried()
-    assert len([t for t in sweeps.get(platform, tenant.id, sweep_id).trials if t.row["job_id"]]) == 5
+    assert len([t for t in sweeps.get(platform, tenant.id, sweep_id).trials if t.job_id]) == 5
     later = replace(platform, clock=lambda: platform.clock() + timedelta(minutes=6))
     assert not tried()
     assert sweeps.advance(later) == []
     sweeps.cancel(platform, tenant.id, sweep_id)
-    assert sweeps.get(platform, tenant.id, sweep_id).row["waits"] is None
+    assert sweeps.get(platform, tenant.id, sweep_id).waiting_reason is None
 
 
 @pytest.mark.parametrize("num", [0, 1])
 def test_a_sweep_with_few_jobs_by_now_can_be_compared(platform: Platform, tenant: Tenant, create: Create, num: int) -> None:
     create(parameters={"learning_rate": RATES[: ROOM - num]})
-    sweep_id = create(parameters={"learning_rate": RATES[:2]}).row["id"]
+    sweep_id = create(parameters={"learning_rate": RATES[:2]}).id
     assert len(sweeps.compare(platform, tenant.id, sweep_id).jobs) == num
 
 
 def test_a_key_has_all_the_characters_that_a_jobs_key_has(platform: Platform, tenant: Tenant, create: Create) -> None:
     first = create(key="k" * 255, parameters={"rank": [8]})
-    assert create(key="k" * 255, parameters={"rank": [8]}).row["id"] == first.row["id"]
+    assert create(key="k" * 255, parameters={"rank": [8]}).id == first.id
     with pytest.raises(InvalidRequest, match="1 to 255"):
         create(key="", parameters={"rank": [8]})
 
@@ -422,10 +423,10 @@ def test_a_trial_that_a_job_of_its_tenant_has_answered_since_is_reused(
     view = create()
     for job in jobs_of(platform, tenant):
         fail(platform, job.id)
-    body = sweeps.trial_body(view.row["request"], view.row["settings"]["seed"], {"learning_rate": RATES[ROOM]})
-    own = str(jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job["id"])
+    body = sweeps.trial_body({"model": view.model, "training_file": view.training_file}, view.seed, {"learning_rate": RATES[ROOM]})
+    own = str(jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job.id)
     finish(platform, tenant.id, own)
     sweeps.advance(platform)
-    trial = sweeps.get(platform, tenant.id, view.row["id"]).trials[ROOM]
-    assert (trial.row["job_id"], trial.row["reused"], trial.cost_micros) == (own, True, 0)
+    trial = sweeps.get(platform, tenant.id, view.id).trials[ROOM]
+    assert (trial.job_id, trial.reused, trial.cost_micros) == (own, True, 0)
     provenance.commit.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Actor, Platform
-from control_plane.queue.status import metrics, responses, view
+from control_plane.queue.status import metrics, view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
@@ -30,11 +31,11 @@ def world(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., 
 
 def seen_by(world: Queued, tenant: str) -> dict[str, Any]:
     scoped = world.platform.in_scope_of(tenant, Actor(kind="key", id="k"))
-    return responses.tenants_queue(view.of_tenant(scoped, tenant))
+    return view.of_tenant(scoped, tenant).model_dump()
 
 
 def whole(world: Queued) -> dict[str, Any]:
-    return responses.whole_queue(view.of_all(world.platform))
+    return view.of_all(world.platform).model_dump()
 
 
 def test_a_waiting_job_says_where_it_stands_why_and_when_it_starts(world: Queued) -> None:
@@ -98,7 +99,7 @@ def test_nothing_that_a_tenant_is_told_names_another(world: Queued) -> None:
         states = {t: [world.row(j).state for j in of] for t, of in ids.items()}
     assert {"queued", "provisioning"} <= {s for of in states.values() for s in of}, (states, moved)
     for tenant in ids:
-        told = json.dumps([seen_by(world, tenant), [dict(jobs.get(world.platform, tenant, j).row) for j in ids[tenant]]], default=str)
+        told = json.dumps([seen_by(world, tenant), [asdict(jobs.get(world.platform, tenant, j).job) for j in ids[tenant]]], default=str)
         with world.platform.engine.connect() as conn:
             said = conn.execute(sa.select(job_events.c.message, job_events.c.data).where(job_events.c.job_id.in_(ids[tenant]))).all()
         shown = json.dumps([tuple(r) for r in said], default=str) + json.dumps(
@@ -169,14 +170,14 @@ def test_tenants_and_reservations_are_counted_beyond_the_limit(world: Queued) ->
     for owner in (premium, mine, mine):
         world.job(owner, gpus=4)
     world.round(minutes=1)
-    every, first = (responses.whole_queue(view.of_all(world.platform, limit=n)) for n in (None, 1))
+    every, first = (view.of_all(world.platform, limit=n).model_dump() for n in (None, 1))
     assert len(every["waiting"]) == 3 and len(first["waiting"]) == 1
     assert first["tenants"] == every["tenants"]
     assert {t["tenant"]: t["waiting"] for t in first["tenants"]} == {premium: 1, mine: 2}
     last = every["waiting"][-1]["id"]
     world.set(last, promise={"start": 1.0, "pool": "local", "placement": [["local", 4]], "made_at": 1.0})
     for limit in (None, 1):
-        (pool,) = responses.whole_queue(view.of_all(world.platform, limit=limit))["pools"]
+        (pool,) = view.of_all(world.platform, limit=limit).model_dump()["pools"]
         assert last in pool["nodes"][0]["reserved_for"], limit
 
 
@@ -199,7 +200,7 @@ def test_the_gauges_count_waits_broken_promises_and_gpus_that_lie_apart(world: Q
     assert found.promised_waiting == {"standard": 0, "premium": 1}, "five minutes are over"
     assert found.promised_late == {"standard": 0, "premium": 1}, "the first one started after ten"
     assert (found.lost_gpu_s, found.round_age_s) == (120.0, 0.0)
-    assert found.round.counts["rounds"] == 3
+    assert found.round.rounds == 3
     pool = found.pools["local"]
     assert (pool.gpus, pool.used, pool.free, pool.largest_free) == (4, 3, 1, 1)
     assert pool.unusable == 0, "they are too few, not apart"

@@ -39,7 +39,7 @@ def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
 
 
 def packed(platform: Platform, tenant: Tenant, **body: Any) -> tuple[str, PackManifest]:
-    job_id = str(jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", **body})).job["id"])
+    job_id = str(jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", **body})).job.id)
     step.pin_dataset(platform, tenant.id, job_id)
     return job_id, step.pack(platform, tenant.id, job_id).manifest
 

@@ -113,7 +113,7 @@ def upload(platform: Platform, tenant: Tenant, tmp_path_factory: pytest.TempPath
 def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[step.Packed, TrainingSpec, sa.Row[Any]]:
     """A submitted job as its preparation leaves it."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
-    job_id = str(jobs.submit(platform, tenant.id, request).job["id"])
+    job_id = str(jobs.submit(platform, tenant.id, request).job.id)
     step.pin_dataset(platform, tenant.id, job_id)
     made = step.pack(platform, tenant.id, job_id)
     with platform.engine.connect() as conn:
@@ -234,7 +234,7 @@ def test_the_estimate_counts_what_the_pack_then_holds(
     platform: Platform, tenant: Tenant, upload: Callable[..., str], row: Callable[[int], dict[str, Any]], method: str
 ) -> None:
     request = JobRequest.from_body({"model": "tiny-base", "training_file": upload(row), "method": method})
-    told = estimate.estimate(platform, tenant.id, request)
+    told = estimate.estimate(platform, tenant.id, request).model_dump()
     packed, _, _ = prepared(platform, tenant, upload(row), method)
     assert told["tokens"]["per_epoch"] == pytest.approx(packed.manifest.num_tokens, rel=0.15)  # the split takes whole rows
     assert told["total_steps"] == pytest.approx(packed.total_steps, abs=max(2, 0.2 * packed.total_steps))

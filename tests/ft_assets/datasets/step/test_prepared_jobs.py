@@ -53,7 +53,7 @@ def body(platform: Platform, write_chat_rows: Callable[..., Path]) -> dict[str, 
 
 def submitted(platform: Platform, body: dict[str, Any], **fields: Any) -> str:
     asked = {k: v for k, v in (body | fields).items() if k != "tenant"}
-    return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job["id"])
+    return str(jobs.submit(platform, body["tenant"], JobRequest.from_body(asked)).job.id)
 
 
 def packed(platform: Platform, tenant: str, job_id: str) -> tuple[step.Packed, Any]:
@@ -66,11 +66,11 @@ def packed(platform: Platform, tenant: str, job_id: str) -> tuple[step.Packed, A
 def test_the_trials_of_a_sweep_share_one_pack(platform: Platform, body: dict[str, Any]) -> None:
     tenant = body.pop("tenant")
     made = sweeps.create(platform, tenant, {**body, "sweep": {"parameters": {"learning_rate": [1e-4, 2e-4], "n_epochs": [1, 2]}}})
-    done = [packed(platform, tenant, str(t.row["job_id"])) for t in made.trials]
+    done = [packed(platform, tenant, str(t.job_id)) for t in made.trials]
     assert [p.reused for p, _ in done] == [False, True, True, True]
     assert len({p.manifest.fingerprint for p, _ in done}) == 1
     assert len({row.spec_sha256 for _, row in done}) == 4
-    assert sweeps.compare(platform, tenant, made.row["id"]).differing.keys() == {"learning_rate", "n_epochs"}
+    assert sweeps.compare(platform, tenant, made.id).differing.keys() == {"learning_rate", "n_epochs"}
 
 
 def test_a_job_with_an_equal_spec_ends_with_the_adapter_that_is_there(platform: Platform, body: dict[str, Any]) -> None:
