@@ -1,19 +1,27 @@
-"""Schemas shared by all nouns: the base class, lists and deletions."""
+"""Schemas shared by all nouns: the base class, times, lists and deletions.
+
+A route declares `response_model` and returns records: the response's fields are read from attributes of the same name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+
+from control_plane.platform.epoch_time import epoch_seconds
 
 T = TypeVar("T")
+EpochSeconds = Annotated[int, BeforeValidator(lambda time: epoch_seconds(time) if isinstance(time, datetime) else time)]
+"""Unix time in seconds; records have a `datetime`."""
 
 
 class ApiModel(BaseModel):
     """An object of the API. The docstring under a field is its description in the OpenAPI document."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, from_attributes=True)
 
 
 def _described(schema: dict[str, Any]) -> None:
@@ -33,13 +41,13 @@ class Deleted(ApiModel):
 
 
 class ListOf(ApiModel, Generic[T]):
-    """One page of a list."""
+    """One page of a list, also built from a :class:`~control_plane.platform.pagination.Page`."""
 
     model_config = ConfigDict(json_schema_extra=_described)
 
     object: Literal["list"] = "list"
     """Object type, always `list`."""
-    data: Sequence[T]
+    data: Sequence[T] = Field(validation_alias=AliasChoices("data", "items"))
     """Items of this page, in the order documented for the operation."""
     has_more: bool = False
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""
