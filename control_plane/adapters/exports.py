@@ -18,20 +18,20 @@ from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import service as adapters
-from control_plane.adapters.tables import exports
+from control_plane.adapters.tables import Export, exports
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many, one, one_or_none
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_bytes, run_sandboxed
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
 from ft_assets.adapters.exports.archive import Order
-from ft_assets.adapters.record import AdapterRecord
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
@@ -59,21 +59,21 @@ BROKEN = "the export could not be made; that is the platform's failure: ask for 
 log = logging.getLogger(__name__)
 
 
-def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> RowMapping:
+def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> Export:
     """Return the export of an adapter in this form: the existing one, or a new order. A failed one is ordered again."""
     kind, exact = checked(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
-    key = export_key(adapter["manifest_sha256"], adapter["base_digest"], kind, exact)
-    same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
+    key = export_key(adapter.manifest_sha256, adapter.base_digest, kind, exact)
+    same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter.id, exports.c.key == key)
     requested_before = sa.select(exports).where(same, exports.c.status != FAILED)
     with platform.engine.connect() as conn:
-        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
+        if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
-    if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
-        check_memory(adapter["base_model"], directory, kind, host=host_bytes())
+    if (directory := platform.models.card(adapter.base_model).directory) is not None:
+        check_memory(adapter.base_model, directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
-        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
+        if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
         if (num := conn.execute(waiting).scalar_one()) >= MAX_PENDING:
@@ -82,51 +82,49 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             )
         fresh = {"status": QUEUED, "error": sa.null(), "progress": sa.null(), "claim": None, "beat_at": None, "finished_at": None}
         values = {
-            "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter["id"], "key": key, "format": kind,
+            "id": f"exp-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "adapter_id": adapter.id, "key": key, "format": kind,
             "precision": exact, "created_at": platform.clock(), **fresh,
         }  # fmt: skip
         again = insert(exports).values(values).on_conflict_do_update(
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
         )  # fmt: skip
         conn.execute(again)
-        return conn.execute(sa.select(exports).where(same)).mappings().one()
+        return one(conn, sa.select(exports).where(same), Export)
 
 
-def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, reference: str, export_id: str) -> Export:
     """Return one export of an adapter of the tenant."""
     adapter = adapters.get_adapter(platform, tenant, reference)
-    query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
+    query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.adapter_id == adapter.id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(
-            f"no export {export_id[:80]!r} of {adapter['id']}; ask for one with POST", code="export_not_found", param="export_id"
-        )
-    return row
+        found = one_or_none(conn, query, Export)
+    if found is None:
+        raise NotFound(f"no export {export_id[:80]!r} of {adapter.id}; ask for one with POST", code="export_not_found", param="export_id")
+    return found
 
 
-def list_exports(platform: Platform, tenant: str, reference: str) -> list[RowMapping]:
+def list_exports(platform: Platform, tenant: str, reference: str) -> list[Export]:
     """Return the exports of an adapter, newest first; at most one per form."""
     adapter = adapters.get_adapter(platform, tenant, reference)
-    query = sa.select(exports).where(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
+    query = sa.select(exports).where(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter.id)
     with platform.engine.connect() as conn:
-        return list(conn.execute(query.order_by(exports.c.created_at.desc(), exports.c.id)).mappings())
+        return many(conn, query.order_by(exports.c.created_at.desc(), exports.c.id), Export)
 
 
-def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[RowMapping, BinaryIO]:
+def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[Export, BinaryIO]:
     """Return the archive; ``Conflict`` while it is being made, and with the reason if it failed."""
-    row = get(platform, tenant, reference, export_id)
-    if row["status"] != READY:
-        why = f": {row['error']['message']}" if row["error"] else ""
-        raise Conflict(f"export {export_id} is {row['status']}{why}; it can be downloaded when it is {READY}", code="export_not_ready")
-    return row, platform.objects.open(row["object_key"])
+    found = get(platform, tenant, reference, export_id)
+    if found.status != READY or found.object_key is None:
+        why = f": {found.error['message']}" if found.error else ""
+        raise Conflict(f"export {export_id} is {found.status}{why}; it can be downloaded when it is {READY}", code="export_not_ready")
+    return found, platform.objects.open(found.object_key)
 
 
 def delete(platform: Platform, tenant: str, reference: str, export_id: str) -> None:
     """Delete an export with its archive; one that is being made is abandoned."""
-    row = get(platform, tenant, reference, export_id)
+    found = get(platform, tenant, reference, export_id)
     with platform.engine.begin() as conn:
-        _remove(platform, conn, exports.c.id == row["id"])
+        _remove(platform, conn, exports.c.id == found.id)
 
 
 def expire(platform: Platform) -> int:
@@ -138,17 +136,16 @@ def expire(platform: Platform) -> int:
 
 def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool]) -> int:
     """Delete rows and archives in one transaction, so that what fails is found again."""
-    removed = list(conn.execute(sa.delete(exports).where(which).returning(exports)).mappings())
-    for row in removed:
-        if row["object_key"]:
-            platform.objects.delete(row["object_key"])
-    return len(removed)
+    keys = conn.scalars(sa.delete(exports).where(which).returning(exports.c.object_key)).all()
+    for key in filter(None, keys):
+        platform.objects.delete(key)
+    return len(keys)
 
 
-def pending(platform: Platform) -> list[RowMapping]:
+def pending(platform: Platform) -> list[Export]:
     """Return unclaimed orders, oldest first: new ones, and those of a process that died."""
     with platform.engine.connect() as conn:
-        return list(conn.execute(sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at)).mappings())
+        return many(conn, sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at), Export)
 
 
 def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY_S) -> str | None:
@@ -157,7 +154,7 @@ def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY
     query = sa.update(exports).where(exports.c.id == export_id, _unclaimed(platform))
     with platform.engine.begin() as conn:
         taken = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
-        row = conn.execute(taken).mappings().one_or_none()
+        row = one_or_none(conn, taken, Export)
     if row is None:
         return None
     try:
@@ -230,10 +227,10 @@ def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) 
         thread.join()
 
 
-def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
-    record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
+def _made(platform: Platform, row: Export, hold: _Hold) -> dict[str, Any]:
+    record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
     model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
-    kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
+    kind, precision = Format(row.format), Precision(row.precision) if row.precision else None
     check_memory(model.id, base_dir, kind, host=host_bytes())
     order = Order(
         format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute(),
@@ -243,7 +240,7 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     )  # fmt: skip
     hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
-    with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+    with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
         made = run_sandboxed(
             MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
@@ -254,18 +251,18 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     return {"object_key": _object_key(row), **reported}
 
 
-def _give_up(platform: Platform, row: RowMapping) -> None:
+def _give_up(platform: Platform, row: Export) -> None:
     """Delete the archive of a deleted order, unless another process makes it for the same order."""
     with platform.engine.connect() as conn:
-        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row["id"])).one_or_none()
-    log.warning("export %s is %s", row["id"], "made by another process" if there else "deleted")
+        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row.id)).one_or_none()
+    log.warning("export %s is %s", row.id, "made by another process" if there else "deleted")
     if there is None:
         platform.objects.delete(_object_key(row))
 
 
-def _object_key(row: RowMapping) -> str:
+def _object_key(row: Export) -> str:
     """Key of this order alone: the archive of a later order for the same form is another object, and either can be deleted."""
-    return object_key(row["tenant_id"], row["adapter_id"], f"{row['key']}-{row['id']}")
+    return object_key(row.tenant_id, row.adapter_id, f"{row.key}-{row.id}")
 
 
 def _memory(base_dir: Path) -> int:

@@ -7,10 +7,8 @@ import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
@@ -18,6 +16,7 @@ from control_plane.sandbox import scratch
 from control_plane.tenant_data.deletion import digest_of
 from ft_assets import layout
 from ft_assets.adapters.package import MANIFEST
+from ft_assets.adapters.record import AdapterRecord
 from ft_assets.datasets.stored_rows import content_digest
 from ft_assets.errors import FtError, NotFound, QuotaExceeded, Unavailable
 from ft_assets.training.spec import canonical_json
@@ -59,13 +58,10 @@ class Link:
     def of(self, adapter_id: str) -> Link:
         return replace(self, adapter_id=adapter_id)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
+def manifest(platform: Platform, record: AdapterRecord) -> dict[str, Any]:
     """Return the adapter's files with their sha256 from its manifest; empty once they are deleted, with the reason."""
-    key = f"{row['object_prefix']}/{MANIFEST}"
+    key = f"{record.object_prefix}/{MANIFEST}"
     try:
         body = platform.objects.get_bytes(key)
     except (FtError, OSError) as error:
@@ -74,25 +70,25 @@ def manifest(platform: Platform, row: RowMapping) -> dict[str, Any]:
     return {"manifest": key, "files": _listed(body), "detail": None}
 
 
-def check(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> list[Link]:
+def check(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> list[Link]:
     """Verify every link of one adapter, in order. Reads its files, its dataset and the uploads completely."""
-    return [*_adapter(platform, row, lineage), *_training(platform, row, lineage), *_data(platform, row, lineage)]
+    return [*_adapter(platform, record, lineage), *_training(platform, record, lineage), *_data(platform, record, lineage)]
 
 
-def _adapter(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
-    gone = row["stage"] == "archived" or lineage["deletion"] is not None
-    key = f"{row['object_prefix']}/{MANIFEST}"
-    yield _stored(platform, "adapter manifest", key, row["manifest_sha256"], gone=gone)
+def _adapter(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:
+    gone = record.stage == "archived" or lineage["deletion"] is not None
+    key = f"{record.object_prefix}/{MANIFEST}"
+    yield _stored(platform, "adapter manifest", key, record.manifest_sha256, gone=gone)
     for name, sha256 in sorted(lineage["files"]["files"].items()):
-        yield _stored(platform, f"adapter file {name}", f"{row['object_prefix']}/{name}", sha256, gone=gone)
+        yield _stored(platform, f"adapter file {name}", f"{record.object_prefix}/{name}", sha256, gone=gone)
 
 
-def _training(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
+def _training(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:
     spec = lineage["training"]["spec"]
     found = hashlib.sha256(canonical_json(spec).encode()).hexdigest() if spec else None
-    yield _link("frozen spec", row["spec_sha256"], found)
+    yield _link("frozen spec", record.spec_sha256, found)
     for name in ("base_digest", "pack_fingerprint", "dataset_id", "lock_sha256", "commit"):
-        yield _link(f"spec's {name}", row[name], (spec or {}).get(name))
+        yield _link(f"spec's {name}", getattr(record, name), (spec or {}).get(name))
     base = lineage["base_model"]
     try:
         digest = platform.models.card(base["id"]).digest
@@ -103,25 +99,25 @@ def _training(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -
     yield Link(link="base model", recorded=base["digest"], found=digest, holds=True if not changed else None, detail=changed)
 
 
-def _data(platform: Platform, row: RowMapping, lineage: Mapping[str, Any]) -> Iterator[Link]:
+def _data(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:
     deleted = lineage["deletion"] is not None and lineage["deletion"]["subject_kind"] == "tenant"
     dataset = lineage["dataset"]
     if dataset is None:
-        yield Link(link="dataset", recorded=row["dataset_id"], found=None, holds=False, detail="the dataset does not exist")
+        yield Link(link="dataset", recorded=record.dataset_id, found=None, holds=False, detail="the dataset does not exist")
     else:
-        yield _content(platform, row, dataset, gone=deleted)
+        yield _content(platform, record, dataset, gone=deleted)
     for upload in lineage["uploads"]:
         gone = deleted or upload["deleted_at"] is not None
         yield _stored(platform, f"{upload['role']} file {upload['id']}", _key(platform, upload["id"]), upload["sha256"], gone=gone)
         if dataset is not None and upload["role"] == "training":
-            yield _link(f"dataset of file {upload['id']}", row["dataset_id"], upload["dataset_id"])
+            yield _link(f"dataset of file {upload['id']}", record.dataset_id, upload["dataset_id"])
 
 
-def _content(platform: Platform, row: RowMapping, dataset: Mapping[str, Any], *, gone: bool) -> Link:
+def _content(platform: Platform, record: AdapterRecord, dataset: Mapping[str, Any], *, gone: bool) -> Link:
     """Digest of the rows, not of their file: equal rows have the same digest under any compression."""
-    key = f"{layout.dataset_prefix(row['tenant_id'], dataset['id'])}/rows.parquet"
+    key = f"{layout.dataset_prefix(record.tenant_id, dataset['id'])}/rows.parquet"
     try:
-        with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+        with scratch.directory(platform.settings.work_dir, record.tenant_id) as directory:
             rows = directory / "rows.parquet"
             platform.objects.get_file(key, rows)
             found = content_digest(rows)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 import yaml
 
@@ -24,7 +22,7 @@ FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 
 def server(platform: Platform, tenant: str, reference: str) -> str:
     """Return the YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
-    record = adapters.find_record(platform, tenant, reference)
+    record = adapters.get_adapter(platform, tenant, reference)
     base = platform.models.card(record.base_model)
     settings = _settings(platform)
     try:
@@ -55,25 +53,22 @@ def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
 
 def route(platform: Platform, tenant: str, name: str) -> str:
     """Return the YAML of a route as an InferenceModelRewrite; its targets must share a base, because a rewrite applies to one pool."""
-    targets = model_routes.get(platform, tenant, name)["targets"]
-    bases = sorted({_base_of(platform, tenant, target) for target in targets})
+    targets = model_routes.get(platform, tenant, name).targets
+    bases = sorted({target.base_model for target in targets})
     if len(bases) != 1:
         raise Conflict(
             f"route {name!r} has targets on {', '.join(bases)}, and a rewrite holds within one pool; make a route for each base model",
             code="route_over_bases",
             param="name",
         )
-    shares = [(str(target["model"]), int(target["weight"])) for target in targets]
     made = llm_d.render_route(
-        tenant=tenant, name=name, targets=shares, pool=_pool(platform.models.card(bases[0])).name, settings=_settings(platform)
+        tenant=tenant,
+        name=name,
+        targets=[(t.model, t.weight) for t in targets],
+        pool=_pool(platform.models.card(bases[0])).name,
+        settings=_settings(platform),
     )
     return cluster.to_yaml([made])
-
-
-def _base_of(platform: Platform, tenant: str, target: Mapping[str, Any]) -> str:
-    if target["adapter_id"] is None:
-        return str(target["model"])
-    return adapters.find_record(platform, tenant, str(target["adapter_id"])).base_model
 
 
 def _pool(base: BaseModel) -> Pool:

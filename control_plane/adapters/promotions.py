@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.adapters import service as registry
-from control_plane.adapters.service import Adapter, find_record, get_adapter, locked_row, select_adapters, set_stage, unservable, view
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.service import find, get_adapter, kept, locked, set_stage, unservable, versions
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
@@ -40,8 +38,6 @@ class Resolved:
     model: str
     adapter: Adapter | None
     """None for a base model."""
-    served_on: Sequence[str] | None = None
-    """URLs of servers seen to answer with it; None if not examined yet, and for a base model."""
 
 
 def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
@@ -51,17 +47,17 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
     promoted, and `observed` and `detail` show that it is not served yet. Requests to its lineage go to its predecessor until a server was
     seen to answer with this one (:func:`resolve_model`).
     """
-    current = find_record(platform, tenant, reference)
+    current = get_adapter(platform, tenant, reference)
     requested = rollout.ask(platform)
     candidate = _candidate(platform, current, requested)
     if found := promotion_rules.refusals(candidate):
         raise _refused(current, found)
     with platform.engine.begin() as conn:
-        row = locked_row(conn, tenant, current.id)
+        stage = locked(conn, tenant, current.id).stage
         if (mismatch := promotion_rules.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
             raise _refused(current, [mismatch])
-        if row["stage"] != Stage.PRODUCTION:
-            check_transition(current.id, Stage(row["stage"]), Stage.PRODUCTION)
+        if stage != Stage.PRODUCTION:
+            check_transition(current.id, stage, Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
         rollout.desire(conn, current, LOADED, platform.clock())
     rollout.load(platform, current, requested)
@@ -82,7 +78,7 @@ def deploy(platform: Platform, tenant: str, reference: str, *, stage: str = Stag
             param="stage",
         )
     with platform.engine.begin() as conn:
-        current = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
+        current = locked(conn, tenant, reference)
         if current.stage == Stage.PRODUCTION:
             raise Conflict(
                 f"adapter {current.id} is in production, and staging would stop serving it; roll it back or deprecate it instead",
@@ -104,56 +100,46 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
     """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
     seen."""
-    present, accepted = platform.models.card(candidate.record.base_model).digest, _accepted(conn, candidate.record)
+    present, accepted = platform.models.card(candidate.record.base_model).digest, accepted_bases.accepted_digests(conn, candidate.record)
     served = candidate.served_digests if candidate.from_servers else (present,)
     return replace(candidate, served_digests=served, catalogue_digest=present, accepted_digests=accepted)
-
-
-def _accepted(conn: Connection, record: AdapterRecord) -> frozenset[str]:
-    return accepted_bases.accepted_digests(conn, record.id, record.base_digest)
 
 
 def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.FleetState) -> promotion_rules.Candidate:
     reported = {r.base_digest for r in requested.pool(current.base_model) if r.base_digest}
     in_catalogue = platform.models.get(current.base_model).digest
-    served = reported or {in_catalogue}
-    looked: _Looked = ((), ())
-    accepted = frozenset({current.base_digest})
-    if current.type == LORA:  # refuse a whole model before fetching it
-        looked = _look(platform, current)
-        with platform.engine.connect() as conn:
-            accepted = _accepted(conn, current)
+    found = _look(platform, current)
+    with platform.engine.connect() as conn:
+        accepted = accepted_bases.accepted_digests(conn, current)
     return promotion_rules.Candidate(
-        record=current, served_digests=sorted(served), from_servers=bool(reported), accepted_digests=accepted,
-        catalogue_digest=in_catalogue, file_refusals=looked[0], package_refusals=looked[1],
+        record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
+        catalogue_digest=in_catalogue, file_refusals=found,
     )  # fmt: skip
 
 
 def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:
     """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, which they do not serve."""
-    record = find_record(platform, tenant, reference)
-    return [f"{r.code}: {r.detail}" for found in _look(platform, record) for r in found] if record.type == LORA else []
+    return [f"{r.code}: {r.detail}" for r in _look(platform, get_adapter(platform, tenant, reference))]
 
 
-_Looked = tuple[Sequence[Refusal], Sequence[Refusal]]
-_looked: dict[tuple[object, ...], _Looked] = {}
+_looked: dict[tuple[object, ...], Sequence[Refusal]] = {}
 """Verification results of directories, valid while the file system shows their files as unchanged."""
 MAX_LOOKED = 4096
 
 
-def _look(platform: Platform, record: AdapterRecord) -> _Looked:
-    """Return differences from the manifest, and what servers could not serve; reads every byte once per directory."""
+def _look(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
+    """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model."""
+    if record.type == FULL:
+        return ()
     directory = node_files.materialise(platform, record)
     key = (directory, record.manifest_sha256, *node_files.stats(directory))
     if key not in _looked:
+        differences = node_files.differences(directory, manifest_sha256=record.manifest_sha256)
+        found = [*differences, *unservable(platform, record.base_model, directory)]
+        if differences:
+            return found  # a disk that failed once may recover
         if len(_looked) >= MAX_LOOKED:
             _looked.clear()
-        found = (
-            node_files.differences(directory, manifest_sha256=record.manifest_sha256),
-            unservable(platform, record.base_model, directory),
-        )
-        if found[0]:
-            return found  # a disk that failed once may recover
         _looked[key] = found
     return _looked[key]
 
@@ -166,11 +152,10 @@ def rollback(platform: Platform, tenant: str, reference: str) -> RolledBack:
     a ready server is not an obstacle, as for a promotion. The commit switches requests over; the withdrawn adapter is unloaded once its
     open requests have ended. A second call changes nothing; ``Conflict`` (``no_previous_adapter``) if there is no earlier adapter.
     """
-    id_ = find_record(platform, tenant, reference).id
     brought_back: str | None = None
     while True:
         with platform.engine.begin() as conn:
-            current, previous = _to_roll_back(conn, tenant, id_)
+            current, previous = _to_roll_back(conn, tenant, reference)
             if previous.id == brought_back or observations.is_served(conn, previous.id):
                 _go_back(platform, conn, current, previous)
                 break
@@ -201,7 +186,7 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
         return
     with platform.engine.connect() as conn:
         served = observations.is_served(conn, previous.id, [r.url for r in ready])
-        accepted = _accepted(conn, previous)
+        accepted = accepted_bases.accepted_digests(conn, previous)
     reported = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
     if served and reported & accepted:
         return
@@ -215,21 +200,22 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     )
 
 
-def _to_roll_back(conn: Connection, tenant: str, id_: str) -> tuple[AdapterRecord, AdapterRecord]:
+def _to_roll_back(conn: Connection, tenant: str, reference: str) -> tuple[AdapterRecord, AdapterRecord]:
     """Return the adapter, locked, and its predecessor."""
-    current = AdapterRecord.from_row(locked_row(conn, tenant, id_))
+    current = locked(conn, tenant, reference)
     again = current.stage == Stage.STAGING and current.promoted_at is not None
     if current.stage != Stage.PRODUCTION and not again:
         raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
-    previous = _previous(conn, current)
-    if previous is None:
+    logical = parse_name(current.name).logical
+    earlier = versions(conn, tenant, logical, before=current.promoted_at)
+    if not earlier:
         raise Conflict(
-            f"adapter {current.id} has no earlier production adapter of {parse_name(current.name).logical!r} to go back to; "
+            f"adapter {current.id} has no earlier production adapter of {logical!r} to go back to; "
             "deprecate it to stop serving it, or promote another one",
             code="no_previous_adapter",
             param="adapter_id",
         )
-    return current, previous
+    return current, earlier[0]
 
 
 def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> None:
@@ -237,15 +223,14 @@ def undo_promotion(platform: Platform, before: Adapter, promoted: Adapter) -> No
 
     It returns to its stage `before`, if that is a legal move; a draft goes to staging.
     """
-    record = AdapterRecord.from_row(before)
     with platform.engine.begin() as conn:
-        row = locked_row(conn, record.tenant_id, record.id)
-        if row["stage"] != Stage.PRODUCTION or row["promoted_at"] != promoted["promoted_at"]:
+        current = locked(conn, before.tenant_id, before.id)
+        if current.stage != Stage.PRODUCTION or current.promoted_at != promoted.promoted_at:
             return
-        back = record.stage if record.stage in TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
-        set_stage(conn, record.id, back, promoted_at=record.promoted_at)
-        model_routes.tell_of_withdrawal(conn, record, platform.clock())
-        rollout.desire(conn, record, UNLOADED, platform.clock())
+        back = before.stage if before.stage in TRANSITIONS[Stage.PRODUCTION] else Stage.STAGING
+        set_stage(conn, before.id, back, promoted_at=before.promoted_at)
+        model_routes.tell_of_withdrawal(conn, before, platform.clock())
+        rollout.desire(conn, before, UNLOADED, platform.clock())
 
 
 def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
@@ -254,7 +239,7 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
     New requests no longer reach it; it is unloaded once open ones have ended.
     """
     with platform.engine.begin() as conn:
-        record = AdapterRecord.from_row(locked_row(conn, tenant, find_record(platform, tenant, reference).id))
+        record = locked(conn, tenant, reference)
         if record.stage != Stage.DEPRECATED:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
             set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
@@ -276,7 +261,7 @@ def delete(platform: Platform, tenant: str, model: str) -> None:
             param="model",
         )
     try:
-        record = find_record(platform, tenant, model)
+        record = get_adapter(platform, tenant, model)
     except NotFound as e:
         raise NotFound(
             f"no fine-tuned model {model[:120]!r}; list yours with GET /v1/adapters (a logical name: DELETE /v1/model_routes/NAME)",
@@ -299,60 +284,22 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
     if name in platform.models.ids():
         return Resolved(model=name, adapter=None)
     with platform.engine.connect() as conn:
-        if model_routes.is_name(name) and (targets := model_routes.targets_of(conn, tenant, name)) is not None:
-            return _resolved(model_routes.choose(name, targets, affinity=affinity))
-        lineage = parse_name(f"{name}:x") if name.count(":") >= 3 and name.startswith("ft:") else None
-        if lineage is not None and lineage.tenant == tenant:
-            newest = conn.execute(_production(tenant, lineage.base, f"{name}:")).mappings().all()
-            if newest:
-                return _resolved(next((row for row in newest if row["served_on"] != []), newest[0]))
-        query = _with_servers(select_adapters(tenant)).where(sa.or_(adapters.c.id == name, adapters.c.name == name))
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:
+        if model_routes.is_name(name) and (route := model_routes.find(conn, tenant, name)) is not None:
+            target = model_routes.choose(name, route.targets, affinity=affinity)
+            return Resolved(model=target.model, adapter=target.adapter)
+        newest = versions(conn, tenant, name)
+        adapter = next((a for a in newest if a.served_on != ()), newest[0]) if newest else find(conn, tenant, name)
+    if adapter is None:
         raise NotFound(
             f"the model {name[:160]!r} does not exist; use a base model ({', '.join(platform.models.ids())}) or one of your adapters",
             code="model_not_found",
             param="model",
         )
-    return _in_production(row)
-
-
-def _in_production(row: RowMapping) -> Resolved:
-    if row["type"] == FULL:
-        raise Conflict(f"model {row['id']} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
-    if row["stage"] != Stage.PRODUCTION:
-        raise Conflict(f"adapter {row['id']} is {row['stage']} and not served; promote it first", code="model_not_served", param="model")
-    return _resolved(row)
-
-
-def _resolved(row: RowMapping | model_routes.Base) -> Resolved:
-    if isinstance(row, model_routes.Base):
-        return Resolved(model=row.model, adapter=None)
-    return Resolved(model=row["name"], adapter=view(row), served_on=row["served_on"])
-
-
-def _with_servers(query: sa.Select[Any]) -> sa.Select[Any]:
-    return query.add_columns(observations.served_on())
-
-
-def _production(tenant: str, base: str, name_prefix: str) -> sa.Select[Any]:
-    """Return the production adapters of one lineage with their servers, newest first."""
-    return (
-        _with_servers(select_adapters(tenant))
-        .where(
-            adapters.c.base_model == base,
-            adapters.c.stage == Stage.PRODUCTION.value,
-            adapters.c.name.startswith(name_prefix, autoescape=True),
-        )
-        .order_by(adapters.c.promoted_at.desc(), adapters.c.id.desc())
-    )
-
-
-def _previous(conn: Connection, current: AdapterRecord) -> AdapterRecord | None:
-    prefix = f"{parse_name(current.name).logical}:"
-    query = _production(current.tenant_id, current.base_model, prefix).where(adapters.c.promoted_at < current.promoted_at).limit(1)
-    row = conn.execute(query).mappings().one_or_none()
-    return AdapterRecord.from_row(row) if row else None
+    if adapter.type == FULL:
+        raise Conflict(f"model {adapter.id} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
+    if adapter.stage != Stage.PRODUCTION:
+        raise Conflict(f"adapter {adapter.id} is {adapter.stage} and not served; promote it first", code="model_not_served", param="model")
+    return Resolved(model=adapter.name, adapter=adapter)
 
 
 NONE, PENDING, APPROVED, REJECTED = "none", "pending", "approved", "rejected"
@@ -363,7 +310,7 @@ def approve(platform: Platform, tenant: str, reference: str, *, key_id: str, not
     """Approve an adapter for promotion, and promote it if requested. Approving again changes nothing; a rejected adapter can be
     approved."""
     decided = _decide(platform, tenant, reference, APPROVED, key_id=key_id, note=note)
-    return promote(platform, tenant, decided["id"]) if and_promote else decided
+    return promote(platform, tenant, decided.id) if and_promote else decided
 
 
 def reject(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None) -> Adapter:
@@ -375,25 +322,28 @@ def _decide(platform: Platform, tenant: str, reference: str, decision: str, *, k
     if note is not None and len(note) > MAX_NOTE_CHARS:
         raise InvalidRequest(f"note has {len(note)} characters, at most {MAX_NOTE_CHARS} are kept", code="invalid_note", param="note")
     with platform.engine.begin() as conn:
-        row = registry.locked_row(conn, tenant, registry.find_record(platform, tenant, reference).id)
-        _check(row["id"], Stage(row["stage"]), row["approval"], decision)
-        if row["approval"] != decision:
+        record = locked(conn, tenant, reference)
+        _check(record, decision)
+        if record.approval != decision:
             signed = {"approved_by": key_id, "approved_at": platform.clock(), "approval_note": None if note is None else printable(note)}
-            with registry.kept(f"adapter {row['id']}"):
-                conn.execute(sa.update(adapters).where(adapters.c.id == row["id"]).values(approval=decision, **signed))
-    return registry.get_adapter(platform, tenant, row["id"])
+            with kept(f"adapter {record.id}"):
+                conn.execute(sa.update(adapters).where(adapters.c.id == record.id).values(approval=decision, **signed))
+    return get_adapter(platform, tenant, record.id)
 
 
-def _check(id_: str, stage: Stage, approval: str, decision: str) -> None:
-    if approval == NONE:
+def _check(record: AdapterRecord, decision: str) -> None:
+    if record.approval == NONE:
         raise Conflict(
-            f"adapter {id_} needs no approval: its job did not ask for one; promote it, or deprecate it", code="approval_not_asked_for"
+            f"adapter {record.id} needs no approval: its job did not ask for one; promote it, or deprecate it",
+            code="approval_not_asked_for",
         )
-    if decision == REJECTED and stage is Stage.PRODUCTION:
+    if decision == REJECTED and record.stage is Stage.PRODUCTION:
         raise Conflict(
-            f"adapter {id_} is in production; roll it back or deprecate it before you reject it", code="invalid_state", param="stage"
+            f"adapter {record.id} is in production; roll it back or deprecate it before you reject it", code="invalid_state", param="stage"
         )
-    if decision == APPROVED and stage in (Stage.QUARANTINED, Stage.ARCHIVED):
+    if decision == APPROVED and record.stage in (Stage.QUARANTINED, Stage.ARCHIVED):
         raise Conflict(
-            f"adapter {id_} is {stage} and can never be served; there is nothing to approve", code="invalid_state", param="stage"
+            f"adapter {record.id} is {record.stage} and can never be served; there is nothing to approve",
+            code="invalid_state",
+            param="stage",
         )

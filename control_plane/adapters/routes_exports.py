@@ -8,37 +8,37 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from control_plane.adapters import exports, responses, schemas
+from control_plane.adapters import exports, schemas
+from control_plane.adapters.tables import Export
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.platform.pagination import Page
 
 CHUNK_BYTES = 1 << 20
 
 router = APIRouter(prefix="/v1/adapters", tags=["exports"])
 
 
-@router.post("/{adapter_id:path}/exports", summary="Create an export")
-def create(
-    request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateExport
-) -> schemas.Export:
+@router.post("/{adapter_id:path}/exports", summary="Create an export", response_model=schemas.Export)
+def create(request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateExport) -> Export:
     """Export an adapter as an archive of files. Requesting the same export again returns the existing one."""
-    row = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
-    if row["status"] == exports.QUEUED:
-        request.app.state.exports.enqueue(row["id"], tenant)
-    return responses.export(row)
+    found = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
+    if found.status == exports.QUEUED:
+        request.app.state.exports.enqueue(found.id, tenant)
+    return found
 
 
-@router.get("/{adapter_id:path}/exports", summary="List the exports of an adapter")
-def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> http_schemas.ListOf[schemas.Export]:
+@router.get("/{adapter_id:path}/exports", summary="List the exports of an adapter", response_model=http_schemas.ListOf[schemas.Export])
+def list_exports(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId) -> Page[Export]:
     """List the exports of an adapter, newest first."""
-    return http_schemas.ListOf(data=[responses.export(row) for row in exports.list_exports(platform, tenant, adapter_id)])
+    return Page(items=exports.list_exports(platform, tenant, adapter_id), has_more=False)
 
 
-@router.get("/{adapter_id:path}/exports/{export_id}", summary="Retrieve an export")
-def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> schemas.Export:
+@router.get("/{adapter_id:path}/exports/{export_id}", summary="Retrieve an export", response_model=schemas.Export)
+def retrieve(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> Export:
     """Return an export with its status and progress."""
-    return responses.export(exports.get(platform, tenant, adapter_id, export_id))
+    return exports.get(platform, tenant, adapter_id, export_id)
 
 
 @router.delete("/{adapter_id:path}/exports/{export_id}", summary="Delete an export")
@@ -51,9 +51,9 @@ def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.Adapter
 @router.get("/{adapter_id:path}/exports/{export_id}/content", summary="Download an export", response_class=StreamingResponse)
 def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> StreamingResponse:
     """Download the archive of a finished export: a tar of its files with a manifest of their hashes."""
-    row, stream = exports.content(platform, tenant, adapter_id, export_id)
-    name = f"{row['adapter_id']}-{row['format']}{'-' + row['precision'] if row['precision'] else ''}.tar"
-    headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{name}"', "x-sha256": row["sha256"]}
+    found, stream = exports.content(platform, tenant, adapter_id, export_id)
+    name = f"{'-'.join(filter(None, (found.adapter_id, found.format, found.precision)))}.tar"
+    headers = {"content-length": str(found.bytes), "content-disposition": f'attachment; filename="{name}"', "x-sha256": str(found.sha256)}
     return StreamingResponse(_chunks(stream), media_type="application/x-tar", headers=headers)
 
 

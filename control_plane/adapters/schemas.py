@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 from control_plane.jobs.schemas import JobError
 
 
@@ -56,19 +56,19 @@ class Adapter(ApiModel):
     """Id of the adapter its training started from; null if none."""
     parent_checkpoint_id: str | None
     """Id of the checkpoint its training started from; null if none."""
-    created_at: int
+    created_at: EpochSeconds
     """When it was registered, as Unix time in seconds."""
-    promoted_at: int | None
+    promoted_at: EpochSeconds | None
     """When it was last promoted to production, as Unix time in seconds; null if never."""
-    deprecated_at: int | None = None
+    deprecated_at: EpochSeconds | None = None
     """When it was deprecated, as Unix time in seconds; null if it is not. Its files are deleted 30 days later."""
-    archived_at: int | None = None
+    archived_at: EpochSeconds | None = None
     """When it was archived, as Unix time in seconds; null if it is not. Its files are deleted; its record is kept."""
     approval: str = "none"
     """`none` (not needed), `pending`, `approved` or `rejected`."""
     approved_by: str | None = None
     """Id of the API key that approved or rejected it; null if undecided."""
-    approved_at: int | None = None
+    approved_at: EpochSeconds | None = None
     """When it was approved or rejected, as Unix time in seconds; null if undecided."""
     approval_note: str | None = None
     """Note kept with that decision; null if none."""
@@ -165,7 +165,7 @@ class Export(ApiModel):
     """Lineage, files with their hashes, and proof that the exported weights produce the expected answers; null until it is ready."""
     content_url: str | None
     """Path to download the archive from; null until it is ready."""
-    created_at: int
+    created_at: EpochSeconds
     """When the export was requested, as Unix time in seconds."""
-    finished_at: int | None
+    finished_at: EpochSeconds | None
     """When the export was ready or failed, as Unix time in seconds; null until then. It is deleted seven days later."""

@@ -7,30 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as Violation
 
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import outbox
 from control_plane.platform.context import Platform, utc_now
-from control_plane.platform.pagination import page
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, many, one, one_or_none
 from control_plane.sandbox import scratch
-from control_plane.serving import rollout
-from control_plane.serving.rollout import UNLOADED
-from control_plane.serving.tables import deployments
+from control_plane.serving import observations
 from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, LineageIncomplete, NotFound, Unavailable
 from ft_assets.evals.gate.verdict import Verdict
@@ -38,16 +37,7 @@ from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.layout import adapter_prefix
 
 MAX_PAGE = 100
-
-Adapter = Mapping[str, Any]
-"""The fields of an :class:`AdapterRecord`, with ``desired`` and ``observed`` (``loaded``, ``unloaded``, ``failed``) and ``detail``: why
-they differ."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterPage:
-    items: Sequence[Adapter]
-    has_more: bool
+R = TypeVar("R", bound=AdapterRecord)
 
 
 def adapter_id(job_id: str) -> str:
@@ -57,60 +47,98 @@ def adapter_id(job_id: str) -> str:
 
 def register(
     platform: Platform, *, tenant: str, job_id: str, directory: Path, report: EvalReport, verdict: Verdict, eval_report_key: str
-) -> Adapter:
+) -> tuple[Adapter, list[Refusal]]:
     """Store and register the adapter or whole model in `directory`, as ``draft`` or ``quarantined``; a job's second call returns the first
     result.
 
     Lineage is taken from the job's row and must be complete. If the job requires approval, the draft waits for it from the start, however
     the job ends. An adapter that the servers could not serve is quarantined whatever its verdict, and so is a whole model that does not
-    match its base; ``refusals`` lists the reasons. The caller moves the job.
+    match its base, for the reasons returned. The caller moves the job.
     """
-    job = _job(platform, tenant, job_id)
     with platform.engine.connect() as conn:
-        known = conn.execute(select_adapters(tenant).where(adapters.c.job_id == job_id)).mappings().one_or_none()
+        job = conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id == job_id)).one_or_none()
+        if job is None:
+            raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="job_id")
+        known = one_or_none(conn, observations.select_adapters().where(adapters.c.job_id == job_id), Adapter)
     if known is not None:
-        return view(known)
+        return known, []
     id_ = adapter_id(job_id)
     with scratch.directory(platform.settings.work_dir, tenant) as beside:
         made = beside / id_
         write = whole_model.write if whole_model.is_whole(directory) else package.write
-        sha256 = write(directory, made, served_name=job["model"], base_digest=job["base_digest"])
-        refused = unservable(platform, job["model"], made)
+        sha256 = write(directory, made, served_name=job.model, base_digest=job.base_digest)
+        refused = unservable(platform, job.model, made)
         passed = verdict.passed and not refused
         record = check_complete(
             _record(job, id_, report, made, sha256, eval_report_key=eval_report_key, passed=passed, now=platform.clock())
         )
         for path in sorted(made.iterdir()):
             platform.objects.put_file(f"{record.object_prefix}/{path.name}", path)
+    entered = insert(adapters).values(**asdict(record)).on_conflict_do_nothing(index_elements=["job_id"]).returning(adapters.c.id)
     with kept(f"adapter {id_} of job {job_id}"), platform.engine.begin() as conn:
-        entered = insert(adapters).values(**record.to_row()).on_conflict_do_nothing(index_elements=["job_id"]).returning(adapters)
-        _tell(conn, conn.execute(entered).mappings().one_or_none(), platform.clock())
-    return {**get_adapter(platform, tenant, id_), "refusals": [f"{r.code}: {r.detail}" for r in refused]}
+        if conn.scalar(entered) is not None:
+            _tell(conn, record, platform.clock())
+    return get_adapter(platform, tenant, id_), refused
 
 
 def list_adapters(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20, stage: str | None = None, approval: str | None = None
-) -> AdapterPage:
+) -> Page[Adapter]:
     """Return the tenant's adapters, newest first."""
-    query = select_adapters(tenant)
+    query = observations.select_adapters().where(adapters.c.tenant_id == tenant)
     if approval is not None:
         query = query.where(adapters.c.approval == approval)
     if stage is not None:
         query = query.where(adapters.c.stage == stage)
     keys = (adapters.c.created_at, adapters.c.id)
     with platform.engine.connect() as conn:
-        found = page(conn, query, keys, id_column=adapters.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
-    return AdapterPage(items=[view(row) for row in found.items], has_more=found.has_more)
+        return page(conn, query, keys, of=Adapter, id_column=adapters.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
 def get_adapter(platform: Platform, tenant: str, reference: str) -> Adapter:
     """Return the tenant's adapter with this id or ``ft:`` name."""
-    query = select_adapters(tenant).where(sa.or_(adapters.c.id == reference, adapters.c.name == reference))
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:
+        return _known(find(conn, tenant, reference), reference)
+
+
+def find(conn: Connection, tenant: str, reference: str) -> Adapter | None:
+    """Return the tenant's adapter with this id or ``ft:`` name, with the servers that have it; None if there is none."""
+    return one_or_none(conn, observations.select_adapters(servers=True).where(_is(tenant, reference)), Adapter)
+
+
+def locked(conn: Connection, tenant: str, reference: str) -> AdapterRecord:
+    """Return the tenant's adapter with this id or ``ft:`` name, and lock its row."""
+    query = sa.select(*columns(adapters, AdapterRecord)).where(_is(tenant, reference)).with_for_update()
+    return _known(one_or_none(conn, query, AdapterRecord), reference)
+
+
+def _is(tenant: str, reference: str) -> sa.ColumnElement[bool]:
+    return (adapters.c.tenant_id == tenant) & ((adapters.c.id == reference) | (adapters.c.name == reference))
+
+
+def _known(found: R | None, reference: str) -> R:
+    if found is None:
         raise NotFound(f"no adapter {reference[:160]!r}; list yours with GET /v1/adapters", code="adapter_not_found", param="adapter_id")
-    return view(row)
+    return found
+
+
+def versions(conn: Connection, tenant: str, logical: str, *, before: datetime | None = None) -> list[Adapter]:
+    """Return the production adapters of a lineage, newest first, with the servers that have each.
+
+    `logical`: an ``ft:`` name without its last part; another name, or one of another tenant, has no versions. `before`: only those promoted
+    earlier.
+    """
+    lineage = parse_name(f"{logical}:x") if logical.startswith("ft:") and logical.count(":") >= 3 else None
+    if lineage is None or lineage.tenant != tenant:
+        return []
+    query = observations.select_adapters(servers=True).where(
+        adapters.c.tenant_id == tenant,
+        adapters.c.base_model == lineage.base,
+        adapters.c.stage == Stage.PRODUCTION.value,
+        adapters.c.name.startswith(f"{logical}:", autoescape=True),
+        *([] if before is None else [adapters.c.promoted_at < before]),
+    )
+    return many(conn, query.order_by(adapters.c.promoted_at.desc(), adapters.c.id.desc()), Adapter)
 
 
 def unservable(platform: Platform, base_model: str, directory: Path) -> list[Refusal]:
@@ -125,24 +153,24 @@ def unservable(platform: Platform, base_model: str, directory: Path) -> list[Ref
 
 
 def _record(
-    job: RowMapping, id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
+    job: sa.Row[Any], id_: str, report: EvalReport, made: Path, manifest_sha256: str, *, eval_report_key: str, passed: bool, now: datetime
 ) -> AdapterRecord:
-    spec: Mapping[str, Any] = job["spec"] or {}
-    requested: Mapping[str, Any] = (job["request"] or {}).get("eval_config") or {}
-    start: Mapping[str, Any] = job["warm_start"] or {}
+    spec: Mapping[str, Any] = job.spec or {}
+    requested: Mapping[str, Any] = (job.request or {}).get("eval_config") or {}
+    start: Mapping[str, Any] = job.warm_start or {}
     read = None if whole_model.is_whole(made) else package.read(made)
     opaque = id_.removeprefix("adp-")[:12]
     return AdapterRecord(
         id=id_,
-        tenant_id=job["tenant_id"],
-        name=str(make_name(job["model"], job["tenant_id"], job["suffix"], opaque)),
+        tenant_id=job.tenant_id,
+        name=str(make_name(job.model, job.tenant_id, job.suffix, opaque)),
         type=LORA if read else FULL,
-        base_model=job["model"],
-        base_digest=job["base_digest"],
-        job_id=job["id"],
-        dataset_id=job["dataset_id"],
-        pack_fingerprint=job["pack_fingerprint"],
-        spec_sha256=job["spec_sha256"],
+        base_model=job.model,
+        base_digest=job.base_digest,
+        job_id=job.id,
+        dataset_id=job.dataset_id,
+        pack_fingerprint=job.pack_fingerprint,
+        spec_sha256=job.spec_sha256,
         lock_sha256=str(spec.get("lock_sha256") or ""),
         commit=str(spec.get("commit") or ""),
         metrics=report.metrics | {"max_logit_difference": report.max_logit_difference},
@@ -151,70 +179,44 @@ def _record(
         rank=read.rank if read else None,
         alpha=read.alpha if read else None,
         modules=read.modules if read else (),
-        object_prefix=adapter_prefix(job["tenant_id"], id_),
+        object_prefix=adapter_prefix(job.tenant_id, id_),
         manifest_sha256=manifest_sha256,
         stage=Stage.DRAFT if passed else Stage.QUARANTINED,
         created_at=now,
-        promoted_at=None,
         parent_adapter_id=start.get("adapter_id"),
         parent_checkpoint_id=start.get("checkpoint_id"),
         approval="pending" if passed and requested.get("approval") == "required" else "none",
     )
 
 
-def select_adapters(tenant: str) -> sa.Select[Any]:
-    joined = adapters.outerjoin(deployments, deployments.c.adapter_id == adapters.c.id)
-    return sa.select(adapters, *rollout.state_columns()).select_from(joined).where(adapters.c.tenant_id == tenant)
-
-
-def find_record(platform: Platform, tenant: str, reference: str) -> AdapterRecord:
-    return AdapterRecord.from_row(get_adapter(platform, tenant, reference))
-
-
-def view(row: RowMapping) -> Adapter:
-    view = {**row, "desired": row["desired"] or UNLOADED, "observed": row["observed"] or UNLOADED}
-    return view if row["type"] == LORA else {**view, "detail": whole_model.OWN_SERVER.detail}
-
-
-def _job(platform: Platform, tenant: str, job_id: str) -> RowMapping:
-    with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(jobs).where(jobs.c.tenant_id == tenant, jobs.c.id == job_id)).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no fine-tuning job {job_id!r}", code="fine_tune_not_found", param="job_id")
-    return row
-
-
-def locked_row(conn: Connection, tenant: str, id_: str) -> RowMapping:
-    query = sa.select(adapters).where(adapters.c.tenant_id == tenant, adapters.c.id == id_).with_for_update()
-    return conn.execute(query).mappings().one()
-
-
-def set_stage(conn: Connection, id_: str, stage: Stage, **columns: Any) -> None:
+def set_stage(conn: Connection, id_: str, stage: Stage, **values: Any) -> None:
     """Move an adapter to another stage; the database refuses what :data:`ft_assets.adapters.stages.TRANSITIONS` does not allow.
 
-    Its grace period starts at `deprecated_at`: now, unless `columns` set it; every other move except to the archive clears it.
+    Its grace period starts at `deprecated_at`: now, unless `values` has it; every other move except to the archive clears it.
     """
     if stage is Stage.DEPRECATED:
-        columns.setdefault("deprecated_at", utc_now())
+        values.setdefault("deprecated_at", utc_now())
     elif stage is not Stage.ARCHIVED:
-        columns["deprecated_at"] = None
+        values["deprecated_at"] = None
     with kept(f"adapter {id_}"):
-        moved = sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **columns).returning(adapters)
-        _tell(conn, conn.execute(moved).mappings().one(), utc_now())
+        moved = (
+            sa.update(adapters).where(adapters.c.id == id_).values(stage=stage.value, **values).returning(*columns(adapters, AdapterRecord))
+        )
+        _tell(conn, one(conn, moved, AdapterRecord), utc_now())
 
 
 REPORTED = {Stage.PRODUCTION: "adapter.promoted", Stage.QUARANTINED: "adapter.quarantined", Stage.DEPRECATED: "adapter.deprecated"}
 
 
-def _tell(conn: Connection, row: RowMapping | None, now: datetime) -> None:
-    """Notify the tenant of an adapter's present stage; nothing if unchanged."""
-    if row is not None and row["stage"] in REPORTED:
-        tell(conn, row, REPORTED[Stage(row["stage"])], now)
+def _tell(conn: Connection, record: AdapterRecord, now: datetime) -> None:
+    """Notify the tenant of an adapter's new stage, if it is one that is reported."""
+    if record.stage in REPORTED:
+        tell(conn, record, REPORTED[record.stage], now)
 
 
-def tell(conn: Connection, row: RowMapping | Mapping[str, Any], kind: str, now: datetime) -> None:
+def tell(conn: Connection, record: AdapterRecord, kind: str, now: datetime) -> None:
     """Notify the tenant of `kind` about an adapter: ids and its stage only."""
-    outbox.publish(conn, row["tenant_id"], kind, row["id"], {"stage": row["stage"], "job_id": row["job_id"]}, now=now)
+    outbox.publish(conn, record.tenant_id, kind, record.id, {"stage": record.stage.value, "job_id": record.job_id}, now=now)
 
 
 GAPS: Mapping[str, str] = {
@@ -267,9 +269,8 @@ def explained(violation: Violation, subject: str) -> FtError | None:
 def _gap(constraint: str, column: str | None) -> str | None:
     if constraint == "adapters_enter" or not constraint:  # not-null violations have no constraint name
         return column
+    if constraint in GAPS:
+        return GAPS[constraint]
     found = OF_FIELD.fullmatch(constraint)
-    return GAPS.get(constraint) or (None if found is None else _column(found["field"]))
-
-
-def _column(field: str) -> str:
+    field = found["field"] if found else None
     return f"{field}_sha256" if field in ("spec", "lock", "manifest") else field

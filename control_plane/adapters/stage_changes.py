@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many
 from control_plane.tenants.tables import audit_log
 
 SETTLED = timedelta(seconds=30)
@@ -18,6 +19,8 @@ SETTLED = timedelta(seconds=30)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageChange:
+    seq: int
+    """Line of the audit log."""
     tenant: str
     job_id: str
     adapter_id: str
@@ -33,7 +36,8 @@ def stage_changes(platform: Platform, *, after: int, limit: int = 100) -> tuple[
     log, stage = audit_log.c, audit_log.c.changes["stage"]
     settled = sa.select(sa.func.max(log.seq)).where(log.seq > after, log.created_at <= platform.clock() - SETTLED)
     found = (
-        sa.select(log.seq, log.actor_kind, log.actor_id, log.created_at, adapters.c.id, adapters.c.tenant_id, adapters.c.job_id)
+        sa.select(log.seq, log.created_at.label("at"), (log.actor_kind + ":" + log.actor_id).label("actor"), adapters.c.job_id)
+        .add_columns(adapters.c.tenant_id.label("tenant"), adapters.c.id.label("adapter_id"))
         .add_columns(stage[0].astext.label("before"), stage[1].astext.label("after"))
         .join(adapters, adapters.c.id == log.object_id)
         .where(log.object_type == "adapter", log.action == "adapter.updated", stage.is_not(None))
@@ -43,12 +47,5 @@ def stage_changes(platform: Platform, *, after: int, limit: int = 100) -> tuple[
         last = conn.execute(settled).scalar()
         if last is None:
             return [], after
-        rows = conn.execute(found.where(log.seq > after, log.seq <= last).limit(limit)).all()
-    changes = [
-        StageChange(
-            tenant=row.tenant_id, job_id=row.job_id, adapter_id=row.id, before=row.before, after=row.after,
-            actor=f"{row.actor_kind}:{row.actor_id}", at=row.created_at,
-        )
-        for row in rows
-    ]  # fmt: skip
-    return changes, rows[-1].seq if len(rows) == limit else last
+        changes = many(conn, found.where(log.seq > after, log.seq <= last).limit(limit), StageChange)
+    return changes, changes[-1].seq if len(changes) == limit else last

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from control_plane.platform.tables import metadata, timestamp
+from ft_assets.adapters.record import AdapterRecord
 
 adapters = sa.Table(
     "adapters", metadata,
@@ -42,6 +48,22 @@ adapters = sa.Table(
 )  # fmt: skip
 """Checks and triggers of the migrations enforce the rest: complete records that never change, and legal moves between stages."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter(AdapterRecord):
+    """A registered adapter with its state on the inference servers."""
+
+    desired: str
+    """``loaded`` or ``unloaded``."""
+    desired_at: datetime | None
+    observed: str
+    """``loaded``, ``unloaded`` or ``failed``."""
+    detail: str | None
+    """Why they differ."""
+    served_on: tuple[str, ...] | None = None
+    """URLs of servers seen to answer with it; None if not examined yet, or not queried."""
+
+
 adapter_stage_moves = sa.Table(
     "adapter_stage_moves", metadata,
     sa.Column("from_stage", sa.Text, primary_key=True),
@@ -67,3 +89,32 @@ exports = sa.Table(
     timestamp("finished_at", nullable=True),
     sa.UniqueConstraint("tenant_id", "adapter_id", "key"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """An order of an export, and its archive once it is ready."""
+
+    id: str
+    tenant_id: str
+    adapter_id: str
+    key: str
+    format: str
+    precision: str | None
+    status: str
+    error: Mapping[str, Any] | None
+    """``code``, ``message`` and ``param`` of an :class:`~ft_assets.errors.FtError`."""
+    progress: Mapping[str, Any] | None
+    """``stage`` and ``seconds``."""
+    claim: str | None
+    object_key: str | None
+    bytes: int | None
+    sha256: str | None
+    manifest: Mapping[str, Any] | None
+    created_at: datetime
+    beat_at: datetime | None
+    finished_at: datetime | None
+
+    @property
+    def content_url(self) -> str | None:
+        return f"/v1/adapters/{self.adapter_id}/exports/{self.id}/content" if self.status == "ready" else None

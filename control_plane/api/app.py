@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import BaseRoute
 
 from control_plane.adapters import routes as adapters
-from control_plane.adapters import routes_exports, routes_manifests
+from control_plane.adapters import routes_exports
 from control_plane.api import routes_health
 from control_plane.api.metrics import exposition
 from control_plane.api.metrics import routes as metrics
@@ -27,7 +27,6 @@ from control_plane.capacity import routes as admin_nodes
 from control_plane.datasets import routes as datasets
 from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
-from control_plane.evaluations import routes_adapters, routes_capabilities
 from control_plane.graders import routes as graders
 from control_plane.http import authentication, error_responses
 from control_plane.http.rate_limits import RateLimitHeaders, RateLimits
@@ -112,8 +111,8 @@ def _routes() -> Sequence[BaseRoute]:
     whole.add_api_route("/v1/fine-tunes/estimate-price", fine_tuning.estimate, methods=["POST"], include_in_schema=False)
     for router in (
         fine_tuning.router, checkpoint_permissions.router, graders.router, sweeps.router, routes_files.router, routes_uploads.router,
-        datasets.datasets_router, datasets.suites_router, routes_capabilities.router, models.router, queue.router, quota.router,
-        routes_recipes.router, routes_exports.router, routes_manifests.router, routes_adapters.router, adapters.router,
+        datasets.datasets_router, datasets.suites_router, evaluations.suites_router, models.router, queue.router, quota.router,
+        routes_recipes.router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router, adapters.router,
         completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
         webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
         routes_operators.router, deletions.router, routes_health.router, metrics.router,

@@ -19,6 +19,7 @@ from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, one_or_none
 from control_plane.serving import node_files
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
@@ -64,23 +65,22 @@ def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Pre
     promoted = sa.select(sa.func.max(own.c.promoted_at)).where(own.c.job_id == job.id).scalar_subquery()
     before = sa.or_(promoted.is_(None), adapters.c.promoted_at < promoted)
     query = (
-        sa.select(adapters, checkpoints.c.manifest_sha256.label("trained_sha256"))
+        sa.select(*columns(adapters, AdapterRecord))
         .join(jobs, jobs.c.id == adapters.c.job_id)
-        .outerjoin(checkpoints, sa.and_(checkpoints.c.job_id == adapters.c.job_id, checkpoints.c.final))
         .where(lineage, adapters.c.stage == Stage.PRODUCTION, adapters.c.job_id != job.id, before)
         .order_by(adapters.c.promoted_at.desc().nulls_last(), adapters.c.id)
         .limit(1)
     )
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().first()
-    if row is None:
-        return None
-    trained = row["trained_sha256"] or row["manifest_sha256"]
+        if (found := one_or_none(conn, query, AdapterRecord)) is None:
+            return None
+        final = sa.select(checkpoints.c.manifest_sha256).where(checkpoints.c.job_id == found.job_id, checkpoints.c.final)
+        trained = conn.scalar(final) or found.manifest_sha256
     try:
-        directory = node_files.materialise(platform, AdapterRecord.from_row({column.name: row[column.name] for column in adapters.c}))
+        directory = node_files.materialise(platform, found)
     except FtError:
         return None
-    return Previous(adapter_id=row["id"], digest=subject_digest(base_digest, trained), directory=directory)
+    return Previous(adapter_id=found.id, digest=subject_digest(base_digest, trained), directory=directory)
 
 
 def with_known(platform: Platform, run: EvalRun) -> EvalRun:

@@ -1,78 +1,152 @@
-"""``/v1/fine_tuning/jobs/{id}/evaluation``; the router is also mounted under the alternative spellings."""
+"""Evaluations of jobs (``/v1/fine_tuning/jobs/{id}/evaluation``), of adapters (``/v1/adapters/{id}/evaluations``), and capability suites.
+
+The router of jobs is also mounted under the alternative spellings. Ids of adapters may be model names, which may contain ``/``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel
 
+from control_plane.adapters import service as adapters
 from control_plane.console.evaluation_page import MAX_SAMPLES, evaluation_page
-from control_plane.evaluations import report_view, schemas
-from control_plane.evaluations.report_view import Assessment, SamplePage
+from control_plane.evaluations import reports, schemas
+from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.reports import Evaluated, Sample, SampleQuery
+from control_plane.evaluations.tables import Evaluation
 from control_plane.http import parameters
-from control_plane.http import schemas as http_schemas
-from control_plane.http.authentication import PlatformDep, Reader
+from control_plane.http.authentication import PlatformDep, Reader, Writer
+from control_plane.http.schemas import ListOf
 from control_plane.platform.context import Platform
+from control_plane.platform.pagination import Page
+from ft_assets.evals.suites import task_files
 
 router = APIRouter(tags=["fine_tuning"])
+adapters_router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
+suites_router = APIRouter(prefix="/v1/capability_suites", tags=["evaluations"])
 POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
+HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}}}
+SAMPLES = ListOf[schemas.EvaluationSample]
 
 
-@router.get(
-    "/{job_id}/evaluation",
-    summary="Retrieve the evaluation of a job",
-    response_model=schemas.JobEvaluation,
-    responses={200: {"content": {"text/html": {}}}},
-)
-def evaluation(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId, accept: parameters.Accept = "application/json") -> Response:
-    """Return the evaluation of a job's adapter against its base model and the last accepted adapter: scores, verdict and advice."""
-    found = report_view.get(platform, tenant, job_id)
-    return answer(platform, tenant, found, rendered(found), accept=accept)
-
-
-@router.get("/{job_id}/evaluation/samples", summary="List the evaluated items of a job")
-def samples(
-    platform: PlatformDep,
-    tenant: Reader,
-    job_id: parameters.JobId,
+def _query(
     suite: parameters.Suite = None,
     only: parameters.Change = None,
     after: parameters.After = None,
     limit: Annotated[int, parameters.limit(200)] = 50,
-) -> http_schemas.ListOf[schemas.EvaluationSample]:
+) -> SampleQuery:
+    return SampleQuery(suite=suite, only=only, after=after, limit=limit)
+
+
+Query = Annotated[SampleQuery, Depends(_query)]
+
+
+@router.get("/{job_id}/evaluation", summary="Retrieve the evaluation of a job", response_model=schemas.JobEvaluation, responses=HTML)
+def evaluation(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId, accept: parameters.Accept = "application/json") -> Response:
+    """Return the evaluation of a job's adapter against its base model and the last accepted adapter: scores, verdict and advice."""
+    found = reports.load(platform, reports.key_of_job(platform, tenant, job_id))
+    shown = schemas.JobEvaluation(job_id=job_id, **_judged(found), samples_url=f"/v1/fine_tuning/jobs/{job_id}/evaluation/samples")
+    return _answer(platform, tenant, found, shown, accept=accept)
+
+
+@router.get("/{job_id}/evaluation/samples", summary="List the evaluated items of a job", response_model=SAMPLES)
+def samples(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId, query: Query) -> Page[Sample]:
     """List the items of a job's evaluation with the answers of each model, in a fixed order."""
-    return listed(report_view.samples(platform, tenant, job_id, suite=suite, only=only, after=after, limit=limit))
+    return reports.samples(platform, reports.key_of_job(platform, tenant, job_id), query)
 
 
-def answer(platform: Platform, tenant: str, found: Assessment, shown: BaseModel, *, accept: str) -> Response:
+@adapters_router.get(
+    "/{adapter_id:path}/evaluations", summary="List the evaluations of an adapter", response_model=ListOf[schemas.AdapterEvaluation]
+)
+def list_evaluations(
+    platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, after: parameters.After = None, limit: parameters.Limit = 20
+) -> Page[Evaluation]:
+    """List the evaluations of an adapter, finished or not, newest first."""
+    return evaluations.list_evaluations(platform, tenant, adapter_id, after=after, limit=limit)
+
+
+@adapters_router.post("/{adapter_id:path}/evaluations", summary="Evaluate an adapter", response_model=schemas.AdapterEvaluation)
+def create(
+    platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateEvaluation | None = None
+) -> Evaluation:
+    """Evaluate an adapter again on the current version of its base model. If the same evaluation is already pending, it is returned."""
+    return evaluations.request(platform, tenant, adapter_id, rules=body.eval_config if body else None)
+
+
+def _found(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, evaluation_id: parameters.EvaluationId) -> Evaluation:
+    return evaluations.find(platform, evaluation_id, of=adapters.get_adapter(platform, tenant, adapter_id))
+
+
+Found = Annotated[Evaluation, Depends(_found)]
+
+
+@adapters_router.get(
+    "/{adapter_id:path}/evaluations/{evaluation_id}",
+    summary="Retrieve an evaluation of an adapter",
+    response_model=schemas.AdapterEvaluation,
+)
+def retrieve(found: Found) -> Evaluation:
+    """Return an evaluation of an adapter."""
+    return found
+
+
+@adapters_router.get(
+    "/{adapter_id:path}/evaluations/{evaluation_id}/report",
+    summary="Retrieve the report of an evaluation",
+    response_model=schemas.AdapterEvaluationReport,
+    responses=HTML,
+)
+def report(platform: PlatformDep, tenant: Reader, found: Found, accept: parameters.Accept = "application/json") -> Response:
+    """Return what a finished evaluation measured, its verdict and advice; as an HTML page if `Accept` asks for it."""
+    evaluated = reports.load(platform, reports.key_of_evaluation(platform, found))
+    shown = schemas.AdapterEvaluationReport(
+        id=found.id,
+        adapter_id=found.adapter_id,
+        job_id=found.job_id,
+        **_judged(evaluated),
+        samples_url=f"/v1/adapters/{found.adapter_id}/evaluations/{found.id}/samples",
+    )
+    return _answer(platform, tenant, evaluated, shown, accept=accept)
+
+
+@adapters_router.get(
+    "/{adapter_id:path}/evaluations/{evaluation_id}/samples",
+    summary="List the items of an evaluation",
+    name="samples",
+    response_model=SAMPLES,
+)
+def samples_of_evaluation(platform: PlatformDep, found: Found, query: Query) -> Page[Sample]:
+    """List the items of an evaluation with the answers of each model, in a fixed order."""
+    return reports.samples(platform, reports.key_of_evaluation(platform, found), query)
+
+
+@suites_router.get("", summary="List capability suites")
+def list_capability_suites(platform: PlatformDep, _: Reader) -> ListOf[schemas.CapabilitySuite]:
+    """List the capability suites that jobs may name in `eval_config.capability`, with the reason for those that are not ready."""
+    settings = platform.settings
+    found = task_files.listing(settings.eval_task_dirs, settings.eval_data_dir)
+    return ListOf(data=[schemas.CapabilitySuite(**asdict(suite), default=suite.name in settings.eval_suites) for suite in found])
+
+
+def _judged(found: Evaluated) -> dict[str, Any]:
+    """Fields common to both responses."""
+    return {
+        "report": found.report.to_dict(),
+        "verdict": schemas.EvaluationVerdict.model_validate(found.verdict),
+        "advice": [schemas.EvaluationAdvice.model_validate(a) for a in found.advice],
+        "next_run": found.next_run,
+    }
+
+
+def _answer(
+    platform: Platform, tenant: str, found: Evaluated, shown: schemas.JobEvaluation | schemas.AdapterEvaluationReport, *, accept: str
+) -> Response:
     """Return `shown` as JSON, or as a page with the job's curves and the most telling items."""
     body = shown.model_dump(mode="json")
     if "text/html" not in accept:
         return JSONResponse(body)
-    samples = report_view.telling(platform, found, limit=MAX_SAMPLES)
-    page = evaluation_page(body, curve=report_view.curve(platform, tenant, found.job_id), samples=samples)
-    return HTMLResponse(page, headers=POLICY)
-
-
-def listed(found: SamplePage) -> http_schemas.ListOf[schemas.EvaluationSample]:
-    return http_schemas.ListOf(data=[schemas.EvaluationSample.model_validate(dict(row)) for row in found.items], has_more=found.has_more)
-
-
-def rendered(found: Assessment) -> schemas.JobEvaluation:
-    return schemas.JobEvaluation(
-        job_id=found.job_id,
-        **judged(found),
-        samples_url=f"/v1/fine_tuning/jobs/{found.job_id}/evaluation/samples",
-    )
-
-
-def judged(found: Assessment) -> dict[str, Any]:
-    """Fields common to all evaluation responses."""
-    return {
-        "report": found.report.to_dict(),
-        "verdict": schemas.EvaluationVerdict.model_validate(found.verdict.to_dict()),
-        "advice": [schemas.EvaluationAdvice.model_validate(a.to_dict()) for a in found.advice],
-        "next_run": found.next_run,
-    }
+    telling = reports.telling(platform, found.key, limit=MAX_SAMPLES)
+    return HTMLResponse(evaluation_page(body, curve=reports.curve(platform, tenant, shown.job_id), samples=telling), headers=POLICY)

@@ -7,38 +7,31 @@ evaluates it; the run number is its fencing token, so that a run presumed dead c
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters import service as adapters
-from control_plane.attempts import health
-from control_plane.evaluations.tables import evaluations
+from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import Event
-from control_plane.platform.pagination import page
+from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import many, one, one_or_none
 from control_plane.queue.launches import PRIORITY
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
-from ft_assets import layout
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
-from ft_assets.evals.gate.advice import Advice
-from ft_assets.evals.gate.verdict import Finding, Verdict
-from ft_assets.evals.run import run_file
-from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.suites import task_files
 
 GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
@@ -52,12 +45,6 @@ LOST_AFTER = timedelta(seconds=45)
 MAX_OPEN = 10
 """Open evaluations per tenant: each takes one of FT_EVALUATE_RUNS for minutes."""
 MAX_PAGE = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationPage:
-    items: Sequence[RowMapping]
-    has_more: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,14 +69,14 @@ def request(
     kind: str = MANUAL,
     base_digest: str | None = None,
     rules: Mapping[str, Any] | None = None,
-) -> RowMapping:
+) -> Evaluation:
     """Order an evaluation of a registered adapter; an equal open one is returned instead.
 
     `base_digest`: any version that its base model's id has referred to or will refer to; default: the present one. `rules` override the
     job's ``eval_config``. Refuses a whole model, an adapter without files, more than :data:`MAX_OPEN` of a tenant's own, and capability
     suites that are unknown or not ready.
     """
-    found = adapters.find_record(platform, tenant, reference)
+    found = adapters.get_adapter(platform, tenant, reference)
     if found.type != LORA:
         raise Conflict(f"{found.id} is a whole model, which is evaluated only by its job", code="not_reevaluated", param="adapter_id")
     digest = base_digest or platform.models.card(found.base_model).digest
@@ -97,7 +84,7 @@ def request(
     with platform.engine.begin() as conn:
         if kind == MANUAL:  # serializes concurrent requests for counting; rows that refer to the tenant can still be written
             conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update(key_share=True))
-        record = AdapterRecord.from_row(adapters.locked_row(conn, tenant, found.id))
+        record = adapters.locked(conn, tenant, found.id)
         if record.stage == Stage.ARCHIVED:
             raise Conflict(f"adapter {record.id} is archived: its files are gone", code="not_reevaluated", param="adapter_id")
         job = conn.execute(sa.select(jobs.c.request).where(jobs.c.id == record.job_id)).scalar_one()
@@ -105,19 +92,18 @@ def request(
         wanted = {"adapter_id": record.id, "base_digest": digest, "kind": kind}
         same = [evaluations.c[name] == value for name, value in wanted.items()]
         mine = evaluations.c.eval_config.is_(None) if rules is None else evaluations.c.eval_config == dict(rules)
-        is_open = evaluations.c.state.in_(OPEN)
-        if (row := conn.execute(sa.select(evaluations).where(*same, mine, is_open)).mappings().first()) is not None:
-            return row
+        equal = sa.select(evaluations).where(*same, mine, evaluations.c.state.in_(OPEN)).limit(1)
+        if (known := one_or_none(conn, equal, Evaluation)) is not None:
+            return known
         if kind == MANUAL:
             settings = platform.settings
             task_files.check(requested.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
             _check_limit(conn, tenant)
-        values = {
-            **wanted, "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
-            "state": QUEUED, "created_at": platform.clock(),
+        values = wanted | {
+            "id": f"ev-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "job_id": record.job_id, "base_model": record.base_model,
+            "state": QUEUED, "created_at": platform.clock(), "eval_config": sa.null() if rules is None else dict(rules),
         }  # fmt: skip
-        values |= {} if rules is None else {"eval_config": dict(rules)}  # omitted, rather than a JSON null
-        return conn.execute(sa.insert(evaluations).values(**values).returning(evaluations)).mappings().one()
+        return one(conn, sa.insert(evaluations).values(**values).returning(evaluations), Evaluation)
 
 
 def _check_limit(conn: Connection, tenant: str) -> None:
@@ -129,12 +115,12 @@ def _check_limit(conn: Connection, tenant: str) -> None:
         )
 
 
-def of_job(platform: Platform, record: Mapping[str, Any], evaluated: Evaluated, rules: EvalConfig) -> None:
+def of_job(platform: Platform, record: AdapterRecord, evaluated: Evaluated, rules: EvalConfig) -> None:
     """Record the verdict of the adapter's own job; a second call changes nothing. For a monitored job, it is that of the short suites."""
     now = platform.clock()
     row = {
-        "id": f"ev-{record['id'].removeprefix('adp-')}", "tenant_id": record["tenant_id"], "job_id": record["job_id"],
-        "adapter_id": record["id"], "base_model": record["base_model"], "base_digest": record["base_digest"],
+        "id": f"ev-{record.id.removeprefix('adp-')}", "tenant_id": record.tenant_id, "job_id": record.job_id,
+        "adapter_id": record.id, "base_model": record.base_model, "base_digest": record.base_digest,
         "kind": GATE, "runs": 1, "created_at": now, "started_at": now,
         **verdict_columns(evaluated, rules, now),
     }  # fmt: skip
@@ -146,31 +132,30 @@ def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> d
     """Columns of a finished evaluation: its outcome, and the codes of failed rules, blocking or only monitored."""
     return {
         "state": SUCCEEDED, "outcome": evaluated.verdict.outcome, "report_key": evaluated.key, "error": None,
-        "reasons": [f.code for f in failed(evaluated.verdict, rules)], "finished_at": now,
+        "reasons": [f.code for f in evaluated.failed(rules)], "finished_at": now,
     }  # fmt: skip
 
 
-def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: str | None = None, limit: int = 20) -> EvaluationPage:
+def list_evaluations(platform: Platform, tenant: str, reference: str, *, after: str | None = None, limit: int = 20) -> Page[Evaluation]:
     """Return finished and pending evaluations of an adapter, newest first."""
-    record = adapters.find_record(platform, tenant, reference)
+    record = adapters.get_adapter(platform, tenant, reference)
     query = sa.select(evaluations).where(evaluations.c.tenant_id == tenant, evaluations.c.adapter_id == record.id)
     keys = (evaluations.c.created_at, evaluations.c.id)
     with platform.engine.connect() as conn:
-        found = page(conn, query, keys, id_column=evaluations.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
-    return EvaluationPage(items=found.items, has_more=found.has_more)
+        return page(conn, query, keys, of=Evaluation, id_column=evaluations.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
-def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = None) -> RowMapping:
+def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = None) -> Evaluation:
     """Return an evaluation; `of`: of this adapter, None for the platform's own use."""
     query = sa.select(evaluations).where(evaluations.c.id == evaluation_id)
     if of is not None:
         query = query.where(evaluations.c.tenant_id == of.tenant_id, evaluations.c.adapter_id == of.id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-    if row is None:
+        found = one_or_none(conn, query, Evaluation)
+    if found is None:
         message = f"no evaluation {evaluation_id[:80]!r}; list an adapter's with GET /v1/adapters/ID/evaluations"
         raise NotFound(message, code="evaluation_not_found", param="evaluation_id")
-    return row
+    return found
 
 
 def due(platform: Platform) -> list[DueEvaluation]:
@@ -209,40 +194,38 @@ def _give_up_silent(platform: Platform) -> None:
     silent = (evaluations.c.state == RUNNING) & (evaluations.c.beat_at < platform.clock() - LOST_AFTER)
     error = FtError(f"the run was not heard of for {LOST_AFTER.total_seconds():g} s", code=LOST)
     with platform.engine.begin() as conn:
-        for row in conn.execute(sa.select(evaluations).where(silent).with_for_update(skip_locked=True)).all():
-            conn.execute(
-                sa.update(evaluations).where(evaluations.c.id == row.id).values(**_after_failure(platform, error, row.runs))
-            )  # fmt: skip
+        for held in many(conn, sa.select(evaluations).where(silent).with_for_update(skip_locked=True), Evaluation):
+            finish(conn, held, **_after_failure(platform, error, held.runs))
 
 
-def claim(platform: Platform, evaluation_id: str) -> RowMapping | None:
-    """Claim a queued evaluation; returns its row, whose ``runs`` is the token; None if it is no longer wanted."""
+def claim(platform: Platform, evaluation_id: str) -> Evaluation | None:
+    """Claim a queued evaluation; returns it, and its ``runs`` is the token; None if it is no longer wanted."""
     now = platform.clock()
     taken = {"state": RUNNING, "runs": evaluations.c.runs + 1, "started_at": now, "beat_at": now}
     this = (evaluations.c.id == evaluation_id) & (evaluations.c.state == QUEUED)
     with platform.engine.begin() as conn:
-        return conn.execute(sa.update(evaluations).where(this).values(**taken).returning(evaluations)).mappings().one_or_none()
+        return one_or_none(conn, sa.update(evaluations).where(this).values(**taken).returning(evaluations), Evaluation)
 
 
-def beat(platform: Platform, held: RowMapping) -> bool:
+def beat(platform: Platform, held: Evaluation) -> bool:
     """Record a heartbeat; returns False if another run has the evaluation."""
     with platform.engine.begin() as conn:
         return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(beat_at=platform.clock())).rowcount)
 
 
-def finish(conn: Connection, held: RowMapping, **columns: Any) -> bool:
+def finish(conn: Connection, held: Evaluation, **columns: Any) -> bool:
     """Write the end of a run; returns False, and writes nothing, if another run has the evaluation."""
     return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(**columns)).rowcount)
 
 
-def fail(platform: Platform, held: RowMapping, error: FtError, *, final: bool = False) -> bool:
+def fail(platform: Platform, held: Evaluation, error: FtError, *, final: bool = False) -> bool:
     """Record why a run failed; the evaluation waits for the next one, unless it had enough or a retry cannot help."""
     with platform.engine.begin() as conn:
-        return finish(conn, held, **_after_failure(platform, error, MAX_RUNS if final else held["runs"]))
+        return finish(conn, held, **_after_failure(platform, error, MAX_RUNS if final else held.runs))
 
 
-def _held(held: RowMapping) -> sa.ColumnElement[bool]:
-    return sa.and_(evaluations.c.id == held["id"], evaluations.c.state == RUNNING, evaluations.c.runs == held["runs"])
+def _held(held: Evaluation) -> sa.ColumnElement[bool]:
+    return sa.and_(evaluations.c.id == held.id, evaluations.c.state == RUNNING, evaluations.c.runs == held.runs)
 
 
 def _after_failure(platform: Platform, error: FtError, runs: int) -> dict[str, Any]:
@@ -253,96 +236,4 @@ def _after_failure(platform: Platform, error: FtError, runs: int) -> dict[str, A
 
 def rules_of(job_request: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> EvalConfig:
     """Return the rules of an evaluation: those of the adapter's job, overridden by its own."""
-    return eval_config.parse({**_requested_rules(job_request), **(own or {})})
-
-
-def _requested_rules(job_request: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict((job_request or {}).get("eval_config") or {})
-
-
-def failed(verdict: Verdict, rules: EvalConfig) -> list[Finding]:
-    """Failed rules that block, or would block if the job did more than monitor."""
-    skipped = {*rules.skip} if rules.block_regression else {*rules.skip, "regression"}
-    return [f for f in verdict.findings if not f.passed and (f.blocking or f.rule not in skipped)]
-
-
-def advised(evaluated: Evaluated) -> str:
-    return " ".join(a.message for a in evaluated.advice) or "Look at the eval report's samples."
-
-
-def alert(evaluated: Evaluated, rules: EvalConfig, *, code: str, about: str, data: Mapping[str, Any]) -> Event | None:
-    """Return the message to the tenant about an adapter that stays in service, or waits; None if nothing failed."""
-    found = failed(evaluated.verdict, rules)
-    if not found:
-        return None
-    why = "; ".join(f"{f.code}: {f.detail}" for f in found)
-    return Event(
-        code=code, level="warn", message=f"{about} {why}. {advised(evaluated)}",
-        data={"reasons": [f.code for f in found], "report": evaluated.key, **data},
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
-    report: EvalReport
-    verdict: Verdict
-    advice: tuple[Advice, ...]
-    """Changes for the next run, derived from the curves and the report."""
-    key: str
-    """Object key of the stored report."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
-
-    @classmethod
-    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
-        """A stored report with its verdict, of this version or an earlier one."""
-        body = json.loads(stored)
-        return cls(
-            report=EvalReport.from_dict(body["report"]),
-            verdict=Verdict.from_dict(body["verdict"]),
-            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
-            key=key,
-        )
-
-    @property
-    def samples_key(self) -> str:
-        return samples_key(self.key)
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """Return report and verdict for people, without any row of the tenant's data."""
-        bare = replace(self, report=replace(self.report, samples=()))
-        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
-        return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
-
-    @property
-    def verdict_markdown(self) -> str:
-        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
-        return "\n".join([f"**{self.verdict.outcome}**, resting on {self.verdict.rests_on}", "", *findings])
-
-    @property
-    def seconds_by_suite(self) -> dict[str, float]:
-        """Seconds over all subjects; cached answers count as zero."""
-        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
-
-
-def report_key(tenant: str, job_id: str) -> str:
-    """Return the key of the report of the job's own evaluation."""
-    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
-
-
-def samples_key(report: str) -> str:
-    """Return the key of every item with every subject's answer, one JSON per line, beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
-
-
-def result_key(report: str) -> str:
-    """Return the key of the evaluation's result file, beside the report of this key."""
-    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
-
-
-def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
-    """Return the stored report and verdict of the job's last evaluation."""
-    key = report_key(tenant, job_id)
-    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
+    return eval_config.parse({**((job_request or {}).get("eval_config") or {}), **(own or {})})

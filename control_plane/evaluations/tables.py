@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -28,6 +33,33 @@ evaluations = sa.Table(
     sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
     sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """An evaluation as it was ordered, and its verdict once it has one."""
+
+    id: str
+    tenant_id: str
+    job_id: str
+    adapter_id: str
+    base_model: str
+    base_digest: str
+    kind: str
+    state: str
+    outcome: str | None
+    reasons: tuple[str, ...] | None
+    report_key: str | None
+    error: Mapping[str, Any] | None
+    """``code``, ``message`` and ``param`` of an :class:`~ft_assets.errors.FtError`."""
+    eval_config: Mapping[str, Any] | None
+    """As requested; see :func:`ft_assets.evals.config.parse`."""
+    runs: int
+    created_at: datetime
+    started_at: datetime | None
+    beat_at: datetime | None
+    finished_at: datetime | None
+
 
 eval_scores = sa.Table(
     "eval_scores", metadata,

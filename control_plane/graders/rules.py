@@ -43,7 +43,6 @@ ERRORS = (
     "unresponsive_reward_error",
 )  # fmt: skip
 """Flags of OpenAI's answer."""
-DETAILS = ("model_grader_server_error_details", "python_grader_runtime_error_details", "python_grader_server_error_type")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

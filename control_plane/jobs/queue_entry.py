@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,6 +10,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import Adapter
 from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs.tables import Job
@@ -81,9 +81,9 @@ class _Finished:
     """The finished job to reuse, and the state of its adapter."""
 
     job: Job
-    before: Mapping[str, Any]
+    before: Adapter
     """The adapter as found."""
-    promoted: Mapping[str, Any] | None
+    promoted: Adapter | None
     """The adapter, if it was promoted for this job."""
     unserved: str | None
     """Why no server takes it, if it has to be served."""
@@ -99,14 +99,14 @@ def _finished(platform: Platform, tenant: str, job_id: str, spec: TrainingSpec) 
     before = now = adapters.get_adapter(platform, tenant, done.adapter_id)
     promoted = None
     if job.request.get("auto_promote", True) and spec.adapter != "full":
-        if before["stage"] != Stage.PRODUCTION or before["observed"] == FAILED:
+        if before.stage != Stage.PRODUCTION or before.observed == FAILED:
             try:
-                now = promotions.promote(platform, tenant, before["id"])
+                now = promotions.promote(platform, tenant, before.id)
             except Conflict:
                 return None  # it can no longer be served
-            promoted = None if before["stage"] == Stage.PRODUCTION else now
-        if now["observed"] == FAILED:
-            return _Finished(job=done, before=before, promoted=promoted, unserved=now["detail"] or "no reason was given")
+            promoted = None if before.stage == Stage.PRODUCTION else now
+        if now.observed == FAILED:
+            return _Finished(job=done, before=before, promoted=promoted, unserved=now.detail or "no reason was given")
     return _Finished(job=done, before=before, promoted=promoted, unserved=None)
 
 

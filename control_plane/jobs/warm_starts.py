@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as registry
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.attempts.tables import checkpoints
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
@@ -132,24 +132,24 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> Sou
         found = registry.get_adapter(platform, tenant, reference)
     except NotFound:
         found = _newest(platform, tenant, reference, param)
-    if found["type"] != LORA:
-        raise _mismatch(f"{found['name']} is a {found['type']}; only LoRA adapters can be started from", param)
-    if found["stage"] == Stage.ARCHIVED:
-        raise _mismatch(f"adapter {found['id']} is archived and its files are deleted; choose another one", param)
+    if found.type != LORA:
+        raise _mismatch(f"{found.name} is a {found.type}; only LoRA adapters can be started from", param)
+    if found.stage == Stage.ARCHIVED:
+        raise _mismatch(f"adapter {found.id} is archived and its files are deleted; choose another one", param)
     with platform.engine.connect() as conn:
-        spec = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == found["job_id"])).scalar_one()
+        spec = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == found.job_id)).scalar_one()
     return Source(
-        adapter=found["name"],
-        manifest_sha256=found["manifest_sha256"],
-        base_model=found["base_model"],
-        base_digest=found["base_digest"],
-        object_prefix=found["object_prefix"],
-        lora=_lora({**((spec or {}).get("lora") or {}), "rank": found["rank"], "alpha": found["alpha"]}),
-        adapter_id=found["id"],
+        adapter=found.name,
+        manifest_sha256=found.manifest_sha256,
+        base_model=found.base_model,
+        base_digest=found.base_digest,
+        object_prefix=found.object_prefix,
+        lora=_lora({**((spec or {}).get("lora") or {}), "rank": found.rank, "alpha": found.alpha}),
+        adapter_id=found.id,
     )
 
 
-def _newest(platform: Platform, tenant: str, reference: str, param: str) -> registry.Adapter:
+def _newest(platform: Platform, tenant: str, reference: str, param: str) -> Adapter:
     """Return the newest production adapter of a lineage named without its last part."""
     if reference.startswith("ft:"):
         try:

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
@@ -32,9 +33,10 @@ from control_plane.models.model_fetch import fetch_model
 from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
+from control_plane.platform.records import columns, many, one_or_none
 from control_plane.serving import accepted_bases
 from ft_assets.adapters import tensors
-from ft_assets.adapters.record import LORA
+from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import VERSION_FIELDS, BaseModel, Catalogue, model_config
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
@@ -272,41 +274,38 @@ def _status(conn: Connection, entry: dict[str, Any], digest: str) -> BaseUpdate:
     return BaseUpdate(model_id=entry["id"], digest=digest, staged=staged, previous=previous, adapters=affected)
 
 
-def _production(conn: Connection, model_id: str) -> Sequence[RowMapping]:
-    query = (
-        sa.select(adapters.c.id, adapters.c.tenant_id, adapters.c.name, adapters.c.base_digest)
-        .where(adapters.c.base_model == model_id, adapters.c.type == LORA, adapters.c.stage == Stage.PRODUCTION.value)
-        .order_by(adapters.c.tenant_id, adapters.c.name)
-    )
-    return conn.execute(query).mappings().all()
+def _production(conn: Connection, model_id: str) -> list[AdapterRecord]:
+    query = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.base_model == model_id, adapters.c.type == LORA)
+    query = query.where(adapters.c.stage == Stage.PRODUCTION.value).order_by(adapters.c.tenant_id, adapters.c.name)
+    return many(conn, query, AdapterRecord)
 
 
-def _affected(conn: Connection, row: RowMapping, digest: str) -> Affected:
+def _affected(conn: Connection, record: AdapterRecord, digest: str) -> Affected:
     e = evaluations_table.c
     query = (
         sa.select(evaluations_table)
-        .where(e.adapter_id == row["id"], e.base_digest == digest, e.eval_config.is_(None))
+        .where(e.adapter_id == record.id, e.base_digest == digest, e.eval_config.is_(None))
         .order_by(e.created_at.desc(), e.id)
         .limit(1)
     )
-    last = conn.execute(query).mappings().one_or_none()
-    accepted = digest in accepted_bases.accepted_digests(conn, row["id"], row["base_digest"])
+    last = one_or_none(conn, query, Evaluation)
+    accepted = digest in accepted_bases.accepted_digests(conn, record)
     state, reasons = (ACCEPTED, ()) if accepted else _standing(last)
-    evaluation_id = None if last is None else last["id"]
+    evaluation_id = None if last is None else last.id
     return Affected(
-        tenant=row["tenant_id"], adapter_id=row["id"], name=row["name"], state=state, reasons=reasons, evaluation_id=evaluation_id
+        tenant=record.tenant_id, adapter_id=record.id, name=record.name, state=state, reasons=reasons, evaluation_id=evaluation_id
     )
 
 
-def _standing(last: RowMapping | None) -> tuple[str, tuple[str, ...]]:
+def _standing(last: Evaluation | None) -> tuple[str, tuple[str, ...]]:
     """State of an adapter that is not accepted, from its last evaluation."""
     if last is None:
         return NOT_EVALUATED, ()
-    if last["state"] in evaluations.OPEN:
+    if last.state in evaluations.OPEN:
         return RUNNING, ()
-    if last["state"] == evaluations.FAILED:
-        return ERROR, (str((last["error"] or {}).get("message") or "no reason was given"),)
-    return REFUSED, tuple(last["reasons"] or ())
+    if last.state == evaluations.FAILED:
+        return ERROR, (str((last.error or {}).get("message") or "no reason was given"),)
+    return REFUSED, last.reasons or ()
 
 
 def _needed(conn: Connection, model_id: str, digest: str) -> bool:

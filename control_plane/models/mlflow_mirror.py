@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -19,8 +19,9 @@ from control_plane.adapters.tables import adapters
 from control_plane.models.tables import mirrors
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import RegisteredModels, RegisteredVersion
+from control_plane.platform.records import columns, many
 from control_plane.tenant_data.tables import deletion_requests
-from ft_assets.adapters.record import AdapterName, parse_name
+from ft_assets.adapters.record import AdapterName, AdapterRecord, parse_name
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Unavailable
 
@@ -69,13 +70,13 @@ def desired(platform: Platform) -> RegisteredModels:
     """Return every adapter as a version, except those whose tenant deleted its data, and the aliases: ``production`` the newest one
     there, ``previous`` the one before it, ``staging`` the newest that waits."""
     with platform.engine.connect() as conn:
-        kept = sa.select(adapters).where(~_erased)
-        rows = conn.execute(kept.order_by(adapters.c.created_at, adapters.c.id)).mappings().all()
-    by_model: dict[str, list[Mapping[Any, Any]]] = {}
-    for row in rows:
-        by_model.setdefault(model_name(parse_name(row["name"])), []).append(row)
-    versions = [_version(platform, model, row) for model, rows_of in by_model.items() for row in rows_of]
-    return RegisteredModels(versions=versions, aliases={model: _aliases(rows_of) for model, rows_of in by_model.items()})
+        kept = sa.select(*columns(adapters, AdapterRecord)).where(~_erased)
+        found = many(conn, kept.order_by(adapters.c.created_at, adapters.c.id), AdapterRecord)
+    by_model: dict[str, list[AdapterRecord]] = {}
+    for record in found:
+        by_model.setdefault(model_name(parse_name(record.name)), []).append(record)
+    versions = [_version(platform, model, record) for model, made in by_model.items() for record in made]
+    return RegisteredModels(versions=versions, aliases={model: _aliases(made) for model, made in by_model.items()})
 
 
 def model_name(name: AdapterName) -> str:
@@ -83,23 +84,23 @@ def model_name(name: AdapterName) -> str:
     return f"{name.tenant}.{name.suffix or '-'}.{name.base.replace('/', '+').replace(':', '+')}"
 
 
-def _aliases(rows: Sequence[Mapping[Any, Any]]) -> dict[str, str]:
-    promoted = [r for r in rows if r["stage"] == Stage.PRODUCTION]
-    promoted.sort(key=lambda r: (r["promoted_at"], r["id"]), reverse=True)
-    waiting = [r for r in rows if r["stage"] == Stage.STAGING]
-    named = dict(zip(("production", "previous"), (r["id"] for r in promoted[:2]), strict=False))
-    return named | ({"staging": waiting[-1]["id"]} if waiting else {})
+def _aliases(made: Sequence[AdapterRecord]) -> dict[str, str]:
+    promoted = [r for r in made if r.stage == Stage.PRODUCTION]
+    promoted.sort(key=lambda r: (r.promoted_at, r.id), reverse=True)
+    waiting = [r for r in made if r.stage == Stage.STAGING]
+    named = dict(zip(("production", "previous"), (r.id for r in promoted[:2]), strict=False))
+    return named | ({"staging": waiting[-1].id} if waiting else {})
 
 
-def _version(platform: Platform, model: str, row: Mapping[Any, Any]) -> RegisteredVersion:
+def _version(platform: Platform, model: str, record: AdapterRecord) -> RegisteredVersion:
     tags = {
-        "ft.name": row["name"], "ft.tenant": row["tenant_id"], "ft.job": row["job_id"], "ft.stage": row["stage"],
-        "ft.base_model": row["base_model"], "ft.base_digest": row["base_digest"], "ft.dataset": row["dataset_id"],
-        "ft.manifest_sha256": row["manifest_sha256"], "ft.spec_sha256": row["spec_sha256"], "ft.approval": row["approval"],
-        "ft.eval_passed": str(row["eval_passed"]).lower(),
+        "ft.name": record.name, "ft.tenant": record.tenant_id, "ft.job": record.job_id, "ft.stage": record.stage.value,
+        "ft.base_model": record.base_model, "ft.base_digest": record.base_digest, "ft.dataset": record.dataset_id,
+        "ft.manifest_sha256": record.manifest_sha256, "ft.spec_sha256": record.spec_sha256, "ft.approval": record.approval,
+        "ft.eval_passed": str(record.eval_passed).lower(),
     }  # fmt: skip
-    source = platform.objects.uri(row["object_prefix"])
-    return RegisteredVersion(model=model, adapter_id=row["id"], source=source, description=f"Adapter {row['name']}", tags=tags)
+    source = platform.objects.uri(record.object_prefix)
+    return RegisteredVersion(model=model, adapter_id=record.id, source=source, description=f"Adapter {record.name}", tags=tags)
 
 
 def _is_due(platform: Platform, digest: str) -> bool:

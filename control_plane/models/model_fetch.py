@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx
+from filelock import FileLock
 
-from control_plane.models.operator_catalogue import locked
 from ft_assets.base_models import PICKLE_SUFFIXES
 from ft_assets.datasets.readers.hub.hub_client import ask
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound, Unavailable
@@ -64,7 +64,7 @@ def fetch_model(
     _check_request(repo, revision, endpoint)
     target = models_dir / f"{repo.replace('/', '--')}@{revision[:12]}"
     models_dir.mkdir(parents=True, exist_ok=True)
-    with locked(models_dir / f".{target.name}.lock"):
+    with FileLock(models_dir / f".{target.name}.lock"):
         done = target / ".fetched.json"
         if done.is_file():
             return Fetched(directory=target, license=json.loads(done.read_text())["license"], num_bytes=0)

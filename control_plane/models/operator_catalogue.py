@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock
 
 from ft_assets.base_models import read_entries
 
@@ -29,22 +29,11 @@ def edited(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
     Readers see the file before or after the change; an error in the block leaves it unchanged.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    with locked(file.with_suffix(".lock")):
+    with FileLock(file.with_suffix(".lock")):
         entries = {entry["id"]: entry for entry in (read_entries(file) if file.exists() else ())}
         yield entries
         text = HEAD + yaml.safe_dump({"models": [entries[k] for k in sorted(entries)]}, sort_keys=False, allow_unicode=True)
         _replace(file, text)
-
-
-@contextmanager
-def locked(lock: Path) -> Iterator[None]:
-    """Hold the lock file `lock`; the kernel releases it however its holder ends."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _replace(file: Path, text: str) -> None:

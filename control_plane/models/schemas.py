@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class Model(ApiModel):
@@ -20,7 +20,7 @@ class Model(ApiModel):
     """Name to pass as `model` in requests."""
     object: Literal["model"] = "model"
     """Object type, always `model`."""
-    created: int
+    created: EpochSeconds
     """When it was created, as Unix time in seconds; 0 for base models."""
     owned_by: str
     """Id of the tenant that owns it; `platform` for base models."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from typing import Literal
 
 import sqlalchemy as sa
 
+from control_plane.adapters.service import find
 from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
+from control_plane.platform.records import columns, many
 from control_plane.serving import model_routes
-from ft_assets.adapters.record import FULL, LORA
-from ft_assets.base_models import BaseModel
+from ft_assets.adapters.record import FULL, LORA, AdapterRecord
 from ft_assets.errors import FtError, InvalidRequest, NotFound
 
 BASE, ROUTE = "base_model", "model_route"
@@ -25,15 +27,24 @@ class Model:
     id: str
     owned_by: str
     """``platform`` for base models, else the tenant."""
-    created_at: datetime | None
-    """None for base models, which come with the catalogue."""
+    created: datetime | Literal[0]
+    """0 for base models, which come with the catalogue."""
     type: str
     """One of :data:`TYPES`."""
     base_model: str
     stage: str | None = None
     adapter_id: str | None = None
-    base: BaseModel | None = None
-    """For a base model: its catalogue entry."""
+    license: str | None = None
+    """For a base model, as are the fields below: from its catalogue entry."""
+    context_length: int | None = None
+    num_parameters: int | None = None
+    repo: str | None = None
+    revision: str | None = None
+    digest: str | None = None
+    deprecated_since: date | None = None
+
+
+CARD = ("license", "context_length", "num_parameters", "repo", "revision", "digest", "deprecated_since")
 
 
 def list_models(platform: Platform, tenant: str, *, type: str | None = None, base_model: str | None = None) -> list[Model]:
@@ -54,58 +65,51 @@ def _check_filter(name: str, value: str | None, known: Sequence[str]) -> None:
 
 
 def _all_models(platform: Platform, tenant: str) -> list[Model]:
-    query = sa.select(adapters).where(adapters.c.tenant_id == tenant).order_by(adapters.c.created_at.desc(), adapters.c.id)
+    own = sa.select(*columns(adapters, AdapterRecord)).where(adapters.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
-        own = [_adapter_model(row) for row in conn.execute(query)]
-    routes = [_route_model(route) for route in model_routes.list_routes(platform, tenant)]
-    return [_base_model(platform, name) for name in platform.models.ids()] + routes + own
+        made = many(conn, own.order_by(adapters.c.created_at.desc(), adapters.c.id), AdapterRecord)
+    return [
+        *(_base_model(platform, name) for name in platform.models.ids()),
+        *(_route_model(route) for route in model_routes.list_routes(platform, tenant)),
+        *(_adapter_model(record) for record in made),
+    ]
 
 
 def get(platform: Platform, tenant: str, model: str) -> Model:
     """Return a base model, a route of the tenant, or one of its adapters by model name or id."""
     if model in platform.models.ids():
         return _base_model(platform, model)
-    if model_routes.is_name(model):
-        with contextlib.suppress(NotFound):
-            return _route_model(model_routes.get(platform, tenant, model))
-    query = sa.select(adapters).where(adapters.c.tenant_id == tenant, sa.or_(adapters.c.name == model, adapters.c.id == model))
     with platform.engine.connect() as conn:
-        row = conn.execute(query).one_or_none()
-    if row is None:
-        raise _unknown(model)
-    return _adapter_model(row)
+        if (route := model_routes.find(conn, tenant, model)) is not None:
+            return _route_model(route)
+        record = find(conn, tenant, model)
+    if record is None:
+        raise NotFound(
+            f"model {model[:120]!r} does not exist; list what you can use with GET /v1/models", code="model_not_found", param="model"
+        )
+    return _adapter_model(record)
 
 
 def _base_model(platform: Platform, name: str) -> Model:
-    return Model(id=name, owned_by="platform", created_at=None, type=BASE, base_model=name, base=_card(platform, name))
+    """A model without a pin whose files are missing is listed without its card; using it reports the reason."""
+    card = {}
+    with contextlib.suppress(FtError):
+        card = {field: getattr(platform.models.card(name), field) for field in CARD}
+    return Model(id=name, owned_by="platform", created=0, type=BASE, base_model=name, **card)
 
 
-def _card(platform: Platform, name: str) -> BaseModel | None:
-    """None if the files of an unpinned model are missing: it is listed, and using it reports the reason."""
-    try:
-        return platform.models.card(name)
-    except FtError:
-        return None
-
-
-def _adapter_model(row: sa.Row[tuple[object, ...]]) -> Model:
-    fields = row._mapping
+def _adapter_model(record: AdapterRecord) -> Model:
     return Model(
-        id=fields["name"],
-        owned_by=fields["tenant_id"],
-        created_at=fields["created_at"],
-        type=fields["type"],
-        base_model=fields["base_model"],
-        stage=fields["stage"],
-        adapter_id=fields["id"],
+        id=record.name,
+        owned_by=record.tenant_id,
+        created=record.created_at,
+        type=record.type,
+        base_model=record.base_model,
+        stage=record.stage,
+        adapter_id=record.id,
     )
 
 
 def _route_model(route: model_routes.Route) -> Model:
-    return Model(id=route["name"], owned_by=route["tenant_id"], created_at=route["created_at"], type=ROUTE, base_model=route["base_model"])
-
-
-def _unknown(model: str) -> NotFound:
-    return NotFound(
-        f"model {model[:120]!r} does not exist; list what you can use with GET /v1/models", code="model_not_found", param="model"
-    )
+    base_model = route.targets[0].base_model
+    return Model(id=route.name, owned_by=route.tenant_id, created=route.created_at, type=ROUTE, base_model=base_model)

@@ -76,6 +76,9 @@ class _Server:
     lacks: dict[str, float] = field(default_factory=dict)
     """Since when, by model."""
 
+    def leave(self) -> None:
+        self.under_way -= 1
+
 
 class Gateway:
     """Connections to the inference servers and their state; used from one event loop."""
@@ -133,7 +136,7 @@ class Gateway:
             answer = await self._client.send(request, stream=True)
             try:
                 self._refused(server, answer, str(body["model"]))
-                made = await _relay(answer, headers, self._left(server))
+                made = await _relay(answer, headers, server.leave)
                 streams = isinstance(made, _Stream)
             finally:
                 if not streams:
@@ -152,7 +155,7 @@ class Gateway:
             raise ServerFailed(f"the inference server broke off ({type(e).__name__})", broke_off=True) from e
         finally:
             if not streams:
-                server.under_way -= 1
+                server.leave()
             if trial:
                 server.trial_under_way = False
         server.failed_at = None
@@ -177,12 +180,6 @@ class Gateway:
         if len(server.lacks) >= MAX_LACKS:
             server.lacks = dict([(m, at) for m, at in server.lacks.items() if now - at < SKIP_S][1 - MAX_LACKS :])
         server.lacks[model] = now
-
-    def _left(self, server: _Server) -> Callable[[], None]:
-        def left() -> None:
-            server.under_way -= 1
-
-        return left
 
 
 def client(token: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:

@@ -10,22 +10,22 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.adapters.service import get_adapter, select_adapters
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.service import get_adapter
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.jobs.transitions import record as record_event
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
+from control_plane.platform.records import many, one_or_none
 from control_plane.serving import observations
-from control_plane.serving.tables import model_routes
+from control_plane.serving.tables import StoredRoute, model_routes
 from ft_assets.adapters.record import LORA, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
@@ -38,34 +38,50 @@ SMALLEST = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Base:
-    """A base model as the target of a route."""
-
-    model: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """One target in its present state."""
+    """One target of a route in its present state: an adapter, or its base model itself."""
 
-    key: str
-    """Id of the adapter or of the base model, which determines its callers."""
+    adapter_id: str | None
+    """None for a base model."""
+    base_model: str
     weight: int
-    model: RowMapping | Base | None
-    """The adapter's row with the servers that have it; None if it is no longer in production."""
+    adapter: Adapter | None = None
+    """The adapter with the servers that have it."""
+    share: float = 0.0
+    """Share of callers that it answers."""
+
+    @property
+    def key(self) -> str:
+        """Id of the adapter or of the base model, which determines its callers."""
+        return self.adapter_id or self.base_model
+
+    @property
+    def model(self) -> str:
+        """The servers' name for it."""
+        return self.adapter.name if self.adapter else self.key
+
+    @property
+    def stage(self) -> Stage | None:
+        return self.adapter.stage if self.adapter else None
 
     @property
     def available(self) -> bool:
-        return self.model is not None
+        return self.adapter_id is None or self.stage == Stage.PRODUCTION
 
     @property
     def served(self) -> bool:
-        return self.model is not None and (isinstance(self.model, Base) or self.model["served_on"] != [])
+        return self.available and (self.adapter is None or self.adapter.served_on != ())
 
 
-Route = Mapping[str, Any]
-"""Fields: ``name``, ``targets`` (``model``, ``adapter_id``, ``weight``, ``share``, ``stage``, ``served``), ``created_at``,
-``updated_at``."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """A route whose targets are in their present state."""
+
+    tenant_id: str
+    name: str
+    targets: Sequence[Target]
+    created_at: datetime
+    updated_at: datetime
 
 
 def is_name(name: str) -> bool:
@@ -78,14 +94,15 @@ def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str,
     if not 1 <= len(targets) <= MAX_TARGETS:
         raise _invalid(f"{len(targets)} targets are outside 1..{MAX_TARGETS}; name adapters in production with their weights", "targets")
     made = [_target(platform, tenant, model, weight) for model, weight in targets]
-    keys = [t["adapter_id"] or t["base_model"] for t in made]
+    keys = [t.key for t in made]
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise _invalid(f"target {twice[0]} is named twice; give it one weight", "targets")
-    if not any(t["weight"] for t in made):
+    if not any(t.weight for t in made):
         raise _invalid("every target has weight 0; give at least one of them a weight", "targets")
     now = platform.clock()
-    values = {"targets": made, "updated_at": now}
+    stored = [{"adapter_id": t.adapter_id, "base_model": t.base_model, "weight": t.weight} for t in made]
+    values = {"targets": stored, "updated_at": now}
     statement = insert(model_routes).values(tenant_id=tenant, name=name, created_at=now, **values)
     with platform.engine.begin() as conn:
         conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "name"], set_=values))
@@ -93,19 +110,24 @@ def put(platform: Platform, tenant: str, name: str, targets: Sequence[tuple[str,
 
 
 def get(platform: Platform, tenant: str, name: str) -> Route:
-    query = sa.select(model_routes).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
-        if row is None:
-            raise NotFound(f"no route {name[:80]!r}; list yours with GET /v1/model_routes", code="route_not_found", param="name")
-        return _view(conn, row)
+        found = find(conn, tenant, name)
+    if found is None:
+        raise NotFound(f"no route {name[:80]!r}; list yours with GET /v1/model_routes", code="route_not_found", param="name")
+    return found
+
+
+def find(conn: Connection, tenant: str, name: str) -> Route | None:
+    """Return a route of the tenant; None if it has no such route."""
+    stored = one_or_none(conn, sa.select(model_routes).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name), StoredRoute)
+    return None if stored is None else _route(conn, stored)
 
 
 def list_routes(platform: Platform, tenant: str) -> list[Route]:
     """Return the tenant's routes by name."""
     query = sa.select(model_routes).where(model_routes.c.tenant_id == tenant).order_by(model_routes.c.name)
     with platform.engine.connect() as conn:
-        return [_view(conn, row) for row in conn.execute(query).mappings().all()]
+        return [_route(conn, stored) for stored in many(conn, query, StoredRoute)]
 
 
 def delete(platform: Platform, tenant: str, name: str) -> None:
@@ -115,14 +137,7 @@ def delete(platform: Platform, tenant: str, name: str) -> None:
         conn.execute(sa.delete(model_routes).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name))
 
 
-def targets_of(conn: Connection, tenant: str, name: str) -> list[Target] | None:
-    """Return the targets of a route in their present state; None if the tenant has no such route."""
-    query = sa.select(model_routes.c.targets).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name)
-    stored = conn.scalar(query)
-    return None if stored is None else _targets(conn, tenant, stored)
-
-
-def choose(name: str, targets: Sequence[Target], *, affinity: str) -> RowMapping | Base:
+def choose(name: str, targets: Sequence[Target], *, affinity: str) -> Target:
     """Return the target that answers a caller; ``Conflict`` if none is in production.
 
     1. Withdrawn targets answer no requests; their callers go to the others, all other callers stay.
@@ -135,9 +150,7 @@ def choose(name: str, targets: Sequence[Target], *, affinity: str) -> RowMapping
         raise Conflict(
             f"no target of route {name!r} is in production any more; set it to adapters that are", code="model_not_served", param="model"
         )
-    chosen = max(pool, key=lambda t: (_draw(name, affinity, t), t.key)).model
-    assert chosen is not None, "only what is available was drawn"
-    return chosen
+    return max(pool, key=lambda t: (_draw(name, affinity, t), t.key))
 
 
 def tell_of_withdrawal(conn: Connection, record: AdapterRecord, now: datetime) -> None:
@@ -173,53 +186,35 @@ def _check_name(platform: Platform, name: str) -> None:
         raise _invalid(f"{name!r} is a base model; choose another name", "name")
 
 
-def _target(platform: Platform, tenant: str, model: str, weight: int) -> dict[str, Any]:
+def _target(platform: Platform, tenant: str, model: str, weight: int) -> Target:
     if not 0 <= weight <= MAX_WEIGHT:
         raise _invalid(f"weight {weight} of {model[:120]} is outside 0..{MAX_WEIGHT}", "targets")
     if model in platform.models.ids():
-        return {"adapter_id": None, "base_model": model, "weight": weight}
+        return Target(adapter_id=None, base_model=model, weight=weight)
     adapter = get_adapter(platform, tenant, model)
-    if adapter["type"] != LORA or adapter["stage"] != Stage.PRODUCTION:
-        what = "a whole model, which is not served here" if adapter["type"] != LORA else f"in {adapter['stage']}"
+    if adapter.type != LORA or adapter.stage != Stage.PRODUCTION:
+        what = "a whole model, which is not served here" if adapter.type != LORA else f"in {adapter.stage}"
         raise Conflict(
-            f"{adapter['name']} is {what}; only adapters in production and base models can be targets: promote it first",
+            f"{adapter.name} is {what}; only adapters in production and base models can be targets: promote it first",
             code="model_not_served",
             param="targets",
         )
-    return {"adapter_id": adapter["id"], "base_model": adapter["base_model"], "weight": weight}
+    return Target(adapter_id=adapter.id, base_model=adapter.base_model, weight=weight)
 
 
-def _targets(conn: Connection, tenant: str, stored: Sequence[Mapping[str, Any]]) -> list[Target]:
-    ids = [t["adapter_id"] for t in stored if t["adapter_id"]]
-    query = select_adapters(tenant).add_columns(observations.served_on()).where(adapters.c.id.in_(ids))
-    rows = {row["id"]: row for row in conn.execute(query.where(adapters.c.stage == Stage.PRODUCTION.value)).mappings()} if ids else {}
-    return [
-        Target(
-            key=t["adapter_id"] or t["base_model"],
-            weight=t["weight"],
-            model=rows.get(t["adapter_id"]) if t["adapter_id"] else Base(model=t["base_model"]),
-        )
-        for t in stored
-    ]
-
-
-def _view(conn: Connection, row: RowMapping) -> Route:
-    targets = _targets(conn, row["tenant_id"], row["targets"])
-    query = sa.select(adapters.c.id, adapters.c.name, adapters.c.stage).where(adapters.c.id.in_([t.key for t in targets]))
-    known = {a.id: a for a in conn.execute(query)}
+def _route(conn: Connection, stored: StoredRoute) -> Route:
+    ids = [t["adapter_id"] for t in stored.targets if t["adapter_id"]]
+    query = observations.select_adapters(servers=True).where(adapters.c.tenant_id == stored.tenant_id, adapters.c.id.in_(ids))
+    known = {adapter.id: adapter for adapter in many(conn, query, Adapter)} if ids else {}
+    targets = [Target(**t, adapter=known.get(t["adapter_id"])) for t in stored.targets]
     total = sum(t.weight for t in targets if t.available)
-    shown = [
-        {
-            "model": known[t.key].name if t.key in known else t.key,
-            "adapter_id": t.key if stored["adapter_id"] else None,
-            "weight": t.weight,
-            "share": t.weight / total if t.available and total else 0.0,
-            "stage": known[t.key].stage if t.key in known else None,
-            "served": t.served,
-        }
-        for t, stored in zip(targets, row["targets"], strict=True)
-    ]
-    return {**row, "targets": shown, "base_model": row["targets"][0]["base_model"]}
+    return Route(
+        tenant_id=stored.tenant_id,
+        name=stored.name,
+        targets=[replace(t, share=t.weight / total if t.available and total else 0.0) for t in targets],
+        created_at=stored.created_at,
+        updated_at=stored.updated_at,
+    )
 
 
 def _invalid(message: str, param: str) -> InvalidRequest:

@@ -18,9 +18,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
+from control_plane.platform.records import many
 from control_plane.serving import accepted_bases, observations
 from control_plane.serving.tables import deployments
 from ft_assets.adapters import package, serving_index
@@ -214,14 +215,13 @@ def _places(
             yield record, digest, stat
 
 
-def _desired(conn: Connection) -> list[AdapterRecord]:
-    query = sa.select(adapters).join(deployments, deployments.c.adapter_id == adapters.c.id)
-    rows = conn.execute(query.where(deployments.c.desired == LOADED, adapters.c.type == LORA).order_by(adapters.c.id)).mappings()
-    return [AdapterRecord.from_row(row) for row in rows]
+def _desired(conn: Connection) -> list[Adapter]:
+    wanted = deployments.c.desired == LOADED, adapters.c.type == LORA
+    return many(conn, observations.select_adapters().where(*wanted).order_by(adapters.c.id), Adapter)
 
 
 def _entry(platform: Platform, record: AdapterRecord, digest: str, *, made: bool) -> Entry:
-    """if `made` for another base, only this node has its manifest"""
+    """If `made` for another base, only this node has its manifest."""
     manifest = _manifest(platform, record, digest)
     sha256 = hashlib.sha256(manifest.read_bytes()).hexdigest() if made else record.manifest_sha256
     return Entry(name=record.name, directory=manifest.parent.name, manifest_sha256=sha256, base_digest=digest)

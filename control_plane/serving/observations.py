@@ -8,13 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
-from control_plane.serving.tables import deployments, replica_adapters
-from ft_assets.adapters import rollout_plan
+from control_plane.platform.records import columns, many
+from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
+from ft_assets.adapters import rollout_plan, whole_model
+from ft_assets.adapters.record import FULL
 from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
 from ft_assets.storable_text import printable
 
@@ -25,12 +27,24 @@ MAX_DETAIL = 4000
 NOT_REPORTED = "the servers do not tell the digest of their base; the catalogue's was checked"
 
 
-def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, RowMapping]:
+def select_adapters(*, servers: bool = False) -> sa.Select[Any]:
+    """Return the query of every :class:`Adapter`; with `servers`, ``served_on`` is filled in."""
+    state = (
+        sa.func.coalesce(deployments.c.desired, UNLOADED).label("desired"),
+        deployments.c.desired_at,
+        sa.func.coalesce(deployments.c.observed, UNLOADED).label("observed"),
+        sa.case((adapters.c.type == FULL, whole_model.OWN_SERVER.detail), else_=deployments.c.detail).label("detail"),
+        *([_served_on()] if servers else ()),
+    )
+    return sa.select(*columns(adapters, Adapter), *state).outerjoin_from(adapters, deployments, deployments.c.adapter_id == adapters.c.id)
+
+
+def read(conn: Connection, adapter_ids: Collection[str] | None) -> dict[Key, ReplicaAdapter]:
     """Return rows by server and adapter; None: of all adapters that a server has or may get."""
     query = sa.select(replica_adapters)
     if adapter_ids is not None:
         query = query.where(replica_adapters.c.adapter_id.in_(adapter_ids))
-    return {(row["replica"], row["adapter_id"]): row for row in conn.execute(query).mappings()}
+    return {(row.replica, row.adapter_id): row for row in many(conn, query, ReplicaAdapter)}
 
 
 def write(
@@ -76,41 +90,35 @@ def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collect
     if not adapter_ids:
         return
     replicas = list(replicas)
-    query = (
-        sa.select(deployments, adapters.c.base_model)
-        .join(adapters, adapters.c.id == deployments.c.adapter_id)
-        .where(deployments.c.adapter_id.in_(adapter_ids))
-        .order_by(deployments.c.adapter_id)
-        .with_for_update(of=deployments, skip_locked=len(adapter_ids) > 1)
-    )
+    open_ = sa.select(deployments.c.adapter_id).where(deployments.c.adapter_id.in_(adapter_ids)).order_by(deployments.c.adapter_id)
     with platform.engine.begin() as conn:
-        rows = conn.execute(query).mappings().all()
-        seen = read(conn, adapter_ids)
-        for row in rows:
-            observed, detail = _together(row, replicas, seen)
-            if (observed, detail) != (row["observed"], row["detail"]):
+        locked = conn.scalars(open_.with_for_update(skip_locked=len(adapter_ids) > 1)).all()
+        deployed, seen = many(conn, select_adapters().where(adapters.c.id.in_(locked)), Adapter), read(conn, locked)
+        for adapter in deployed:
+            observed, detail = _together(adapter, replicas, seen)
+            if (observed, detail) != (adapter.observed, adapter.detail):
                 values = {"observed": observed, "detail": detail, "updated_at": platform.clock()}
-                conn.execute(sa.update(deployments).where(deployments.c.adapter_id == row["adapter_id"]).values(**values))
+                conn.execute(sa.update(deployments).where(deployments.c.adapter_id == adapter.id).values(**values))
 
 
-def _together(row: RowMapping, replicas: Sequence[Replica], seen: Mapping[Key, RowMapping]) -> tuple[str, str | None]:
-    pool = [r for r in replicas if r.base in (None, row["base_model"])]
-    wanted = row["desired"] == LOADED
+def _together(adapter: Adapter, replicas: Sequence[Replica], seen: Mapping[Key, ReplicaAdapter]) -> tuple[str, str | None]:
+    pool = [r for r in replicas if r.base in (None, adapter.base_model)]
+    wanted = adapter.desired == LOADED
     if not pool and wanted:
-        return UNLOADED, f"no inference server serves base model {row['base_model']}; start one"
-    observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, row["adapter_id"]))) for r in pool], loaded=wanted)
+        return UNLOADED, f"no inference server serves base model {adapter.base_model}; start one"
+    observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, adapter.id))) for r in pool], loaded=wanted)
     if observed == LOADED and wanted and detail is None and any(r.base_digest is None for r in pool):
         detail = NOT_REPORTED
     return observed, detail
 
 
-def _seen(replica: Replica, row: RowMapping | None) -> Seen:
-    observed, detail = (row["observed"], row["detail"]) if row else (UNLOADED, None)
+def _seen(replica: Replica, row: ReplicaAdapter | None) -> Seen:
+    observed, detail = (row.observed, row.detail) if row else (UNLOADED, None)
     return Seen(url=replica.url, ready=replica.ready, observed=observed, detail=detail if replica.ready else replica.error)
 
 
-def served_on() -> sa.ColumnElement[Any]:
-    """SQL for the URLs of servers seen to answer with the row's adapter, for queries that join ``deployments``.
+def _served_on() -> sa.ColumnElement[Any]:
+    """Return SQL for the URLs of servers seen to answer with an adapter.
 
     Null if the fleet was seen to serve it before servers were tracked individually: then any server may have it.
     """

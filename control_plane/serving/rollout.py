@@ -22,15 +22,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.adapters.tables import adapters
+from control_plane.adapters.tables import Adapter, adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
+from control_plane.platform.records import many
 from control_plane.serving import accepted_bases, node_files, observations
 from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
-from control_plane.serving.tables import deployments, replica_adapters
+from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
 from ft_assets.adapters import rollout_plan
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
@@ -68,18 +69,14 @@ class FleetState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Snapshot:
-    rows: Sequence[RowMapping]
-    """Deployments with their adapters."""
-    seen: Mapping[Key, RowMapping]
+    adapters: Sequence[Adapter]
+    """Those that have a deployment."""
+    seen: Mapping[Key, ReplicaAdapter]
     accepted_on_others: frozenset[tuple[str, str]]
     """Adapters and other bases that they are accepted on."""
 
-    def accepts(self, row: RowMapping, digest: str | None) -> bool:
-        return digest in (None, row["base_digest"]) or (row["id"], digest) in self.accepted_on_others
-
-    def failures(self, url: str, row: RowMapping) -> int:
-        seen = self.seen.get((url, row["id"]))
-        return int(seen["failures"]) if seen else 0
+    def accepts(self, adapter: AdapterRecord, digest: str | None) -> bool:
+        return digest in (None, adapter.base_digest) or (adapter.id, digest) in self.accepted_on_others
 
 
 class _NotTheServer(Unavailable):
@@ -115,8 +112,10 @@ def load(platform: Platform, record: AdapterRecord, answers: FleetState | None =
         return None
     _round(platform, answers or ask(platform), only=record.id)
     with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(deployments).where(deployments.c.adapter_id == record.id)).mappings().one()
-    return None if row["observed"] == LOADED else row["detail"]
+        observed, detail = conn.execute(
+            sa.select(deployments.c.observed, deployments.c.detail).where(deployments.c.adapter_id == record.id)
+        ).one()
+    return None if observed == LOADED else detail
 
 
 @contextmanager
@@ -141,28 +140,27 @@ def _round(platform: Platform, answers: FleetState, *, only: str | None = None) 
     work = [(replica, actions) for replica, actions in plans if actions]
     with ThreadPoolExecutor(max(1, len(work)), thread_name_prefix="fleet") as pool:  # starts threads as they are needed
         found = list(pool.map(lambda w: _carry_out_all(platform, w[0], w[1], snapshot), work))
-    observations.settle(platform, answers.replicas, [row["id"] for row in snapshot.rows])
+    observations.settle(platform, answers.replicas, [adapter.id for adapter in snapshot.adapters])
     return [done for each in found for done in each]
 
 
 def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Snapshot:
     """Return the desired state and the last observed one; leaves out adapters that are neither desired nor loaded."""
-    query = sa.select(adapters, deployments.c.desired, deployments.c.observed, deployments.c.desired_at).join(
-        deployments, deployments.c.adapter_id == adapters.c.id
-    )
     held = sa.select(replica_adapters.c.adapter_id).where(replica_adapters.c.observed == LOADED)
-    open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, adapters.c.id.in_(held))
+    open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, deployments.c.adapter_id.in_(held))
     with platform.engine.connect() as conn:
-        rows = conn.execute(query.where(adapters.c.id == only if only else open_)).mappings().all()
-        accepted_on_others = accepted_bases.accepted_on_other_bases(conn, {r.base_digest for r in answers.replicas if r.base_digest})
-        return _Snapshot(rows=rows, seen=observations.read(conn, [only] if only else None), accepted_on_others=accepted_on_others)
+        return _Snapshot(
+            adapters=many(conn, observations.select_adapters().where(adapters.c.id == only if only else open_), Adapter),
+            seen=observations.read(conn, [only] if only else None),
+            accepted_on_others=accepted_bases.accepted_on_other_bases(conn, {r.base_digest for r in answers.replicas if r.base_digest}),
+        )
 
 
 def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
     if not replica.ready:
         return []
-    here = [row for row in snapshot.rows if row["base_model"] == replica.base]
-    desired = [_desired(platform, answers, replica, row, snapshot) for row in here]
+    here = [adapter for adapter in snapshot.adapters if adapter.base_model == replica.base]
+    desired = [_desired(platform, answers, replica, adapter, snapshot) for adapter in here]
     served = dict(replica.adapters)
     for want in desired:  # records made after the server was asked are newer than its answer
         if want.proven:
@@ -172,30 +170,24 @@ def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _
     return rollout_plan.plan(desired, served, now=answers.at.timestamp())
 
 
-def _desired(platform: Platform, answers: FleetState, replica: Replica, row: RowMapping, snapshot: _Snapshot) -> rollout_plan.Desired:
-    record, seen = AdapterRecord.from_row(row), snapshot.seen.get((replica.url, row["id"]))
-    where = str(directory(platform, record, replica.base_digest))
-    listed = replica.adapters.get(record.name) == where
-    loaded = seen is not None and seen["observed"] == LOADED
-    fresh = seen is not None and seen["updated_at"] >= answers.at
-    refused = seen is not None and seen["observed"] == FAILED and not str(seen["detail"]).startswith(OTHER_BASE)
+def _desired(platform: Platform, answers: FleetState, replica: Replica, adapter: Adapter, snapshot: _Snapshot) -> rollout_plan.Desired:
+    seen, where = snapshot.seen.get((replica.url, adapter.id)), str(directory(platform, adapter, replica.base_digest))
+    listed = replica.adapters.get(adapter.name) == where
     return rollout_plan.Desired(
-        name=record.name,
-        loaded=row["desired"] == LOADED,
+        name=adapter.name,
+        loaded=adapter.desired == LOADED,
         directory=where,
-        proven=loaded and (listed or fresh),
-        accepted=snapshot.accepts(row, replica.base_digest),
-        refused=refused,
-        not_before=_not_before(platform, row, seen),
+        proven=seen is not None and seen.observed == LOADED and (listed or seen.updated_at >= answers.at),
+        accepted=snapshot.accepts(adapter, replica.base_digest),
+        refused=seen is not None and seen.observed == FAILED and not str(seen.detail).startswith(OTHER_BASE),
+        not_before=_not_before(platform, adapter, seen),
     )
 
 
-def _not_before(platform: Platform, row: RowMapping, seen: RowMapping | None) -> float:
-    if row["desired"] == UNLOADED:
-        since: datetime | None = row["desired_at"]
-        return since.timestamp() + platform.settings.drain_s if since else 0.0
-    failures = seen["failures"] if seen else 0
-    return seen["updated_at"].timestamp() + rollout_plan.wait_s(failures) if seen and failures else 0.0
+def _not_before(platform: Platform, adapter: Adapter, seen: ReplicaAdapter | None) -> float:
+    if adapter.desired == UNLOADED:
+        return adapter.desired_at.timestamp() + platform.settings.drain_s if adapter.desired_at else 0.0
+    return seen.updated_at.timestamp() + rollout_plan.wait_s(seen.failures) if seen and seen.failures else 0.0
 
 
 def _correct(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot) -> None:
@@ -203,29 +195,29 @@ def _correct(platform: Platform, answers: FleetState, replica: Replica, snapshot
     no request is sent there. A server that is silent for a moment keeps its state: if it is down, requests skip it."""
     if replica.silent:
         return
-    for row in snapshot.rows:
-        seen = snapshot.seen.get((replica.url, row["id"]))
-        if seen is None or seen["observed"] != LOADED:
+    for adapter in snapshot.adapters:
+        seen = snapshot.seen.get((replica.url, adapter.id))
+        if seen is None or seen.observed != LOADED:
             continue
-        if replica.adapters.get(row["name"]) != str(directory(platform, AdapterRecord.from_row(row), replica.base_digest)):
+        if replica.adapters.get(adapter.name) != str(directory(platform, adapter, replica.base_digest)):
             detail = replica.error or f"{replica.url} has lost it"
-        elif row["desired"] == LOADED and not snapshot.accepts(row, replica.base_digest):
+        elif adapter.desired == LOADED and not snapshot.accepts(adapter, replica.base_digest):
             detail = f"{replica.url}: {rollout_plan.NOT_ACCEPTED}"
         else:
             continue
-        observations.write(platform, replica.url, row["id"], UNLOADED, detail, before=answers.at)
+        observations.write(platform, replica.url, adapter.id, UNLOADED, detail, before=answers.at)
 
 
 def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Action], snapshot: _Snapshot) -> list[Reconciled]:
     """Carry out one server's actions as far as it answers and the time limit allows; the next pass plans the rest again."""
-    rows = {row["name"]: row for row in snapshot.rows}
+    known = {adapter.name: adapter for adapter in snapshot.adapters}
     until, done, still_there = time.monotonic() + ROUND_S, list[Reconciled](), set[str]()
     for action in actions:
         if action.name in still_there:
             continue
         if time.monotonic() >= until:
             break
-        error = _carry_out(platform, replica, action, rows.get(action.name), snapshot)
+        error = _carry_out(platform, replica, action, known.get(action.name), snapshot)
         log.info("%s %s on %s (%s): %s", action.kind, action.name, replica.url, action.reason, error.message if error else "done")
         done.append(Reconciled(replica=replica.url, action=action, error=error.message if error else None))
         if isinstance(error, Unavailable) and not isinstance(error, _NotTheServer):
@@ -235,30 +227,27 @@ def _carry_out_all(platform: Platform, replica: Replica, actions: Sequence[Actio
     return done
 
 
-def _carry_out(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, snapshot: _Snapshot) -> FtError | None:
+def _carry_out(platform: Platform, replica: Replica, action: Action, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
     """Run one action and record the result; errors become the result, so that other actions continue."""
     try:
-        error = _tried(platform, replica, action, row, accepted=row is None or snapshot.accepts(row, replica.base_digest))
-        if row is not None:
-            _record(platform, replica, action, row["id"], snapshot.failures(replica.url, row), error)
+        error = _tried(platform, replica, action, adapter, snapshot)
+        if adapter is not None:
+            seen = snapshot.seen.get((replica.url, adapter.id))
+            _record(platform, replica, action, adapter.id, seen.failures if seen else 0, error)
     except Exception as e:
         log.exception("%s %s on %s cannot be recorded", action.kind, action.name, replica.url)
         return _NotTheServer(f"{type(e).__name__}: {e}")
     return error
 
 
-def _tried(platform: Platform, replica: Replica, action: Action, row: RowMapping | None, *, accepted: bool) -> FtError | None:
+def _tried(platform: Platform, replica: Replica, action: Action, adapter: Adapter | None, snapshot: _Snapshot) -> FtError | None:
     try:
-        if row is None:
-            _fleet(platform).unload(replica.url, action.name)
-            return None
-        record = AdapterRecord.from_row(row)
-        if action.kind != "unload":
-            _load(platform, replica, record, accepted=accepted)
-        elif action.reason == rollout_plan.WITHDRAWN:
-            _unload_withdrawn(platform, replica, record)
+        if adapter is not None and action.kind != "unload":
+            _load(platform, replica, adapter, accepted=snapshot.accepts(adapter, replica.base_digest))
+        elif adapter is not None and action.reason == rollout_plan.WITHDRAWN:
+            _unload_withdrawn(platform, replica, adapter)
         else:
-            _fleet(platform).unload(replica.url, record.name)
+            _fleet(platform).unload(replica.url, action.name)
     except FtError as e:
         return e
     except Exception as e:
@@ -314,10 +303,6 @@ def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecor
 def _fleet(platform: Platform) -> Any:
     assert platform.fleet is not None, "who has no fleet was turned away before"
     return platform.fleet
-
-
-def state_columns() -> tuple[sa.Column[Any], ...]:
-    return deployments.c.desired, deployments.c.observed, deployments.c.detail
 
 
 def desire(conn: Connection, record: AdapterRecord, desired: str, now: datetime) -> None:

@@ -13,8 +13,10 @@ from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.platform.context import Platform
-from control_plane.serving import model_routes, responses, schemas
+from control_plane.platform.pagination import Page
+from control_plane.serving import model_routes, schemas
 from control_plane.serving.gateway import Gateway, Target
+from control_plane.serving.model_routes import Route
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -71,35 +73,35 @@ def affinity_of(body: dict[str, Any], session: str | None) -> str:
 
 def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Target:
     found = promotions.resolve_model(platform, tenant, model, affinity=affinity)
-    urls = platform.settings.inference_urls
-    servers = urls if found.served_on is None else [url for url in urls if url in found.served_on]
-    headers = {"x-ft-model": found.model} | ({"x-ft-adapter": found.adapter["id"]} if found.adapter else {})
+    served_on = found.adapter.served_on if found.adapter else None
+    servers = [url for url in platform.settings.inference_urls if served_on is None or url in served_on]
+    headers = {"x-ft-model": found.model} | ({"x-ft-adapter": found.adapter.id} if found.adapter else {})
     return Target(model=found.model, servers=servers, headers=headers)
 
 
 model_routes_router = APIRouter(prefix="/v1/model_routes", tags=["model routes"])
 
 
-@model_routes_router.get("", summary="List model routes")
-def list_routes(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.ModelRoute]:
+@model_routes_router.get("", summary="List model routes", response_model=http_schemas.ListOf[schemas.ModelRoute])
+def list_routes(platform: PlatformDep, tenant: Reader) -> Page[Route]:
     """List your model routes by name."""
-    return http_schemas.ListOf(data=[responses.model_route(r) for r in model_routes.list_routes(platform, tenant)])
+    return Page(items=model_routes.list_routes(platform, tenant), has_more=False)
 
 
-@model_routes_router.put("/{name}", summary="Create or update a model route")
-def put(platform: PlatformDep, tenant: Writer, name: parameters.RouteName, body: schemas.SetRoute) -> schemas.ModelRoute:
+@model_routes_router.put("/{name}", summary="Create or update a model route", response_model=schemas.ModelRoute)
+def put(platform: PlatformDep, tenant: Writer, name: parameters.RouteName, body: schemas.SetRoute) -> Route:
     """Set the targets of a model route, effective from the next request.
 
     A caller always gets the same target. Callers are identified by `user` in the request, otherwise by the header `x-session-id`, otherwise
     by the conversation. When weights change, as few callers as possible move.
     """
-    return responses.model_route(model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets]))
+    return model_routes.put(platform, tenant, name, [(t.model, t.weight) for t in body.targets])
 
 
-@model_routes_router.get("/{name}", summary="Retrieve a model route")
-def retrieve(platform: PlatformDep, tenant: Reader, name: parameters.RouteName) -> schemas.ModelRoute:
+@model_routes_router.get("/{name}", summary="Retrieve a model route", response_model=schemas.ModelRoute)
+def retrieve(platform: PlatformDep, tenant: Reader, name: parameters.RouteName) -> Route:
     """Return a model route with the share of callers that each target has now."""
-    return responses.model_route(model_routes.get(platform, tenant, name))
+    return model_routes.get(platform, tenant, name)
 
 
 @model_routes_router.delete("/{name}", summary="Delete a model route")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 
 
 class RouteTarget(ApiModel):
@@ -55,7 +55,7 @@ class ModelRoute(ApiModel):
     """Object type, always `model_route`."""
     targets: list[RoutedTarget]
     """Targets with their weights."""
-    created_at: int
+    created_at: EpochSeconds
     """When the route was created, as Unix time in seconds."""
-    updated_at: int
+    updated_at: EpochSeconds
     """When its targets were last set, as Unix time in seconds."""

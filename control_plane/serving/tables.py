@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -28,6 +33,19 @@ replica_adapters = sa.Table(
     timestamp("updated_at"),
 )  # fmt: skip
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaAdapter:
+    """What one inference server was last seen to do with one adapter."""
+
+    replica: str
+    adapter_id: str
+    observed: str
+    detail: str | None
+    failures: int
+    updated_at: datetime
+
+
 model_routes = sa.Table(
     "model_routes", metadata,
     sa.Column("tenant_id", sa.Text, sa.ForeignKey("tenants.id"), primary_key=True),
@@ -35,3 +53,13 @@ model_routes = sa.Table(
     sa.Column("targets", JSONB, nullable=False),  # [{"adapter_id", "base_model", "weight"}]; no adapter: the base itself
     timestamp("created_at"), timestamp("updated_at"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRoute:
+    tenant_id: str
+    name: str
+    targets: tuple[Mapping[str, Any], ...]
+    """Fields of a :class:`control_plane.serving.model_routes.Target`: ``adapter_id``, ``base_model``, ``weight``."""
+    created_at: datetime
+    updated_at: datetime

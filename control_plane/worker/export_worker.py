@@ -47,6 +47,6 @@ class ExportWorker:
             try:
                 exports.expire(self._platform)
                 for row in exports.pending(self._platform):
-                    self.enqueue(row["id"], row["tenant_id"])
+                    self.enqueue(row.id, row.tenant_id)
             except Exception:
                 log.exception("cannot look for exports that are to be made")

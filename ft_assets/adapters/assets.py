@@ -27,20 +27,20 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
         record = adapter_step.conclude(opened, tenant, job_id)
     evaluation_step.track(opened, tenant, job_id)
     health.flush(opened)
-    reported = lineage.of_adapter(opened, tenant, record["id"])["adapters"][0]
+    reported = lineage.of_adapter(opened, tenant, record.id)["adapters"][0]
     digests = ("base_model", "base_digest", "dataset_id", "pack_fingerprint", "spec_sha256", "lock_sha256", "commit", "manifest_sha256")
     return dg.MaterializeResult(
         check_results=[
-            checked(COMPLETE.name, lambda: lineage.broken_links(opened, tenant, record["id"])),
-            checked(SERVABLE.name, lambda: promotions.obstacles(opened, tenant, record["id"])),
+            checked(COMPLETE.name, lambda: lineage.broken_links(opened, tenant, record.id)),
+            checked(SERVABLE.name, lambda: promotions.obstacles(opened, tenant, record.id)),
         ],
-        data_version=dg.DataVersion(record["manifest_sha256"]),
+        data_version=dg.DataVersion(record.manifest_sha256),
         metadata={
-            "name": record["name"],
-            "stage": str(record["stage"]),
-            "eval_passed": record["eval_passed"],
-            **{k: record[k] for k in digests},
-            "approval": record["approval"],
+            "name": record.name,
+            "stage": str(record.stage),
+            "eval_passed": record.eval_passed,
+            **{k: getattr(record, k) for k in digests},
+            "approval": record.approval,
             "file_sha256": reported["uploads"][0]["sha256"],
             "dataset_content_sha256": reported["dataset"]["content_sha256"],
             "attempts": len(reported["training"]["attempts"]),
@@ -48,8 +48,8 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "started_from": [parent["adapter"]["name"] for parent in reported["parents"]],
             "trained_on": dg.MetadataValue.url(page_of_asset("dataset", partition=context.partition_key)),
             "cost_usd": ledger.cost_of_job(opened, job_id) / 1e6,
-            "files": dg.MetadataValue.path(opened.objects.uri(record["object_prefix"])),
-            "adapter_id": record["id"],
+            "files": dg.MetadataValue.path(opened.objects.uri(record.object_prefix)),
+            "adapter_id": record.id,
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
     )
@@ -67,6 +67,6 @@ def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrde
     opened = platform.get()
     with watched(context):
         row = reevaluation_step.run(opened, platform.launcher(), config.evaluation_id)
-    shown = {k: row[k] for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if row[k] is not None}
-    stored = {"report": dg.MetadataValue.path(opened.objects.uri(row["report_key"]))} if row["report_key"] else {}
-    return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row["reasons"] or ())})
+    shown = {k: v for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if (v := getattr(row, k)) is not None}
+    stored = {"report": dg.MetadataValue.path(opened.objects.uri(row.report_key))} if row.report_key else {}
+    return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row.reasons or ())})

@@ -109,11 +109,20 @@ def object_name(*parts: str, longest: int = 63) -> str:
     return f"{safe[: min(50, longest - 11)].rstrip('-')}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:10]}"
 
 
-def metadata(name: str, settings: ClusterSettings, labels: Mapping[str, str], **annotations: str) -> Manifest:
+def manifest(
+    kind: str,
+    name: str,
+    settings: ClusterSettings,
+    labels: Mapping[str, str],
+    spec: Manifest,
+    *,
+    api_version: str = "v1",
+    **annotations: str,
+) -> Manifest:
     found: Manifest = {"name": name, "namespace": settings.namespace, "labels": dict(labels)}
     if annotations:
         found["annotations"] = {f"ft-platform/{key.replace('_', '-')}": value for key, value in sorted(annotations.items())}
-    return found
+    return {"apiVersion": api_version, "kind": kind, "metadata": found, "spec": spec}
 
 
 def labels(component: str, instance: str, **more: str) -> dict[str, str]:
@@ -182,15 +191,11 @@ def pod(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 120,
         "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": list(containers),
         "volumes": [scratch("tmp"), {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}, *volumes],
-    }
+    }  # fmt: skip
     if init:
         spec["initContainers"] = list(init)
     if settings.node_selector:
@@ -214,69 +219,16 @@ def claim(name: str, claim_name: str) -> Manifest:
 SERVER_MOUNTS = (mount("tmp", "/tmp"), mount("shm", "/dev/shm"))
 
 
-def service(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
-    ports = [{"name": "http", "port": 80, "targetPort": "http"}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(name, settings, labels),
-        "spec": {"selector": dict(selects), "ports": ports},
-    }
-
-
 def only_callers(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
     """Ingress from the servers' own namespace, the gateway's and the callers', to one port."""
     spaces = dict.fromkeys(space for space in (settings.namespace, settings.gateway_namespace, *settings.callers) if space)
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": space}}} for space in spaces]
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(name, settings, labels),
-        "spec": {
-            "podSelector": {"matchLabels": dict(selects)},
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": peers, "ports": [{"protocol": "TCP", "port": PORT}]}],
-        },
+    spec = {
+        "podSelector": {"matchLabels": dict(selects)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": peers, "ports": [{"protocol": "TCP", "port": PORT}]}],
     }
-
-
-def deployment(meta: Manifest, template: Manifest, *, selects: Mapping[str, str], replicas: int) -> Manifest:
-    """New pods are ready before old ones go."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": meta,
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": dict(selects)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": template,
-        },
-    }
-
-
-def headless(name: str, settings: ClusterSettings, labels: Mapping[str, str], selects: Mapping[str, str]) -> Manifest:
-    """A DNS name for each pod of a StatefulSet, from its start on: callers test whether it answers."""
-    ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(selects), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(name, settings, labels), "spec": spec}
-
-
-def stateful_set(meta: Manifest, template: Manifest, *, selects: Mapping[str, str], replicas: int) -> Manifest:
-    """Pods with stable names, behind the headless Service of the same name. All start at once; an update replaces them one by one."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": meta,
-        "spec": {
-            "replicas": replicas,
-            "serviceName": meta["name"],
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": dict(selects)},
-            "updateStrategy": {"type": "RollingUpdate"},
-            "template": template,
-        },
-    }
+    return manifest("NetworkPolicy", name, settings, labels, spec, api_version="networking.k8s.io/v1")
 
 
 def to_yaml(objects: Iterable[Manifest]) -> str:

@@ -73,20 +73,24 @@ def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
         containers=[_server(pool, settings)],
         volumes=[cluster.claim("base-models", settings.base_models_claim), cluster.claim("adapters", settings.adapters_claim)],
     )
+    pods = {  # with stable names; all start at once, and an update replaces them one by one
+        "replicas": pool.replicas, "serviceName": pool.name, "podManagementPolicy": "Parallel", "selector": {"matchLabels": selects},
+        "updateStrategy": {"type": "RollingUpdate"}, "template": template,
+    }  # fmt: skip
+    names = {  # a DNS name for each pod, from its start on: callers test whether it answers
+        "clusterIP": "None", "publishNotReadyAddresses": True, "selector": selects,
+        "ports": [{"name": "http", "port": cluster.PORT, "targetPort": "http"}],
+    }  # fmt: skip
+    picked = {
+        "selector": {"matchLabels": selects},
+        "targetPorts": [{"number": cluster.PORT}],
+        "endpointPickerRef": {"name": pool.picker, "port": {"number": pool.picker_port}, "failureMode": "FailClose"},
+    }
     return [
-        cluster.headless(pool.name, settings, labels, selects),
-        cluster.stateful_set(cluster.metadata(pool.name, settings, labels, **traces), template, selects=selects, replicas=pool.replicas),
+        cluster.manifest("Service", pool.name, settings, labels, names),
+        cluster.manifest("StatefulSet", pool.name, settings, labels, pods, api_version="apps/v1", **traces),
         cluster.only_callers(pool.name, settings, labels, selects),
-        {
-            "apiVersion": f"{POOL_GROUP}/v1",
-            "kind": "InferencePool",
-            "metadata": cluster.metadata(pool.name, settings, labels, **traces),
-            "spec": {
-                "selector": {"matchLabels": selects},
-                "targetPorts": [{"number": cluster.PORT}],
-                "endpointPickerRef": {"name": pool.picker, "port": {"number": pool.picker_port}, "failureMode": "FailClose"},
-            },
-        },
+        cluster.manifest("InferencePool", pool.name, settings, labels, picked, api_version=f"{POOL_GROUP}/v1", **traces),
     ]
 
 
@@ -126,17 +130,10 @@ def render_route(*, tenant: str, name: str, targets: Sequence[tuple[str, int]], 
     if over := [weight for _, weight in shares if weight > MAX_WEIGHT]:
         raise ValueError(f"weight {over[0]} exceeds {MAX_WEIGHT}; only their relation matters, so lower all of them")
     made = cluster.object_name("ft-route", tenant, name)
-    return {
-        "apiVersion": f"{REWRITE_GROUP}/v1alpha2",
-        "kind": "InferenceModelRewrite",
-        "metadata": cluster.metadata(made, settings, cluster.labels("route", made, tenant=tenant)),
-        "spec": {
-            "poolRef": {"group": POOL_GROUP, "kind": "InferencePool", "name": pool},
-            "rules": [
-                {
-                    "matches": [{"model": {"type": "Exact", "value": f"{tenant}/{name}"}}],
-                    "targets": [{"modelRewrite": model, "weight": weight} for model, weight in shares],
-                }
-            ],
-        },
+    rule = {
+        "matches": [{"model": {"type": "Exact", "value": f"{tenant}/{name}"}}],
+        "targets": [{"modelRewrite": model, "weight": weight} for model, weight in shares],
     }
+    spec = {"poolRef": {"group": POOL_GROUP, "kind": "InferencePool", "name": pool}, "rules": [rule]}
+    labels = cluster.labels("route", made, tenant=tenant)
+    return cluster.manifest("InferenceModelRewrite", made, settings, labels, spec, api_version=f"{REWRITE_GROUP}/v1alpha2")

@@ -35,16 +35,14 @@ class Candidate:
     catalogue_digest: str = ""
     """Digest that the base's id stands for: after an update, servers serve the earlier bytes until they are restarted."""
     file_refusals: Sequence[Refusal]
-    """Differences from the manifest (``package.check_files``)."""
-    package_refusals: Sequence[Refusal]
-    """What the servers could not serve (``package.verify``)."""
+    """Differences from the manifest (``package.check_files``), then what the servers could not serve (``package.verify``)."""
 
 
 def refusals(candidate: Candidate) -> list[Refusal]:
     """Returns why `candidate` may not be promoted, in the order of the rules; empty if it may."""
     if candidate.record.type == FULL:
         return [OWN_SERVER]
-    return [*_record_refusals(candidate), *candidate.file_refusals, *candidate.package_refusals]
+    return [*_record_refusals(candidate), *candidate.file_refusals]
 
 
 def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:

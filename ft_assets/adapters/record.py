@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from datetime import datetime
-from typing import Any, Self
 
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import LineageIncomplete
 
 LORA, FULL = "lora_adapter", "full_model"
-MAY_BE_NULL = frozenset({"promoted_at", "parent_adapter_id", "parent_checkpoint_id"})
 LORA_ONLY = frozenset({"rank", "alpha", "modules"})
 """Fields without a value for a full model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRecord:
+    """A row of the table ``adapters``. Fields without a default are required: its lineage must be complete, and never changes."""
+
     id: str
     tenant_id: str
     name: str
@@ -43,43 +43,34 @@ class AdapterRecord:
     manifest_sha256: str
     stage: Stage
     created_at: datetime
-    promoted_at: datetime | None
+    promoted_at: datetime | None = None
     """When it last became a production adapter; None if never."""
+    deprecated_at: datetime | None = None
+    archived_at: datetime | None = None
+    """When its files were deleted."""
     parent_adapter_id: str | None = None
     """The adapter that its training started from; None without a warm start."""
     parent_checkpoint_id: str | None = None
     """The same for a start from a checkpoint."""
     approval: str = "none"
     """``none`` if no approval is required; else ``pending``, ``approved`` or ``rejected``."""
-
-    @property
-    def suffix(self) -> str:
-        return parse_name(self.name).suffix
-
-    def to_row(self) -> dict[str, Any]:
-        """Returns the columns of the table ``adapters``."""
-        return {**asdict(self), "modules": list(self.modules), "metrics": dict(self.metrics), "stage": self.stage.value}
-
-    @classmethod
-    def from_row(cls, row: Mapping[Any, Any]) -> Self:
-        values = {f.name: row[f.name] for f in fields(cls)}
-        return cls(**{**values, "modules": tuple(row["modules"]), "stage": Stage(row["stage"])})
+    approved_by: str | None = None
+    """Id of the key that approved or rejected it."""
+    approved_at: datetime | None = None
+    approval_note: str | None = None
 
 
 def check_complete(record: AdapterRecord) -> AdapterRecord:
     """Returns `record` if every link of its lineage exists; raises ``LineageIncomplete`` naming the gaps."""
-    optional = MAY_BE_NULL | (LORA_ONLY if record.type == FULL else frozenset())
-    gaps = [f.name for f in fields(record) if f.name not in optional and _is_gap(getattr(record, f.name))]
+    optional = LORA_ONLY if record.type == FULL else frozenset()
+    required = [f.name for f in fields(record) if f.default is MISSING and f.name not in optional]
+    gaps = [name for name in required if getattr(record, name) in (None, "", (), {})]
     if gaps:
         raise LineageIncomplete(
             f"adapter {record.id or '(no id)'} of job {record.job_id or '(no job)'} cannot be registered without: {', '.join(gaps)}; "
             "run the step that makes what is missing again"
         )
     return record
-
-
-def _is_gap(value: object) -> bool:
-    return value is None or value == "" or value == () or value == {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import promotions
@@ -23,7 +22,8 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.evaluations.service import Evaluated
+from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
@@ -32,6 +32,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event, Level
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
+from control_plane.platform.records import many
 from control_plane.serving import node_files
 from ft_assets import layout
 from ft_assets.adapters import package
@@ -69,7 +70,7 @@ class Subject:
     rules: EvalConfig
 
 
-def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMapping:
+def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> Evaluation:
     """Carries out a queued evaluation and returns its updated row; one that is no longer queued is returned unchanged.
 
     An error is recorded first and then raised, so that the caller sees it too.
@@ -96,15 +97,15 @@ def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> RowMappin
     return ended
 
 
-def _subject(platform: Platform, held: RowMapping) -> Subject:
-    record = adapters.find_record(platform, held["tenant_id"], held["adapter_id"])
+def _subject(platform: Platform, held: Evaluation) -> Subject:
+    record = adapters.get_adapter(platform, held.tenant_id, held.adapter_id)
     if record.stage == Stage.ARCHIVED:
         raise Conflict(f"adapter {record.id} was archived meanwhile and its files are deleted", code="not_reevaluated")
-    _check_reads_alike(platform, record, held["base_digest"])
-    _, base_dir = platform.models.get_local(record.base_model, held["base_digest"], fresh=True)
+    _check_reads_alike(platform, record, held.base_digest)
+    _, base_dir = platform.models.get_local(record.base_model, held.base_digest, fresh=True)
     with platform.engine.connect() as conn:
         job = job_row(conn, record.tenant_id, record.job_id)
-    return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held["eval_config"]))
+    return Subject(record=record, job=job, base_dir=base_dir, rules=evaluations.rules_of(job.request, held.eval_config))
 
 
 def _check_reads_alike(platform: Platform, record: AdapterRecord, digest: str) -> None:
@@ -126,7 +127,7 @@ def _registered_files(platform: Platform, record: AdapterRecord) -> Path:
     return directory
 
 
-def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: Subject, watch: Watch) -> Evaluated:
+def _judged(platform: Platform, launcher: Launcher, held: Evaluation, subject: Subject, watch: Watch) -> Evaluated:
     record = subject.record
     return step.run_evaluation(
         platform,
@@ -138,33 +139,33 @@ def _judged(platform: Platform, launcher: Launcher, held: RowMapping, subject: S
             manifest_sha256=record.manifest_sha256,
             base_model=record.base_model,
             base_dir=subject.base_dir,
-            base_digest=held["base_digest"],
+            base_digest=held.base_digest,
             eval_config=subject.rules,
-            key=layout.evaluation_key(record.tenant_id, record.id, held["id"]),
-            compare=held["kind"] != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
+            key=layout.evaluation_key(record.tenant_id, record.id, held.id),
+            compare=held.kind != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
         ),
         watch=watch,
     )
 
 
-def _end(platform: Platform, held: RowMapping, subject: Subject, evaluated: Evaluated) -> None:
+def _end(platform: Platform, held: Evaluation, subject: Subject, evaluated: Evaluated) -> None:
     """Records the verdict and the tenant's notification in one transaction; does nothing for a run that was declared dead."""
     with platform.engine.begin() as conn:
         if not evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated, subject.rules, platform.clock())):
             return
-        waited = held["kind"] == evaluations.BASE_UPDATE and _waits(subject.record)
+        waited = held.kind == evaluations.BASE_UPDATE and _waits(subject.record)
         if (event := _alert(held, subject, evaluated, waited=waited)) is not None:
             write_event(conn, subject.job.id, event, now=platform.clock())
 
 
-def _alert(held: RowMapping, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
+def _alert(held: Evaluation, subject: Subject, evaluated: Evaluated, *, waited: bool) -> Event | None:
     watched = subject.rules.mode == "monitor"
-    why = UPDATED if waited else ABOUT[held["kind"]]
-    if watched and not (waited or held["kind"] == evaluations.MANUAL):
+    why = UPDATED if waited else ABOUT[held.kind]
+    if watched and not (waited or held.kind == evaluations.MANUAL):
         why = ABOUT[evaluations.MONITOR]
     about = f"Adapter {subject.record.name} {why}"
-    data = {"adapter_id": subject.record.id, "evaluation_id": held["id"], "base_digest": held["base_digest"]}
-    return evaluations.alert(evaluated, subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
+    data = {"adapter_id": subject.record.id, "evaluation_id": held.id, "base_digest": held.base_digest}
+    return evaluated.alert(subject.rules, code="monitor_failed" if watched else "reevaluation_failed", about=about, data=data)
 
 
 def _waits(record: AdapterRecord) -> bool:
@@ -190,26 +191,26 @@ def take_up(platform: Platform) -> list[str]:
         )
     )  # fmt: skip
     with platform.engine.connect() as conn:
-        left = conn.execute(query).mappings().all()
+        left = many(conn, query, Evaluation)
     for ended in left:
         _go_on(platform, ended)
-    return [ended["id"] for ended in left]
+    return [ended.id for ended in left]
 
 
-def _go_on(platform: Platform, ended: RowMapping) -> None:
+def _go_on(platform: Platform, ended: Evaluation) -> None:
     """After a pass on a base that was updated during training: promotes the adapter if its job requested that, or records the next step.
 
     If the base was updated again meanwhile, orders the evaluation on the current bytes.
     """
-    record = adapters.find_record(platform, ended["tenant_id"], ended["adapter_id"])
-    if not (ended["state"] == evaluations.SUCCEEDED and ended["kind"] == evaluations.BASE_UPDATE and _waits(record)):
+    record = adapters.get_adapter(platform, ended.tenant_id, ended.adapter_id)
+    if not (ended.state == evaluations.SUCCEEDED and ended.kind == evaluations.BASE_UPDATE and _waits(record)):
         return
     present = platform.models.card(record.base_model).digest
-    if ended["base_digest"] != present:
+    if ended.base_digest != present:
         evaluations.request(platform, record.tenant_id, record.id, kind=evaluations.BASE_UPDATE, base_digest=present)
-    elif ended["outcome"] == PASSED and record.approval != promotions.REJECTED:
+    elif ended.outcome == PASSED and record.approval != promotions.REJECTED:
         level, message = _promoted(platform, record)
-        data = {"adapter_id": record.id, "evaluation_id": ended["id"], "base_digest": present}
+        data = {"adapter_id": record.id, "evaluation_id": ended.id, "base_digest": present}
         event = Event(code=PASSED_EVENT, level=level, message=message, data=data)
         with platform.engine.begin() as conn:
             write_event(conn, record.job_id, event, now=platform.clock())
@@ -232,38 +233,33 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
 
 
 class _Held:
-    """Sends heartbeats for a claimed evaluation until the run no longer owns it; then its result is not needed."""
+    """Watches a claimed evaluation, whose result is not needed once another run has it."""
 
-    def __init__(self, platform: Platform, held: RowMapping) -> None:
-        self._platform, self._held = platform, held
-        self._done, self._lost = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True, name=f"beat-{held['id']}")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._done.set()
-        self._thread.join()
+    def __init__(self) -> None:
+        self.lost = threading.Event()
 
     def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        return not self._lost.is_set()
+        return not self.lost.is_set()
 
     def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002
         return None
 
-    def _beat(self) -> None:
-        while not self._done.wait(BEAT_EVERY_S):
-            with contextlib.suppress(SQLAlchemyError):
-                if not evaluations.beat(self._platform, self._held):
-                    self._lost.set()
-
 
 @contextlib.contextmanager
-def _beating(platform: Platform, held: RowMapping) -> Iterator[Watch]:
-    watch = _Held(platform, held)
-    watch.start()
+def _beating(platform: Platform, held: Evaluation) -> Iterator[Watch]:
+    """Send heartbeats for a claimed evaluation."""
+    watch, done = _Held(), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(BEAT_EVERY_S):
+            with contextlib.suppress(SQLAlchemyError):
+                if not evaluations.beat(platform, held):
+                    watch.lost.set()
+
+    thread = threading.Thread(target=beat, daemon=True, name=f"beat-{held.id}")
+    thread.start()
     try:
         yield watch
     finally:
-        watch.stop()
+        done.set()
+        thread.join()

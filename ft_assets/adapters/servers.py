@@ -49,9 +49,12 @@ def render(
             cluster.claim("base-models", settings.base_models_claim),
         ],
     )
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}  # new pods are ready before old ones go
+    spec = {"replicas": replicas, "selector": {"matchLabels": selects}, "strategy": rolling, "template": template}
+    reached = {"selector": selects, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]}
     return [
-        cluster.deployment(cluster.metadata(name, settings, labels, **traces), template, selects=selects, replicas=replicas),
-        cluster.service(name, settings, labels, selects),
+        cluster.manifest("Deployment", name, settings, labels, spec, api_version="apps/v1", **traces),
+        cluster.manifest("Service", name, settings, labels, reached),
         cluster.only_callers(name, settings, labels, selects),
     ]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import Adapter
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.service import Evaluated, load_evaluated
+from control_plane.evaluations.reports import Evaluated, load_evaluated
 from control_plane.jobs import results
 from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import job_row, locked, record, transition
@@ -18,14 +20,13 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.serving import accepted_bases
+from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.step import fetch_final
 from ft_assets.telemetry import spans
-
-Adapter = Mapping[str, Any]
 
 
 def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
@@ -45,7 +46,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
         job = job_row(conn, tenant, job_id)
     rules = evaluations.rules_of(job.request, None)
     with spans.span("register") as registering:
-        made = adapters.register(
+        made, refused = adapters.register(
             platform,
             tenant=tenant,
             job_id=job_id,
@@ -54,97 +55,96 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
             verdict=evaluated.verdict,
             eval_report_key=evaluated.key,
         )
-        registering.set(ft__adapter=made["id"], ft__eval_passed=bool(made["eval_passed"]))
+        registering.set(ft__adapter=made.id, ft__eval_passed=bool(made.eval_passed))
     evaluations.of_job(platform, made, evaluated, rules)
     if job.state in FINAL:
         return made
-    if not made["eval_passed"]:
-        _end_quarantined(platform, job_id, made, evaluated)
+    if not made.eval_passed:
+        _end_quarantined(platform, job_id, made, evaluated, refused)
         return made
     warning = None
     if rules.mode == "monitor":
-        about = f"The evaluation of {made['name']} before its promotion would have blocked it, but is only monitored:"
-        warning = evaluations.alert(evaluated, rules, code="monitor_failed", about=about, data={"adapter_id": made["id"]})
+        about = f"The evaluation of {made.name} before its promotion would have blocked it, but is only monitored:"
+        warning = evaluated.alert(rules, code="monitor_failed", about=about, data={"adapter_id": made.id})
     return _end_passed(platform, job, made, rules, warning)
 
 
 def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
-    requested = made["type"] == LORA and job.request.get("auto_promote", True)
+    requested = made.type == LORA and job.request.get("auto_promote", True)
     update = None
-    passed = f"Adapter {made['name']} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
-    if made["type"] != LORA:
-        message = f"Model {made['name']} passed its gate and is registered; it is not served: {made['detail']}."
+    passed = f"Adapter {made.name} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
+    if made.type != LORA:
+        message = f"Model {made.name} passed its gate and is registered; it is not served: {made.detail}."
     elif (update := _order_on_present_base(platform, made)) is not None:
         made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
         message += f"one. Once that has passed: {then}."
     elif rules.approval == "required":
         made = _await_approval(platform, made)
-        message = f"{passed} and waits in {made['stage']} for approval: `ft adapters approve {made['id']}`, with a key that may write."
+        message = f"{passed} and waits in {made.stage} for approval: `ft adapters approve {made.id}`, with a key that may write."
     elif not requested:
-        message = f"{passed} and is in {made['stage']}."
+        message = f"{passed} and is in {made.stage}."
     elif _is_cancelled(platform, job.id):
         return made
     else:
         made, message = _promoted(platform, made, passed)
-    if made.get("observed") == "failed":
-        message = f"The adapter {made['id']} passed its gate, but no server takes it: {made['detail']}"
+    if made.observed == "failed":
+        message = f"The adapter {made.id} passed its gate, but no server takes it: {made.detail}"
         error = {"code": "not_servable", "message": message, "param": None}
-        _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made["id"], error=error)
+        _end(platform, job.id, JobState.FAILED, message, warning, adapter_id=made.id, error=error)
         return made
-    if rules.mode == "monitor" and made["type"] == LORA and update is None:
-        evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.MONITOR)
-    results.store(platform, made["tenant_id"], job.id)
-    ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made["id"], fine_tuned_model=made["name"])
-    if not ended and made["stage"] == Stage.PRODUCTION:
-        return promotions.deprecate(platform, made["tenant_id"], made["id"])  # cancelled while it was being promoted: it is not served
+    if rules.mode == "monitor" and made.type == LORA and update is None:
+        evaluations.request(platform, made.tenant_id, made.id, kind=evaluations.MONITOR)
+    results.store(platform, made.tenant_id, job.id)
+    ended = _end(platform, job.id, JobState.SUCCEEDED, message, warning, adapter_id=made.id, fine_tuned_model=made.name)
+    if not ended and made.stage == Stage.PRODUCTION:
+        return promotions.deprecate(platform, made.tenant_id, made.id)  # cancelled while it was being promoted: it is not served
     return made
 
 
 def _promoted(platform: Platform, made: Adapter, passed: str) -> tuple[Adapter, str]:
     """Promotes the adapter and returns it with a message; one that may not be served now keeps its stage, with the reason."""
     try:
-        with spans.span("promote", ft__adapter=made["id"]):
-            made = promotions.promote(platform, made["tenant_id"], made["id"])
+        with spans.span("promote", ft__adapter=made.id):
+            made = promotions.promote(platform, made.tenant_id, made.id)
     except Conflict as refused:
         if refused.code != "promotion_refused":
             raise
-        return made, f"{passed} and is in {made['stage']}; it is not served yet: {refused.message}."
-    return made, f"{passed} and is in {made['stage']}."
+        return made, f"{passed} and is in {made.stage}; it is not served yet: {refused.message}."
+    return made, f"{passed} and is in {made.stage}."
 
 
 def _held_back(platform: Platform, made: Adapter, rules: EvalConfig, *, promoted: bool) -> tuple[Adapter, str]:
     """Returns an adapter that waits for a verdict on its current base, and what follows a pass."""
     if rules.approval == "required":
-        return _await_approval(platform, made), f"`ft adapters approve {made['id']} --promote`"
-    return made, "it is promoted" if promoted else f"`ft promote {made['id']}`"
+        return _await_approval(platform, made), f"`ft adapters approve {made.id} --promote`"
+    return made, "it is promoted" if promoted else f"`ft promote {made.id}`"
 
 
 def _await_approval(platform: Platform, made: Adapter) -> Adapter:
     with platform.engine.begin() as conn:
-        row = adapters.locked_row(conn, made["tenant_id"], made["id"])
-        if row["stage"] == Stage.DRAFT:
-            adapters.set_stage(conn, made["id"], Stage.STAGING)
-            adapters.tell(conn, {**row, "stage": Stage.STAGING.value}, "adapter.approval_pending", platform.clock())
-    return adapters.get_adapter(platform, made["tenant_id"], made["id"])
+        if adapters.locked(conn, made.tenant_id, made.id).stage == Stage.DRAFT:
+            adapters.set_stage(conn, made.id, Stage.STAGING)
+            adapters.tell(conn, replace(made, stage=Stage.STAGING), "adapter.approval_pending", platform.clock())
+    return adapters.get_adapter(platform, made.tenant_id, made.id)
 
 
 def _order_on_present_base(platform: Platform, made: Adapter) -> str | None:
     """Returns the id of the evaluation that must pass before the adapter can be served; None if it can be served now."""
-    present = platform.models.card(made["base_model"]).digest
+    present = platform.models.card(made.base_model).digest
     with platform.engine.connect() as conn:
-        if present in accepted_bases.accepted_digests(conn, made["id"], made["base_digest"]):
+        if present in accepted_bases.accepted_digests(conn, made):
             return None
-    ordered = evaluations.request(platform, made["tenant_id"], made["id"], kind=evaluations.BASE_UPDATE, base_digest=present)
-    return str(ordered["id"])
+    ordered = evaluations.request(platform, made.tenant_id, made.id, kind=evaluations.BASE_UPDATE, base_digest=present)
+    return ordered.id
 
 
-def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated) -> None:
+def _end_quarantined(platform: Platform, job_id: str, made: Adapter, evaluated: Evaluated, refused: Sequence[Refusal]) -> None:
     failed = [f"{f.code}: {f.detail}" for f in evaluated.verdict.findings if f.blocking and not f.passed]
-    why = "; ".join([*failed, *made.get("refusals", ())])
-    message = f"The adapter did not pass its gate and is kept in quarantine ({made['id']}). {why}. {evaluations.advised(evaluated)}"
+    why = "; ".join([*failed, *(f"{r.code}: {r.detail}" for r in refused)])
+    message = f"The adapter did not pass its gate and is kept in quarantine ({made.id}). {why}. {evaluated.advised}"
     error = {"code": "gate_failed", "message": message, "param": None}
-    _end(platform, job_id, JobState.FAILED, message, adapter_id=made["id"], error=error)
+    _end(platform, job_id, JobState.FAILED, message, adapter_id=made.id, error=error)
 
 
 def _end(platform: Platform, job_id: str, target: JobState, message: str, warning: Event | None = None, **columns: Any) -> bool:

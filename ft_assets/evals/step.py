@@ -23,7 +23,7 @@ from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
 from control_plane.evaluations.follow_evaluation import Watch
-from control_plane.evaluations.service import Evaluated, load_evaluated, report_key, result_key
+from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from control_plane.adapters import promotions, stage_changes
+from control_plane.adapters.service import get_adapter
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
@@ -52,7 +53,7 @@ def test_each_change_is_reported_once_in_order(
     result = tick(instance, None)
     assert [e.description for e in result.asset_events] == ["draft -> production", "production -> deprecated"]
     last = result.asset_events[-1]
-    job = promotions.get_adapter(platform, tenant, adapter)["job_id"]
+    job = get_adapter(platform, tenant, adapter).job_id
     assert (last.asset_key, last.partition) == (dg.AssetKey("adapter"), f"{tenant}:{job}")
     shown = {name: value.value for name, value in last.metadata.items()}
     assert (shown["stage"], shown["stage_before"], shown["adapter_id"]) == ("deprecated", "production", adapter)

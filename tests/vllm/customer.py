@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
-from control_plane.adapters.service import Adapter
+from control_plane.adapters.tables import Adapter
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -67,21 +67,22 @@ class Customer:
 
     def register(self, directory: Path, **job: object) -> Adapter:
         job_id = self.job(**job)  # type: ignore[arg-type]
-        return adapters.register(
+        made, _ = adapters.register(
             self.platform, tenant=self.id, job_id=job_id, directory=directory, report=REPORT, verdict=PASSED, eval_report_key="k"
         )
+        return made
 
     def promoted(self, **how: object) -> Adapter:
         made = self.register(self.trained(**how))  # type: ignore[arg-type]
-        return promotions.promote(self.platform, self.id, str(made["id"]))
+        return promotions.promote(self.platform, self.id, made.id)
 
     def files(self, adapter: Adapter) -> Path:
         """Where the servers have it from."""
-        return self.platform.settings.work_dir / "adapters" / str(adapter["id"])
+        return self.platform.settings.work_dir / "adapters" / adapter.id
 
     def withdraw_all(self) -> None:
         for row in adapters.list_adapters(self.platform, self.id, stage="production", limit=100).items:
-            promotions.deprecate(self.platform, self.id, str(row["id"]))
+            promotions.deprecate(self.platform, self.id, str(row.id))
         reconcile(self.platform)
 
 

@@ -62,12 +62,12 @@ def rank_16_in_tensors(arrays: Arrays) -> Arrays:
 def test_what_cannot_be_served_never_reaches_a_server(customer: Customer, replicas: list[Server], how: dict[str, Any], code: str) -> None:
     before = [server.text().count(LOADS) for server in replicas]
     made = customer.register(customer.trained(**how))
-    assert made["stage"] == "quarantined"
+    assert made.stage == "quarantined"
     with pytest.raises(Conflict, match=code):
-        promotions.promote(customer.platform, customer.id, str(made["id"]))
+        promotions.promote(customer.platform, customer.id, str(made.id))
     reconcile(customer.platform)
     assert [server.text().count(LOADS) for server in replicas] == before
-    assert all(server.ask(str(made["name"]), "Hello").status_code == 404 for server in replicas)
+    assert all(server.ask(str(made.name), "Hello").status_code == 404 for server in replicas)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
@@ -77,10 +77,10 @@ def test_files_changed_after_registration_never_reach_a_server(
 ) -> None:
     before = [server.text().count(LOADS) for server in replicas]
     made = customer.register(customer.trained(seed=1))
-    key = f"{made['object_prefix']}/{name}"
+    key = f"{made.object_prefix}/{name}"
     customer.platform.objects.put_bytes(key, harm(customer.platform.objects.get_bytes(key)))
     with pytest.raises(FtError, match="not the file that was registered"):
-        promotions.promote(customer.platform, customer.id, str(made["id"]))
+        promotions.promote(customer.platform, customer.id, str(made.id))
     assert [server.text().count(LOADS) for server in replicas] == before
 
 
@@ -88,15 +88,15 @@ def test_an_adapter_of_another_base_never_reaches_a_server(customer: Customer, r
     before = [server.text().count(LOADS) for server in replicas]
     made = customer.register(customer.trained(seed=1), base_digest="e" * 64)
     with pytest.raises(Conflict, match="base_digest_mismatch"):
-        promotions.promote(customer.platform, customer.id, str(made["id"]))
+        promotions.promote(customer.platform, customer.id, str(made.id))
     assert [server.text().count(LOADS) for server in replicas] == before
 
 
 def test_what_a_server_refuses_for_good_is_not_sent_to_it_again(customer: Customer, replicas: list[Server]) -> None:
     """Started for rank 16, they refuse 32 with a plain 500."""
     made = customer.promoted(rank=32)
-    assert made["observed"] == "failed"
-    assert "LoRA rank 32 is greater than max_lora_rank 16" in made["detail"]
+    assert made.observed == "failed"
+    assert "LoRA rank 32 is greater than max_lora_rank 16" in made.detail
     tried = [server.text().count(LOADS) for server in replicas]
     for _ in range(3):
         reconcile(customer.platform)
@@ -110,12 +110,12 @@ def test_what_a_server_refuses_for_good_is_not_sent_to_it_again(customer: Custom
 def test_no_name_leads_out_of_the_index(customer: Customer, replicas: list[Server], name: str) -> None:
     served = customer.promoted(seed=1)
     draft = customer.register(customer.trained(seed=2))
-    asked = name.format(id=served["id"], path=customer.files(served), name=served["name"], draft=draft["name"])
+    asked = name.format(id=served.id, path=customer.files(served), name=served.name, draft=draft.name)
     for server in replicas:
         known = server.names()
         assert server.ask(asked, "Hello").status_code in (400, 404)
         assert server.names() == known
-        assert server.tokens(served["name"], "Hello", tokens=2)
+        assert server.tokens(served.name, "Hello", tokens=2)
 
 
 def test_files_that_changed_on_the_node_are_not_served_again(customer: Customer, replicas: list[Server]) -> None:
@@ -123,25 +123,25 @@ def test_files_that_changed_on_the_node_are_not_served_again(customer: Customer,
     made, server = customer.promoted(seed=3), replicas[0]
     weights = customer.files(made) / WEIGHTS
     whole = weights.read_bytes()
-    server.unload(made["name"])
+    server.unload(made.name)
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert server.ask(made["name"], "Hello").status_code == 404
-    assert f"adapter '{made['name']}' is not served: {weights} has sha256" in server.text()
+    assert server.ask(made.name, "Hello").status_code == 404
+    assert f"adapter '{made.name}' is not served: {weights} has sha256" in server.text()
     weights.write_bytes(whole)
-    assert server.tokens(made["name"], "Hello") == list(expected_tokens(customer.base, customer.files(made), "Hello"))
+    assert server.tokens(made.name, "Hello") == list(expected_tokens(customer.base, customer.files(made), "Hello"))
 
 
 def test_an_adapter_of_the_index_for_another_base_is_not_served(customer: Customer, replicas: list[Server]) -> None:
     made, server = customer.promoted(seed=4), replicas[0]
     index = next(Path(customer.files(made).parent).glob("index-*.json"))
     entries = json.loads(index.read_text())
-    server.unload(made["name"])
-    entries[made["name"]]["base_digest"] = "e" * 64
+    server.unload(made.name)
+    entries[made.name]["base_digest"] = "e" * 64
     index.write_text(json.dumps(entries))
-    assert server.ask(made["name"], "Hello").status_code == 404
-    assert f"adapter '{made['name']}' is not served: it was made for base {'e' * 19}" in server.text()
+    assert server.ask(made.name, "Hello").status_code == 404
+    assert f"adapter '{made.name}' is not served: it was made for base {'e' * 19}" in server.text()
     reconcile(customer.platform)  # the platform puts its index right, and the adapter where it belongs
-    assert server.tokens(made["name"], "Hello", tokens=2)
+    assert server.tokens(made.name, "Hello", tokens=2)
 
 
 def test_a_tenants_bad_luck_is_not_the_others(customer: Customer, replicas: list[Server]) -> None:
@@ -150,5 +150,5 @@ def test_a_tenants_bad_luck_is_not_the_others(customer: Customer, replicas: list
     for server in replicas:
         assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
         assert server.tokens(SERVED, "Hello") == list(expected_tokens(customer.base, None, "Hello"))
-        assert server.tokens(made["name"], "Hello") == list(expected_tokens(customer.base, customer.files(made), "Hello"))
-    assert adapters.get_adapter(customer.platform, customer.id, made["id"])["observed"] == "loaded"
+        assert server.tokens(made.name, "Hello") == list(expected_tokens(customer.base, customer.files(made), "Hello"))
+    assert adapters.get_adapter(customer.platform, customer.id, made.id).observed == "loaded"

@@ -130,10 +130,10 @@ class Customer:
         """Registers an adapter; returns its id."""
         directory = build_tiny_adapter(self.scratch / uuid.uuid4().hex, self.base, base_name="trained-at", seed=seed, config=config)
         job_id = job or self.job(suffix=suffix)
-        made = adapters.register(
+        made, _ = adapters.register(
             self.platform, tenant=self.id, job_id=job_id, directory=directory, report=REPORT, verdict=verdict, eval_report_key="k"
         )
-        return str(made["id"])
+        return made.id
 
 
 @pytest.fixture
@@ -149,19 +149,19 @@ def answer(server: str, model: str) -> str:
 
 
 def stages(customer: Customer) -> dict[str, str]:
-    return {a["id"]: a["stage"] for a in adapters.list_adapters(customer.platform, customer.id).items}
+    return {a.id: a.stage for a in adapters.list_adapters(customer.platform, customer.id).items}
 
 
 def test_a_passed_adapter_is_a_draft_with_its_lineage_and_its_files(customer: Customer) -> None:
     job = customer.job(suffix="My Bot")
     id_ = customer.adapter(job=job)
     record = adapters.get_adapter(customer.platform, customer.id, id_)
-    assert (record["stage"], record["observed"], record["job_id"]) == ("draft", "unloaded", job)
-    assert record["name"].startswith(f"ft:tiny:{customer.id}:my-bot:")
-    assert {k: record[k] for k in ("dataset_id", "lock_sha256", "commit", "rank")} == {
+    assert (record.stage, record.observed, record.job_id) == ("draft", "unloaded", job)
+    assert record.name.startswith(f"ft:tiny:{customer.id}:my-bot:")
+    assert {k: getattr(record, k) for k in ("dataset_id", "lock_sha256", "commit", "rank")} == {
         "dataset_id": "ds_1", "lock_sha256": LOCK, "commit": "c", "rank": 8,
     }  # fmt: skip
-    stored = [o.key.rsplit("/", 1)[1] for o in customer.platform.objects.list(record["object_prefix"])]
+    stored = [o.key.rsplit("/", 1)[1] for o in customer.platform.objects.list(record.object_prefix)]
     assert stored == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
 
 
@@ -190,52 +190,52 @@ def test_a_failed_gate_and_an_unservable_adapter_are_quarantined_and_not_promote
 def test_a_promoted_adapter_answers_as_soon_as_its_promotion_returns(customer: Customer, server: str) -> None:
     id_, told = customer.adapter(seed=1), Told(server)
     promoted = promotions.promote(replace(customer.platform, fleet=told), customer.id, id_)
-    said = answer(server, promoted["name"])
+    said = answer(server, promoted.name)
     told.close()
-    assert told.calls == [("load", promoted["name"]), ("probe", promoted["name"])], "one load, and one token to be sure"
+    assert told.calls == [("load", promoted.name), ("probe", promoted.name)], "one load, and one token to be sure"
     assert said != answer(server, "tiny")
-    assert (promoted["stage"], promoted["desired"], promoted["observed"], promoted["detail"]) == ("production", "loaded", "loaded", None)
-    again = promotions.promote(customer.platform, customer.id, promoted["name"])
-    assert again["promoted_at"] == promoted["promoted_at"]
+    assert (promoted.stage, promoted.desired, promoted.observed, promoted.detail) == ("production", "loaded", "loaded", None)
+    again = promotions.promote(customer.platform, customer.id, promoted.name)
+    assert again.promoted_at == promoted.promoted_at
 
 
 def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(customer: Customer, server: str) -> None:
     first, second = customer.adapter(seed=1), customer.adapter(seed=2)
     other = customer.adapter(seed=3, suffix="other")
     one, _, two = (promotions.promote(customer.platform, customer.id, id_) for id_ in (first, other, second))
-    lineage = one["name"].rsplit(":", 1)[0]
-    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
-    before, told = answer(server, one["name"]), Told(server)
+    lineage = one.name.rsplit(":", 1)[0]
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two.name
+    before, told = answer(server, one.name), Told(server)
     done = promotions.rollback(replace(customer.platform, fleet=told), customer.id, second)
     told.close()
     assert told.calls == [], "the earlier one is loaded still"
-    assert (done.serving["observed"], done.withdrawn["desired"]) == ("loaded", "unloaded")
-    assert answer(server, two["name"]), "a request that was on its way is answered still"
-    assert [(r.action.kind, r.action.name, r.error) for r in reconcile(customer.platform)] == [("unload", two["name"], None)]
-    assert (done.serving["id"], done.withdrawn["id"], done.withdrawn["stage"]) == (first, second, "staging")
-    assert answer(server, one["name"]) == before
+    assert (done.serving.observed, done.withdrawn.desired) == ("loaded", "unloaded")
+    assert answer(server, two.name), "a request that was on its way is answered still"
+    assert [(r.action.kind, r.action.name, r.error) for r in reconcile(customer.platform)] == [("unload", two.name, None)]
+    assert (done.serving.id, done.withdrawn.id, done.withdrawn.stage) == (first, second, "staging")
+    assert answer(server, one.name) == before
     with pytest.raises(openai.NotFoundError):
-        answer(server, two["name"])
-    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == one["name"]
-    assert promotions.rollback(customer.platform, customer.id, second).serving["id"] == first
-    assert promotions.promote(customer.platform, customer.id, second)["observed"] == "loaded"
-    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two["name"]
+        answer(server, two.name)
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == one.name
+    assert promotions.rollback(customer.platform, customer.id, second).serving.id == first
+    assert promotions.promote(customer.platform, customer.id, second).observed == "loaded"
+    assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two.name
 
 
 def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: Path) -> None:
     made = build_tiny_model(customer.scratch / "whole", seed=3)
     asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
-    found = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
-    assert (found["type"], found["stage"], found["rank"], found["alpha"], found["modules"]) == ("full_model", Stage.DRAFT, None, None, [])
-    assert (found["desired"], found["observed"], found["refusals"]) == ("unloaded", "unloaded", [])
-    assert "dedicated server" in found["detail"]
-    stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found["object_prefix"]))
+    found, refused = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
+    assert (found.type, found.stage, found.rank, found.alpha, found.modules) == ("full_model", Stage.DRAFT, None, None, ())
+    assert (found.desired, found.observed, refused) == ("unloaded", "unloaded", [])
+    assert "dedicated server" in found.detail
+    stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found.object_prefix))
     assert stored == ["config.json", "manifest.json", "model.safetensors"]
     with pytest.raises(Conflict, match=r"needs_own_server.*ft export NAME --format merged"):
-        promotions.promote(customer.platform, customer.id, found["name"])
+        promotions.promote(customer.platform, customer.id, found.name)
     with pytest.raises(Conflict, match="is not served here"):
-        promotions.resolve_model(customer.platform, customer.id, found["name"])
-    assert promotions.deprecate(customer.platform, customer.id, found["id"])["stage"] == Stage.DEPRECATED
+        promotions.resolve_model(customer.platform, customer.id, found.name)
+    assert promotions.deprecate(customer.platform, customer.id, found.id).stage == Stage.DEPRECATED
 
 
 def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Customer) -> None:
@@ -243,9 +243,9 @@ def test_a_whole_model_that_is_none_of_its_base_is_quarantined(customer: Custome
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
-    found = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
-    assert (found["stage"], found["eval_passed"]) == (Stage.QUARANTINED, False)
-    assert "num_hidden_layers" in found["refusals"][0]
+    found, refused = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
+    assert (found.stage, found.eval_passed) == (Stage.QUARANTINED, False)
+    assert "num_hidden_layers" in refused[0].detail
 
 
 def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer) -> None:
@@ -256,31 +256,31 @@ def test_rollback_without_an_earlier_adapter_changes_nothing(customer: Customer)
     with pytest.raises(Conflict, match="no earlier production adapter") as refused:
         promotions.rollback(customer.platform, customer.id, only)
     assert refused.value.code == "no_previous_adapter"
-    assert adapters.get_adapter(customer.platform, customer.id, only)["observed"] == "loaded"
+    assert adapters.get_adapter(customer.platform, customer.id, only).observed == "loaded"
 
 
 def test_an_adapter_names_the_one_that_its_training_started_from(customer: Customer) -> None:
     first = customer.adapter()
     start = {"adapter": "first", "manifest_sha256": "m", "adapter_id": first}
     second = adapters.get_adapter(customer.platform, customer.id, customer.adapter(job=customer.job(warm_start=start)))
-    assert (second["parent_adapter_id"], second["parent_checkpoint_id"]) == (first, None)
-    assert adapters.get_adapter(customer.platform, customer.id, first)["parent_adapter_id"] is None
+    assert (second.parent_adapter_id, second.parent_checkpoint_id) == (first, None)
+    assert adapters.get_adapter(customer.platform, customer.id, first).parent_adapter_id is None
     kept = put_checkpoint(customer.platform, customer.id, customer.job(), step=1)
     of_checkpoint = customer.adapter(job=customer.job(warm_start={**start, "adapter_id": None, "checkpoint_id": kept}))
-    assert adapters.get_adapter(customer.platform, customer.id, of_checkpoint)["parent_checkpoint_id"] == kept
+    assert adapters.get_adapter(customer.platform, customer.id, of_checkpoint).parent_checkpoint_id == kept
 
 
 def test_a_deprecated_adapter_is_no_longer_served_and_can_come_back(customer: Customer, server: str) -> None:
     id_ = customer.adapter()
-    name = promotions.promote(customer.platform, customer.id, id_)["name"]
-    assert promotions.deprecate(customer.platform, customer.id, id_)["stage"] == "deprecated"
+    name = promotions.promote(customer.platform, customer.id, id_).name
+    assert promotions.deprecate(customer.platform, customer.id, id_).stage == "deprecated"
     reconcile(customer.platform)
-    assert promotions.deprecate(customer.platform, customer.id, id_)["observed"] == "unloaded"
+    assert promotions.deprecate(customer.platform, customer.id, id_).observed == "unloaded"
     with pytest.raises(openai.NotFoundError):
         answer(server, name)
     with pytest.raises(Conflict, match="deprecated and not served"):
         promotions.resolve_model(customer.platform, customer.id, name)
-    assert promotions.promote(customer.platform, customer.id, id_)["observed"] == "loaded"
+    assert promotions.promote(customer.platform, customer.id, id_).observed == "loaded"
 
 
 def test_another_tenants_adapter_looks_like_one_that_does_not_exist(customer: Customer) -> None:
@@ -294,58 +294,58 @@ def test_another_tenants_adapter_looks_like_one_that_does_not_exist(customer: Cu
         lambda ref: promotions.resolve_model(customer.platform, stranger.id, ref),
     ]
     for call in calls:
-        for reference in (record["id"], record["name"]):
+        for reference in (record.id, record.name):
             with pytest.raises(NotFound):
                 call(reference)
     with pytest.raises(NotFound):
-        promotions.resolve_model(customer.platform, stranger.id, record["name"].rsplit(":", 1)[0])
+        promotions.resolve_model(customer.platform, stranger.id, record.name.rsplit(":", 1)[0])
     assert promotions.resolve_model(customer.platform, stranger.id, "tiny").model == "tiny"
 
 
 def test_a_fleet_that_is_down_delays_serving_and_loses_nothing(customer: Customer, unserved: Platform, server: str) -> None:
     promoted = promotions.promote(unserved, customer.id, customer.adapter(seed=4))
-    assert (promoted["stage"], promoted["desired"], promoted["observed"]) == ("production", "loaded", "unloaded")
-    assert "did not answer" in promoted["detail"]
+    assert (promoted.stage, promoted.desired, promoted.observed) == ("production", "loaded", "unloaded")
+    assert "did not answer" in promoted.detail
     done = reconcile(customer.platform)
-    assert [(r.action.kind, r.error) for r in done if r.action.name == promoted["name"]] == [("load", None)]
-    assert answer(server, promoted["name"])
+    assert [(r.action.kind, r.error) for r in done if r.action.name == promoted.name] == [("load", None)]
+    assert answer(server, promoted.name)
     assert reconcile(customer.platform) == []
 
 
 def test_a_refusal_for_good_is_recorded_and_not_repeated(customer: Customer) -> None:
     record = promotions.promote(replace(customer.platform, fleet=None), customer.id, customer.adapter())
-    assert (record["desired"], record["observed"]) == ("loaded", "unloaded")
-    directory = customer.platform.settings.work_dir / "adapters" / record["id"]
+    assert (record.desired, record.observed) == ("loaded", "unloaded")
+    directory = customer.platform.settings.work_dir / "adapters" / record.id
     (directory / "notes.txt").write_text("what no server takes")
     (tried,) = reconcile(customer.platform)
     assert tried.error is not None
     assert "odd_files" in tried.error
-    failed = adapters.get_adapter(customer.platform, customer.id, record["id"])
-    assert failed["observed"] == "failed"
+    failed = adapters.get_adapter(customer.platform, customer.id, record.id)
+    assert failed.observed == "failed"
     assert reconcile(customer.platform) == []
     (directory / "notes.txt").unlink()
-    assert promotions.promote(customer.platform, customer.id, record["id"])["observed"] == "loaded"
+    assert promotions.promote(customer.platform, customer.id, record.id).observed == "loaded"
 
 
 def test_a_damaged_copy_on_the_node_is_fetched_again(customer: Customer, server: str) -> None:
     id_ = customer.adapter(seed=8)
-    copy = node_files.materialise(customer.platform, adapters.find_record(customer.platform, customer.id, id_)) / WEIGHTS
+    copy = node_files.materialise(customer.platform, adapters.get_adapter(customer.platform, customer.id, id_)) / WEIGHTS
     whole = copy.read_bytes()
     copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     promoted = promotions.promote(customer.platform, customer.id, id_)
-    assert (promoted["observed"], copy.read_bytes() == whole) == ("loaded", True)
+    assert (promoted.observed, copy.read_bytes() == whole) == ("loaded", True)
     stat = copy.stat()
     copy.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     os.utime(copy, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     with pytest.raises(IntegrityError, match="a server answers with it: deprecate it"):
         promotions.promote(customer.platform, customer.id, id_)
-    assert answer(server, promoted["name"])
+    assert answer(server, promoted.name)
 
 
 def test_files_that_are_not_the_registered_ones_are_never_served(customer: Customer) -> None:
     id_ = customer.adapter()
     record = adapters.get_adapter(customer.platform, customer.id, id_)
-    key = f"{record['object_prefix']}/{WEIGHTS}"
+    key = f"{record.object_prefix}/{WEIGHTS}"
     whole = customer.platform.objects.get_bytes(key)
     customer.platform.objects.put_bytes(key, whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(IntegrityError, match="not the file that was registered"):
@@ -362,10 +362,10 @@ def test_a_base_that_has_changed_since_training_blocks_promotion(customer: Custo
 def test_adapters_are_listed_in_pages_newest_first(customer: Customer) -> None:
     made = [customer.adapter() for _ in range(3)]
     first = adapters.list_adapters(customer.platform, customer.id, limit=2)
-    assert [a["id"] for a in first.items] == made[:0:-1]
+    assert [a.id for a in first.items] == made[:0:-1]
     assert first.has_more
     rest = adapters.list_adapters(customer.platform, customer.id, limit=2, after=made[1])
-    assert ([a["id"] for a in rest.items], rest.has_more) == ([made[0]], False)
+    assert ([a.id for a in rest.items], rest.has_more) == ([made[0]], False)
     assert adapters.list_adapters(customer.platform, customer.id, stage="production").items == []
 
 
@@ -376,10 +376,10 @@ def test_a_server_that_lost_everything_is_given_everything_again(
     own = replace(new_platform(), models=customer.platform.models, fleet=customer.platform.fleet)
     tenant, _ = tenants.create(own, "acme", tier="standard")
     mine = replace(customer, platform=own, id=tenant.id)
-    name = promotions.promote(own, tenant.id, mine.adapter(seed=6))["name"]
+    name = promotions.promote(own, tenant.id, mine.adapter(seed=6)).name
     withdrawn = promotions.promote(own, tenant.id, mine.adapter(seed=7, suffix="b"))
     before = answer(server, name)
-    promotions.deprecate(own, tenant.id, withdrawn["id"])
+    promotions.deprecate(own, tenant.id, withdrawn.id)
     shutil.rmtree(own.settings.work_dir / "adapters")
     with inference_server(customer.base, port=free_port()) as url, fleet(url) as fresh:
         restarted = replace(own, fleet=fresh)
@@ -388,4 +388,4 @@ def test_a_server_that_lost_everything_is_given_everything_again(
         assert reconcile(restarted) == []
     with own.engine.connect() as conn:
         rows = conn.execute(sa.select(deployments.c.name, deployments.c.desired, deployments.c.observed)).all()
-    assert {tuple(row) for row in rows} == {(name, "loaded", "loaded"), (withdrawn["name"], "unloaded", "unloaded")}
+    assert {tuple(row) for row in rows} == {(name, "loaded", "loaded"), (withdrawn.name, "unloaded", "unloaded")}

@@ -41,13 +41,13 @@ def test_whoever_approves_is_kept_with_time_and_note_and_approving_again_changes
     platform: Platform, tenant: Tenant, waiting: Callable[..., str]
 ) -> None:
     id_ = waiting()
-    assert [a["id"] for a in adapters.list_adapters(platform, tenant.id, approval="pending").items] == [id_]
+    assert [a.id for a in adapters.list_adapters(platform, tenant.id, approval="pending").items] == [id_]
     first = promotions.approve(platform, tenant.id, id_, key_id="key_b", note="looked at 20 answers")
-    assert (first["approval"], first["approved_by"], first["approval_note"], first["stage"]) == (
+    assert (first.approval, first.approved_by, first.approval_note, first.stage) == (
         "approved", "key_b", "looked at 20 answers", "staging",
     )  # fmt: skip
     again = promotions.approve(platform, tenant.id, id_, key_id="key_c")
-    assert (again["approved_by"], again["approved_at"]) == ("key_b", first["approved_at"])
+    assert (again.approved_by, again.approved_at) == ("key_b", first.approved_at)
     assert adapters.list_adapters(platform, tenant.id, approval="pending").items == []
 
 
@@ -55,9 +55,9 @@ def test_a_rejected_adapter_can_be_approved_later_and_the_last_decision_stands(
     platform: Platform, tenant: Tenant, waiting: Callable[..., str]
 ) -> None:
     id_ = waiting()
-    assert promotions.reject(platform, tenant.id, id_, key_id="key_a", note="rude")["approval"] == "rejected"
+    assert promotions.reject(platform, tenant.id, id_, key_id="key_a", note="rude").approval == "rejected"
     made = promotions.approve(platform, tenant.id, id_, key_id="key_b")
-    assert (made["approval"], made["approved_by"], made["approval_note"]) == ("approved", "key_b", None)
+    assert (made.approval, made.approved_by, made.approval_note) == ("approved", "key_b", None)
 
 
 def test_what_needs_no_approval_cannot_be_decided_about(platform: Platform, tenant: Tenant, waiting: Callable[..., str]) -> None:

@@ -93,7 +93,7 @@ def test_it_is_found_by_id_by_logical_name_and_by_each_target_of_a_route(
     with platform.engine.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == second).values(promoted_at=platform.clock()))
         conn.execute(sa.update(adapters).where(adapters.c.id == first).values(promoted_at=sa.func.now() - sa.text("interval '1 day'")))
-        targets = [{"adapter_id": first, "weight": 1}, {"adapter_id": second, "weight": 9}]
+        targets = [{"adapter_id": id_, "base_model": "tiny-base", "weight": weight} for id_, weight in ((first, 1), (second, 9))]
         now = platform.clock()
         conn.execute(sa.insert(model_routes).values(tenant_id=tenant.id, name="support", targets=targets, created_at=now, updated_at=now))
     logical = name_of(platform, second).rpartition(":")[0]

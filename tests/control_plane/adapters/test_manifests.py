@@ -53,19 +53,19 @@ def objects(text: str) -> dict[str, Any]:
 
 def test_a_whole_model_gets_a_server_that_starts_on_its_registered_bytes(customer: Customer) -> None:
     model = customer.register(build_tiny_model(customer.scratch / "trained", seed=5))
-    made = objects(manifests.server(customer.platform, customer.id, model["id"]))
+    made = objects(manifests.server(customer.platform, customer.id, model.id))
     assert set(made) == {"Deployment", "Service", "NetworkPolicy"}
     pod = made["Deployment"]["spec"]["template"]["spec"]
     fetch, vllm = pod["initContainers"][0]["command"], pod["containers"][0]["command"]
-    assert fetch[fetch.index("--manifest-sha256") + 1] == model["manifest_sha256"]
-    assert vllm[vllm.index("--served-model-name") + 1] == model["name"]
+    assert fetch[fetch.index("--manifest-sha256") + 1] == model.manifest_sha256
+    assert vllm[vllm.index("--served-model-name") + 1] == model.name
     assert vllm[vllm.index("--max-model-len") + 1] == "512"  # the tiny model takes no more
 
 
 def test_an_adapter_shares_a_server(customer: Customer) -> None:
     adapter = customer.register(customer.trained())
     with pytest.raises(Conflict) as refused:
-        manifests.server(customer.platform, customer.id, adapter["id"])
+        manifests.server(customer.platform, customer.id, adapter.id)
     assert refused.value.code == "shares_a_server"
 
 
@@ -73,7 +73,7 @@ def test_another_tenants_model_does_not_exist(customer: Customer) -> None:
     model = customer.register(build_tiny_model(customer.scratch / "trained", seed=5))
     other, _ = tenants.create(customer.platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with pytest.raises(NotFound):
-        manifests.server(customer.platform, other.id, model["id"])
+        manifests.server(customer.platform, other.id, model.id)
 
 
 def test_a_pool_is_of_the_bytes_in_the_catalogue(customer: Customer) -> None:
@@ -92,12 +92,12 @@ def test_a_pool_is_of_the_bytes_in_the_catalogue(customer: Customer) -> None:
 def test_a_route_is_rewritten_to_its_versions_in_the_pool_of_their_base(customer: Customer) -> None:
     versions = [customer.register(customer.trained(seed=seed)) for seed in (1, 2)]
     for version in versions:
-        promotions.promote(customer.platform, customer.id, version["id"])
-    model_routes.put(customer.platform, customer.id, "support", [(versions[0]["id"], 90), (versions[1]["id"], 10)])
+        promotions.promote(customer.platform, customer.id, version.id)
+    model_routes.put(customer.platform, customer.id, "support", [(versions[0].id, 90), (versions[1].id, 10)])
     (made,) = objects(manifests.route(customer.platform, customer.id, "support")).values()
     (rule,) = made["spec"]["rules"]
     assert rule["matches"][0]["model"]["value"] == f"{customer.id}/support"
-    assert {t["modelRewrite"]: t["weight"] for t in rule["targets"]} == {versions[0]["name"]: 90, versions[1]["name"]: 10}
+    assert {t["modelRewrite"]: t["weight"] for t in rule["targets"]} == {versions[0].name: 90, versions[1].name: 10}
     pool = objects(manifests.pool(customer.platform, "tiny"))["InferencePool"]
     assert made["spec"]["poolRef"]["name"] == pool["metadata"]["name"]
 
@@ -129,9 +129,9 @@ def test_the_api_answers_with_yaml(customer: Customer, serve: Callable[[ASGIApp]
     model = customer.register(build_tiny_model(customer.scratch / "trained", seed=5))
     key = tenants.create_key(customer.platform, customer.id, name="test", scopes=["admin"]).secret
     url, auth = serve(create_app(customer.platform)), {"Authorization": f"Bearer {key}"}
-    for reference in (model["id"], model["name"]):
+    for reference in (model.id, model.name):
         answer = httpx.get(f"{url}/v1/adapters/{reference}/server", headers=auth)
         assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, "application/yaml")
-        assert objects(answer.text)["Deployment"]["metadata"]["labels"]["ft-platform/adapter"] == model["id"]
-    assert httpx.get(f"{url}/v1/adapters/{model['id']}/server").status_code == 401
+        assert objects(answer.text)["Deployment"]["metadata"]["labels"]["ft-platform/adapter"] == model.id
+    assert httpx.get(f"{url}/v1/adapters/{model.id}/server").status_code == 401
     assert httpx.get(f"{url}/v1/model_routes/none/rewrite", headers=auth).json()["error"]["code"] == "route_not_found"

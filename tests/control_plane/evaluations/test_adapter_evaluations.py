@@ -35,14 +35,14 @@ def adapter(platform: Platform, tenant: Tenant) -> str:
 def evaluation(platform: Platform, tenant: Tenant, adapter: str) -> str:
     """Id of an evaluation whose report is stored."""
     ordered = evaluations.request(platform, tenant.id, adapter)
-    store_evaluation(platform, tenant.id, ordered["job_id"])
-    held = evaluations.claim(platform, ordered["id"])
+    store_evaluation(platform, tenant.id, ordered.job_id)
+    held = evaluations.claim(platform, ordered.id)
     assert held is not None
-    key = f"{layout.eval_prefix(tenant.id, ordered['job_id'])}/report.json"
+    key = f"{layout.eval_prefix(tenant.id, ordered.job_id)}/report.json"
     with platform.engine.begin() as conn:
         ended = {"state": "succeeded", "outcome": "quarantined", "reasons": [], "finished_at": platform.clock(), "report_key": key}
         assert evaluations.finish(conn, held, **ended)
-    return str(ordered["id"])
+    return str(ordered.id)
 
 
 def test_an_evaluation_is_read_as_a_jobs_own_is(ft: FtClient, adapter: str, evaluation: str) -> None:

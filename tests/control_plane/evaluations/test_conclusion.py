@@ -17,10 +17,12 @@ import sqlalchemy as sa
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
+from control_plane.adapters.tables import Adapter
 from control_plane.attempts.tables import checkpoints
-from control_plane.evaluations import answer_cache, service
+from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.service import Evaluated
+from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import Evaluation
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest
@@ -133,16 +135,16 @@ def last_event(platform: Platform, job_id: str, code: str | None = None) -> sa.R
 
 def verdicts(platform: Platform, tenant: Tenant, adapter_id: str) -> list[tuple[str, str | None, list[str] | None]]:
     found = evaluations.list_evaluations(platform, tenant.id, adapter_id).items
-    return [(row["kind"], row["outcome"], row["reasons"]) for row in found]
+    return [(row.kind, row.outcome, None if row.reasons is None else list(row.reasons)) for row in found]
 
 
 def test_a_passed_adapter_is_promoted_and_its_verdict_is_kept_once(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job()
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert made["stage"] == "production"
+    assert made.stage == "production"
     assert job(operated, job_id)["state"] == "succeeded"
-    assert adapter_step.conclude(operated, tenant.id, job_id)["id"] == made["id"]
-    assert verdicts(operated, tenant, made["id"]) == [("gate", "passed", [])]
+    assert adapter_step.conclude(operated, tenant.id, job_id).id == made.id
+    assert verdicts(operated, tenant, made.id) == [("gate", "passed", [])]
 
 
 def published(platform: Platform, subject: str) -> list[str]:
@@ -153,26 +155,26 @@ def published(platform: Platform, subject: str) -> list[str]:
 def test_a_failed_adapter_is_quarantined_with_reasons_and_advice(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(FAILED)
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert made["stage"] == "quarantined"
+    assert made.stage == "quarantined"
     ended = job(operated, job_id)
     assert (ended["state"], ended["error"]["code"]) == ("failed", "gate_failed")
     assert "task_not_better: 0.1, needed 0.5" in ended["error"]["message"]
     assert "Train for longer." in ended["error"]["message"]
-    assert verdicts(operated, tenant, made["id"]) == [("gate", "quarantined", ["task_not_better"])]
-    assert published(operated, made["id"]) == ["adapter.quarantined"]
+    assert verdicts(operated, tenant, made.id) == [("gate", "quarantined", ["task_not_better"])]
+    assert published(operated, made.id) == ["adapter.quarantined"]
     adapter_step.conclude(operated, tenant.id, job_id)
-    assert published(operated, made["id"]) == ["adapter.quarantined"], "once"
+    assert published(operated, made.id) == ["adapter.quarantined"], "once"
 
 
 def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(replace(FAILED, blocking=False), eval_config={"mode": "monitor"})
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
+    assert (made.stage, job(operated, job_id)["state"]) == ("production", "succeeded")
     told = last_event(operated, job_id, "monitor_failed")
     assert told is not None
     assert (told["level"], told["data"]["reasons"]) == ("warn", ["task_not_better"])
     assert "needed 0.5. Train for longer." in told["message"]
-    assert verdicts(operated, tenant, made["id"]) == [("monitor", None, None), ("gate", "passed", ["task_not_better"])]
+    assert verdicts(operated, tenant, made.id) == [("monitor", None, None), ("gate", "passed", ["task_not_better"])]
 
 
 def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_others_follow(
@@ -191,10 +193,10 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
     (whole / "config.json").write_text("{}")
     assert evaluation_step._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert (made["stage"], job(operated, job_id)["state"]) == ("production", "succeeded")
-    full = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
-    assert (full["kind"], full["state"]) == ("monitor", "queued")
-    assert evaluations.rules_of(row.request, full["eval_config"]).capability == ("arc-standin",)
+    assert (made.stage, job(operated, job_id)["state"]) == ("production", "succeeded")
+    full = evaluations.list_evaluations(operated, tenant.id, made.id).items[0]
+    assert (full.kind, full.state) == ("monitor", "queued")
+    assert evaluations.rules_of(row.request, full.eval_config).capability == ("arc-standin",)
 
 
 def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a_newer_one(
@@ -202,11 +204,11 @@ def test_an_adapter_is_compared_with_the_one_promoted_before_it_and_never_with_a
 ) -> None:
     made = [adapter_step.conclude(operated, tenant.id, evaluated_job(seed=seed)) for seed in (1, 2)]
     with operated.engine.connect() as conn:
-        rows = [transitions.job_row(conn, tenant.id, a["job_id"]) for a in made]
+        rows = [transitions.job_row(conn, tenant.id, a.job_id) for a in made]
     found = [answer_cache.previous(operated, tenant.id, row, "d" * 64) for row in rows]
     assert found[0] is None
     assert found[1] is not None
-    assert found[1].adapter_id == made[0]["id"]
+    assert found[1].adapter_id == made[0].id
 
 
 def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
@@ -214,47 +216,47 @@ def test_a_monitored_adapter_that_is_not_applied_is_blocked_all_the_same(
 ) -> None:
     unapplied = Finding(rule="adapter_applied", code="adapter_not_applied", passed=False, blocking=True, detail="0")
     job_id = evaluated_job(unapplied, eval_config={"mode": "monitor"})
-    assert adapter_step.conclude(operated, tenant.id, job_id)["stage"] == "quarantined"
+    assert adapter_step.conclude(operated, tenant.id, job_id).stage == "quarantined"
     assert job(operated, job_id)["error"]["code"] == "gate_failed"
 
 
 def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(eval_config={"approval": "required"})
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert (made["stage"], made["approval"]) == ("staging", "pending")
+    assert (made.stage, made.approval) == ("staging", "pending")
     ended = job(operated, job_id)
-    assert (ended["state"], ended["fine_tuned_model"]) == ("succeeded", made["name"])
+    assert (ended["state"], ended["fine_tuned_model"]) == ("succeeded", made.name)
     told = last_event(operated, job_id)
     assert told is not None
-    assert f"ft adapters approve {made['id']}" in told["message"]
+    assert f"ft adapters approve {made.id}" in told["message"]
     with pytest.raises(Conflict, match="needs_approval"):
-        promotions.promote(operated, tenant.id, made["id"])
-    assert promotions.approve(operated, tenant.id, made["id"], key_id="key-1", and_promote=True)["stage"] == "production"
-    assert published(operated, made["id"]) == ["adapter.approval_pending", "adapter.promoted"]
+        promotions.promote(operated, tenant.id, made.id)
+    assert promotions.approve(operated, tenant.id, made.id, key_id="key-1", and_promote=True).stage == "production"
+    assert published(operated, made.id) == ["adapter.approval_pending", "adapter.promoted"]
 
 
 def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
     job_id = evaluated_job(eval_config={"approval": "required"})
     jobs.cancel(operated, tenant.id, job_id)
     made = adapter_step.conclude(operated, tenant.id, job_id)
-    assert (made["stage"], made["approval"]) == ("draft", "pending")
+    assert (made.stage, made.approval) == ("draft", "pending")
     with pytest.raises(Conflict, match="needs_approval"):
-        promotions.promote(operated, tenant.id, made["id"])
+        promotions.promote(operated, tenant.id, made.id)
 
 
-def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path) -> tuple[dict[str, Any], sa.RowMapping]:
+def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path) -> tuple[Adapter, Evaluation]:
     """Conclude a job whose base was updated while it was trained: its adapter, and the evaluation that it waits for."""
     withdraw_all(platform)
     base_updates.stage_local(platform, MODEL, build_tiny_model(new, seed=1))
     done = base_updates.apply(platform, MODEL)
     made = adapter_step.conclude(platform, tenant.id, job_id)
     assert job(platform, job_id)["state"] == "succeeded"
-    newest, own = evaluations.list_evaluations(platform, tenant.id, made["id"]).items
-    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
-    assert own["base_digest"] == made["base_digest"] != done.digest
+    newest, own = evaluations.list_evaluations(platform, tenant.id, made.id).items
+    assert (newest.kind, newest.base_digest, newest.state) == ("base_update", done.digest, "queued")
+    assert own.base_digest == made.base_digest != done.digest
     with pytest.raises(Conflict, match="base_digest_mismatch"):
-        promotions.promote(platform, tenant.id, made["id"])
-    return dict(made), newest
+        promotions.promote(platform, tenant.id, made.id)
+    return made, newest
 
 
 def passed_and_died(platform: Platform, evaluation_id: str) -> None:
@@ -277,11 +279,11 @@ def test_a_pass_whose_run_died_is_taken_up_by_itself_and_once(
 ) -> None:
     job_id = evaluated_job()
     made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
-    passed_and_died(operated, ordered["id"])
-    assert ordered["id"] not in reevaluation_step.take_up(operated), "its run may still be at it"
+    passed_and_died(operated, ordered.id)
+    assert ordered.id not in reevaluation_step.take_up(operated), "its run may still be at it"
     later = replace(operated, clock=lambda: utc_now() + 2 * reevaluation_step.SETTLED)
-    assert ordered["id"] in reevaluation_step.take_up(later)
-    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    assert ordered.id in reevaluation_step.take_up(later)
+    assert adapters.get_adapter(operated, tenant.id, made.id).stage == "production"
     assert reevaluation_step.take_up(later) == []
 
 
@@ -290,9 +292,9 @@ def test_an_adapter_whose_base_was_updated_meanwhile_is_promoted_after_a_pass_on
 ) -> None:
     job_id = evaluated_job()
     made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
-    assert made["stage"] == "draft"
-    judged(operated, ordered["id"])
-    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "production"
+    assert made.stage == "draft"
+    judged(operated, ordered.id)
+    assert adapters.get_adapter(operated, tenant.id, made.id).stage == "production"
     told = last_event(operated, job_id, "reevaluation_passed")
     assert told is not None
     assert "is promoted" in told["message"]
@@ -307,11 +309,11 @@ def test_a_pass_on_the_present_base_promotes_nothing_that_waits_for_more(
 ) -> None:
     job_id = evaluated_job(**body)
     made, ordered = updated_meanwhile(operated, tenant, job_id, tmp_path / "new")
-    judged(operated, ordered["id"])
-    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == stage
+    judged(operated, ordered.id)
+    assert adapters.get_adapter(operated, tenant.id, made.id).stage == stage
     told = last_event(operated, job_id, "reevaluation_passed")
     assert told is not None
-    assert f"{command} {made['id']}" in told["message"]
+    assert f"{command} {made.id}" in told["message"]
 
 
 def test_a_base_that_is_updated_once_more_is_judged_on_too(
@@ -320,9 +322,9 @@ def test_a_base_that_is_updated_once_more_is_judged_on_too(
     made, ordered = updated_meanwhile(operated, tenant, evaluated_job(), tmp_path / "new")
     base_updates.stage_local(operated, MODEL, build_tiny_model(tmp_path / "newer", seed=2))
     done = base_updates.apply(operated, MODEL)
-    judged(operated, ordered["id"])
-    newest = evaluations.list_evaluations(operated, tenant.id, made["id"]).items[0]
-    assert (newest["kind"], newest["base_digest"], newest["state"]) == ("base_update", done.digest, "queued")
+    judged(operated, ordered.id)
+    newest = evaluations.list_evaluations(operated, tenant.id, made.id).items[0]
+    assert (newest.kind, newest.base_digest, newest.state) == ("base_update", done.digest, "queued")
 
 
 def test_an_update_between_the_checks_and_the_promotion_is_seen(
@@ -341,7 +343,7 @@ def test_an_update_between_the_checks_and_the_promotion_is_seen(
     with ThreadPoolExecutor(2) as both:
         update = both.submit(base_updates.apply, replace(operated, clock=clock), MODEL)
         assert switching.wait(20)
-        promotion = both.submit(promotions.promote, operated, tenant.id, made["id"])
+        promotion = both.submit(promotions.promote, operated, tenant.id, made.id)
         try:
             wait_for_a_lock(operated)
         finally:
@@ -349,7 +351,7 @@ def test_an_update_between_the_checks_and_the_promotion_is_seen(
         assert update.result(20).staged is None
         with pytest.raises(Conflict, match="base_digest_mismatch"):
             promotion.result(20)
-    assert adapters.get_adapter(operated, tenant.id, made["id"])["stage"] == "draft"
+    assert adapters.get_adapter(operated, tenant.id, made.id).stage == "draft"
 
 
 def wait_for_a_lock(platform: Platform) -> None:
@@ -368,7 +370,7 @@ def test_an_adapter_that_may_not_be_served_now_is_kept_and_the_job_says_why(
     servers.at["http://one"] = Server(base=MODEL, digest="e" * 64)
     job_id = evaluated_job()
     kept = adapter_step.conclude(replace(operated, fleet=servers), tenant.id, job_id)
-    assert (kept["stage"], job(operated, job_id)["state"]) == ("draft", "succeeded")
+    assert (kept.stage, job(operated, job_id)["state"]) == ("draft", "succeeded")
     told = last_event(operated, job_id)
     assert told is not None
     assert "base_digest_mismatch" in told["message"]
@@ -378,7 +380,7 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
     job_id = evaluated_job(FAILED)
-    stored = service.load_evaluated(operated, tenant.id, job_id)
+    stored = reports.load_evaluated(operated, tenant.id, job_id)
     sample = Sample(id="row-1", change="gained", prompt="a tenant's row", expected="e", base="b", adapter="a")
     with_rows = replace(stored, report=replace(stored.report, samples=(sample,)))
     operated.objects.put_bytes(stored.key, json.dumps(with_rows.to_dict()).encode())

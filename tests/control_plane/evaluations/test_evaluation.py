@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts import follow
-from control_plane.evaluations import answer_cache, service
+from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
@@ -75,7 +75,7 @@ def out_dir(platform: Platform, job_id: str) -> Path:
     return found
 
 
-def result_of(platform: Platform, evaluated: service.Evaluated) -> dict[str, Any]:
+def result_of(platform: Platform, evaluated: reports.Evaluated) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(platform.objects.get_bytes(evaluated.key.replace("report.json", run_file.RESULT_NAME)))
     return body
 
@@ -106,7 +106,7 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     assert [e.code for e in told] == ["evaluation_started", *["evaluation_progress"] * 2 * len(result["suites"])]
     assert progress["total"] == 2 * sum(len(s["answers"]) for s in result["subjects"]["base"].values())
     record = adapter_step.conclude(platform, tenant.id, first)
-    assert record["stage"] == "production"
+    assert record.stage == "production"
 
     second = evaluating_job(platform, tenant.id, write_chat_rows(), seed=2, suffix="support", eval_config=asked)
     done = evaluation_step.evaluate(platform, launcher, tenant.id, second)

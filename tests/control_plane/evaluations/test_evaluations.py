@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.service import Evaluated
+from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
@@ -72,31 +72,32 @@ def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation
     return next((d for d in evaluations.due(platform) if d.id == evaluation_id), None)
 
 
-def accepted(platform: Platform, adapter: str, own: str) -> frozenset[str]:
+def accepted(platform: Platform, tenant: str, adapter: str) -> frozenset[str]:
+    record = adapters.get_adapter(platform, tenant, adapter)
     with platform.engine.connect() as conn:
-        return accepted_bases.accepted_digests(conn, adapter, own)
+        return accepted_bases.accepted_digests(conn, record)
 
 
-def order_on(platform: Platform, row: RowMapping, digest: str) -> str:
+def order_on(platform: Platform, row: Evaluation, digest: str) -> str:
     """The same order on bytes that no catalogue here holds."""
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(table).where(table.c.id == row["id"]).values(base_digest=digest))
-    return str(row["id"])
+        conn.execute(sa.update(table).where(table.c.id == row.id).values(base_digest=digest))
+    return str(row.id)
 
 
 def test_an_order_is_made_once_while_it_is_open(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
     first = evaluations.request(platform, tenant.id, adapter)
-    assert (first["base_digest"], first["kind"], first["state"]) == (digest, "manual", "queued")
-    assert evaluations.request(platform, tenant.id, adapter)["id"] == first["id"]
+    assert (first.base_digest, first.kind, first.state) == (digest, "manual", "queued")
+    assert evaluations.request(platform, tenant.id, adapter).id == first.id
     stricter = evaluations.request(platform, tenant.id, adapter, rules={"max_items": 5})
-    assert stricter["id"] != first["id"]
-    assert evaluations.request(platform, tenant.id, adapter, rules={"max_items": 5})["id"] == stricter["id"]
-    assert evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)["id"] not in (first["id"], stricter["id"])
-    judge(platform, first["id"])
-    assert evaluations.request(platform, tenant.id, adapter)["id"] != first["id"], "it has its verdict: this is another order"
+    assert stricter.id != first.id
+    assert evaluations.request(platform, tenant.id, adapter, rules={"max_items": 5}).id == stricter.id
+    assert evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE).id not in (first.id, stricter.id)
+    judge(platform, first.id)
+    assert evaluations.request(platform, tenant.id, adapter).id != first.id, "it has its verdict: this is another order"
     listed = evaluations.list_evaluations(platform, tenant.id, adapter)
     assert len(listed.items) == 4
-    assert listed.items[-1]["outcome"] == "passed"
+    assert listed.items[-1].outcome == "passed"
 
 
 def test_what_cannot_be_judged_is_not_ordered(platform: Platform, tenant: Tenant, adapter: str) -> None:
@@ -140,29 +141,29 @@ def test_orders_of_one_tenant_are_counted_one_by_one(platform: Platform, tenant:
 
 
 def test_an_evaluation_is_found_by_its_own_adapter_alone(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter)["id"]
-    own, other = (adapters.find_record(platform, tenant.id, a) for a in (adapter, new_adapter(platform, tenant, base_digest=digest)))
-    assert evaluations.find(platform, order, of=own)["id"] == order
+    order = evaluations.request(platform, tenant.id, adapter).id
+    own, other = (adapters.get_adapter(platform, tenant.id, a) for a in (adapter, new_adapter(platform, tenant, base_digest=digest)))
+    assert evaluations.find(platform, order, of=own).id == order
     with pytest.raises(NotFound):
         evaluations.find(platform, order, of=other)
 
 
 def test_a_base_is_accepted_by_the_last_verdict_on_it(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
-    assert accepted(platform, adapter, digest) == {digest}
+    assert accepted(platform, tenant.id, adapter) == {digest}
     for findings, then in (((), {digest, OTHER}), ((FAILED,), {digest}), ((), {digest, OTHER})):
         ordered = evaluations.request(platform, tenant.id, adapter, kind=evaluations.BASE_UPDATE)
         judge(platform, order_on(platform, ordered, OTHER), *findings)
-        assert accepted(platform, adapter, digest) == then
+        assert accepted(platform, tenant.id, adapter) == then
 
 
 def test_a_verdict_under_rules_of_its_own_accepts_nothing(platform: Platform, tenant: Tenant, adapter: str, digest: str) -> None:
     ordered = evaluations.request(platform, tenant.id, adapter, rules={"skip": ["task"]})
     judge(platform, order_on(platform, ordered, OTHER))
-    assert accepted(platform, adapter, digest) == {digest}
+    assert accepted(platform, tenant.id, adapter) == {digest}
 
 
 def test_a_run_that_fails_is_tried_again_and_after_three_it_is_over(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    order = evaluations.request(platform, tenant.id, adapter).id
     for run in range(evaluations.MAX_RUNS):
         due = waiting(platform, order)
         assert due is not None
@@ -173,12 +174,12 @@ def test_a_run_that_fails_is_tried_again_and_after_three_it_is_over(platform: Pl
         assert evaluations.fail(platform, held, FtError("no memory", code="evaluation_failed"))
     assert waiting(platform, order) is None
     row = evaluations.find(platform, order)
-    assert (row["state"], row["error"]["message"], row["runs"]) == ("failed", "no memory", 3)
-    assert evaluations.request(platform, tenant.id, adapter)["id"] != order
+    assert (row.state, row.error["message"], row.runs) == ("failed", "no memory", 3)
+    assert evaluations.request(platform, tenant.id, adapter).id != order
 
 
 def test_a_silent_run_is_replaced_and_writes_nothing_any_more(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    order = evaluations.request(platform, tenant.id, adapter).id
     held = evaluations.claim(platform, order)
     assert held is not None
     assert waiting(platform, order) is None
@@ -193,37 +194,37 @@ def test_a_silent_run_is_replaced_and_writes_nothing_any_more(platform: Platform
         assert not evaluations.finish(conn, held, state="succeeded", outcome="passed")
     assert not evaluations.fail(platform, held, FtError("late"))
     judge(platform, order, FAILED)
-    assert evaluations.find(platform, order)["reasons"] == ["task_not_better"]
+    assert evaluations.find(platform, order).reasons == ("task_not_better",)
 
 
 def test_a_run_that_never_began_is_given_up(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    order = evaluations.request(platform, tenant.id, adapter).id
     for run in range(evaluations.MAX_RUNS):
         due = waiting(platform, order)
         assert due is not None
         evaluations.replace_run(platform, due, "ended FAILURE")
         evaluations.replace_run(platform, due, "told twice")
-        assert evaluations.find(platform, order)["runs"] == run + 1
-    assert evaluations.find(platform, order)["state"] == "failed"
+        assert evaluations.find(platform, order).runs == run + 1
+    assert evaluations.find(platform, order).state == "failed"
 
 
 def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:
     found = [replace(FAILED, rule=rule, code=rule, blocking=False) for rule in ("task", "golden", "regression")]
-    verdict = Verdict(outcome="passed", findings=tuple(found), mode="monitor")
+    monitored = replace(evaluated(), verdict=Verdict(outcome="passed", findings=tuple(found), mode="monitor"))
     rules = EvalConfig(mode="monitor", skip=("golden",))
-    assert [f.code for f in evaluations.failed(verdict, rules)] == ["task"]
-    assert [f.code for f in evaluations.failed(verdict, replace(rules, block_regression=True))] == ["task", "regression"]
+    assert [f.code for f in monitored.failed(rules)] == ["task"]
+    assert [f.code for f in monitored.failed(replace(rules, block_regression=True))] == ["task", "regression"]
 
 
 def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter)["id"]
+    order = evaluations.request(platform, tenant.id, adapter).id
     launcher = LocalLauncher(platform.settings.work_dir / "launcher")
     with pytest.raises(FtError):
         reevaluation_step.run(platform, launcher, order)
     row = evaluations.find(platform, order)
-    assert (row["state"], row["runs"], row["error"]["code"]) == ("queued", 1, "object_not_found")
+    assert (row.state, row.runs, row.error["code"]) == ("queued", 1, "object_not_found")
     with platform.engine.connect() as conn:
-        events = conn.execute(sa.select(job_events).where(job_events.c.job_id == row["job_id"])).all()
+        events = conn.execute(sa.select(job_events).where(job_events.c.job_id == row.job_id)).all()
     assert events == []
 
 
@@ -231,8 +232,8 @@ def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(
 def test_what_a_tenant_is_told_depends_on_whether_the_base_was_switched_already(
     platform: Platform, tenant: Tenant, digest: str, stage: str, said: str
 ) -> None:
-    record = adapters.find_record(platform, tenant.id, new_adapter(platform, tenant, base_digest=digest, stage=stage))
-    held: Any = {"id": "ev-1", "kind": evaluations.BASE_UPDATE, "base_digest": OTHER}
+    record = adapters.get_adapter(platform, tenant.id, new_adapter(platform, tenant, base_digest=digest, stage=stage))
+    held = evaluations.request(platform, tenant.id, record.id, kind=evaluations.BASE_UPDATE)
     job: Any = None
     subject = reevaluation_step.Subject(record=record, job=job, base_dir=platform.settings.work_dir, rules=EvalConfig())
     told = reevaluation_step._alert(held, subject, evaluated(FAILED), waited=reevaluation_step._waits(record))

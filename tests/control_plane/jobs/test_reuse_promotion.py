@@ -91,16 +91,16 @@ def twice(platform: Platform, base: Path, write_chat_rows: Callable[..., Path], 
     first = submitted("1")
     prepare(platform, owner.id, first)
     directory = build_tiny_adapter(tmp_path / "adapter", base, base_name="trained-at", seed=1)
-    made = adapters.register(
+    made, _ = adapters.register(
         platform, tenant=owner.id, job_id=first, directory=directory, report=REPORT, verdict=Verdict(outcome="passed", findings=()),
         eval_report_key="k",
     )  # fmt: skip
-    assert made["stage"] == "draft"
+    assert made.stage == "draft"
     with platform.engine.begin() as conn:
         for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
             transition(conn, first, state, message="")
-        transition(conn, first, JobState.SUCCEEDED, message="", adapter_id=made["id"], fine_tuned_model=made["name"])
-    return owner.id, str(made["id"]), submitted("2")
+        transition(conn, first, JobState.SUCCEEDED, message="", adapter_id=made.id, fine_tuned_model=made.name)
+    return owner.id, made.id, submitted("2")
 
 
 def row(platform: Platform, job_id: str) -> Any:
@@ -114,8 +114,8 @@ def test_the_adapter_of_the_earlier_job_is_served_if_the_job_asks_for_that(platf
     prepare(replace(platform, fleet=server), tenant, second)
     found = adapters.get_adapter(platform, tenant, adapter_id)
     assert row(platform, second).state == "succeeded"
-    assert (found["stage"], found["observed"]) == ("production", "loaded")
-    assert set(server.served) == {found["name"]}
+    assert (found.stage, found.observed) == ("production", "loaded")
+    assert set(server.served) == {found.name}
 
 
 def test_a_job_that_is_cancelled_while_the_adapter_is_loaded_leaves_it_unserved(platform: Platform, twice: tuple[str, str, str]) -> None:
@@ -125,9 +125,9 @@ def test_a_job_that_is_cancelled_while_the_adapter_is_loaded_leaves_it_unserved(
     prepare(replace(platform, fleet=server), tenant, second)
     found = adapters.get_adapter(platform, tenant, adapter_id)
     assert row(platform, second).state == "cancelled"
-    assert (found["stage"], found["promoted_at"], found["desired"]) == ("staging", None, "unloaded")
+    assert (found.stage, found.promoted_at, found.desired) == ("staging", None, "unloaded")
     rollout.reconcile(replace(platform, fleet=server))
-    assert found["name"] not in server.served
+    assert found.name not in server.served
 
 
 def test_a_job_whose_adapter_no_server_takes_fails_as_a_trained_one_would(platform: Platform, twice: tuple[str, str, str]) -> None:
@@ -140,4 +140,4 @@ def test_a_job_whose_adapter_no_server_takes_fails_as_a_trained_one_would(platfo
     ended = row(platform, second)
     assert (ended.state, ended.error["code"], ended.fine_tuned_model) == ("failed", "not_servable", None)
     assert "no room for rank 8" in ended.error["message"]
-    assert adapters.get_adapter(platform, tenant, adapter_id)["stage"] == "staging"
+    assert adapters.get_adapter(platform, tenant, adapter_id).stage == "staging"

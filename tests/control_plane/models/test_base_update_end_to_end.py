@@ -98,7 +98,7 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     own = evaluation_step.evaluate(operated, launcher, tenant.id, job_id)
     assert own.verdict.passed, own.verdict
     adapter = adapter_step.conclude(operated, tenant.id, job_id)
-    assert adapter["stage"] == "production"
+    assert adapter.stage == "production"
 
     base_updates.stage_local(operated, model, build_tiny_model(tmp_path / "scrambled", seed=7))
     (failed,) = evaluate(operated, launcher, model)
@@ -119,13 +119,13 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     done = base_updates.apply(operated, model)
     assert (done.previous, done.blocking) == ((first.digest,), ())
     with operated.engine.connect() as conn:
-        assert accepted_bases.accepted_digests(conn, adapter["id"], first.digest) == {first.digest, done.digest}
+        assert accepted_bases.accepted_digests(conn, adapter) == {first.digest, done.digest}
         row = conn.execute(
-            sa.select(table).where(table.c.adapter_id == adapter["id"], table.c.outcome == "passed", table.c.kind != "gate")
+            sa.select(table).where(table.c.adapter_id == adapter.id, table.c.outcome == "passed", table.c.kind != "gate")
         ).one()
     report = json.loads(operated.objects.get_bytes(row.report_key))["report"]
-    assert (report["base_digest"], report["adapter_manifest_sha256"]) == (done.digest, adapter["manifest_sha256"])
-    assert row.report_key.startswith(f"{adapter['object_prefix']}/evaluations/{row.id}/")
+    assert (report["base_digest"], report["adapter_manifest_sha256"]) == (done.digest, adapter.manifest_sha256)
+    assert row.report_key.startswith(f"{adapter.object_prefix}/evaluations/{row.id}/")
 
 
 def evaluate(platform: Platform, launcher: LocalLauncher, model: str) -> tuple[base_updates.Affected, ...]:
@@ -133,5 +133,5 @@ def evaluate(platform: Platform, launcher: LocalLauncher, model: str) -> tuple[b
     ordered = base_updates.evaluate(platform, model)
     for due in evaluations.due(platform):
         if due.id in {a.evaluation_id for a in ordered.adapters}:
-            assert reevaluation_step.run(platform, launcher, due.id)["state"] == "succeeded"
+            assert reevaluation_step.run(platform, launcher, due.id).state == "succeeded"
     return base_updates.status(platform, model).adapters

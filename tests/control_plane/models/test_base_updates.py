@@ -17,7 +17,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.service import Evaluated
+from control_plane.evaluations.reports import Evaluated
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table

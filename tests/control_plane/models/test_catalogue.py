@@ -81,8 +81,7 @@ def test_a_model_is_pinned_when_it_is_added_and_shown_with_what_is_known_of_it(o
     made = add_local(operated.settings, MODEL, tiny, Given(license="MIT", context_length=256))
     assert (made.context_length, made.license) == (256, "MIT")
     assert catalogue.verify(operated.settings, MODEL).digest == made.digest
-    card = models.get(operated, tenant.id, MODEL).base
-    assert card is not None
+    card = models.get(operated, tenant.id, MODEL)
     assert (card.license, card.context_length, card.digest, card.num_parameters) == ("MIT", 256, made.digest, made.num_parameters)
     assert add_local(operated.settings, MODEL, tiny, Given()).digest == made.digest, "the same bytes may be added again"
     with pytest.raises(Conflict) as other:
@@ -181,7 +180,7 @@ def test_a_deprecated_model_takes_no_new_job_and_lets_the_old_ones_finish(
     step.pin_dataset(operated, tenant.id, job_id)
     step.pack(operated, tenant.id, job_id)
     assert row(operated, job_id)["state"] == JobState.QUEUED
-    assert models.get(operated, tenant.id, MODEL).base.deprecated_since == today  # type: ignore[union-attr]
+    assert models.get(operated, tenant.id, MODEL).deprecated_since == today
     catalogue.deprecate(operated.settings, MODEL, None)
     submit(operated, tenant, training_file)
 

@@ -16,7 +16,7 @@ from control_plane.jobs.tables import job_events
 from control_plane.models import service as models
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
-from control_plane.serving.model_routes import Base, Target
+from control_plane.serving.model_routes import Target
 from control_plane.serving.tables import replica_adapters
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound
@@ -26,12 +26,12 @@ NUM = 4000
 
 
 def targets(*weights: int) -> list[Target]:
-    return [Target(key=f"m{i}", weight=w, model=Base(model=f"m{i}")) for i, w in enumerate(weights)]
+    return [Target(adapter_id=None, base_model=f"m{i}", weight=w) for i, w in enumerate(weights)]
 
 
 def draw(found: Sequence[Target]) -> list[str]:
     chosen = (model_routes.choose("bot", found, affinity=f"user:{i}") for i in range(NUM))
-    return [c.model for c in chosen if isinstance(c, Base)]
+    return [c.model for c in chosen]
 
 
 @pytest.mark.parametrize("weights", [(90, 10), (1, 1), (5, 3, 2), (999_999, 1)])
@@ -56,10 +56,10 @@ def test_a_changed_weight_moves_only_the_callers_that_it_must() -> None:
 def test_callers_of_a_withdrawn_target_fall_to_the_others_and_nobody_else_moves() -> None:
     found = targets(50, 30, 20)
     before = draw(found)
-    after = draw([replace(found[0], model=None), *found[1:]])
+    after = draw([replace(found[0], adapter_id="m0"), *found[1:]])
     assert all(a == b for a, b in zip(before, after, strict=True) if a != "m0")
     assert {b for a, b in zip(before, after, strict=True) if a == "m0"} == {"m1", "m2"}
-    only_zero = [replace(found[0], model=None), replace(found[1], weight=0)]
+    only_zero = [replace(found[0], adapter_id="m0"), replace(found[1], weight=0)]
     assert set(draw(only_zero)) == {"m1"}
 
 
@@ -90,14 +90,14 @@ def asked(platform: Platform, tenant: str, name: str) -> set[str]:
 def test_a_route_is_a_model_of_its_tenant_alone(platform: Platform, two: tuple[str, str, str]) -> None:
     tenant, first, _ = two
     made = model_routes.put(platform, tenant, "support", [(first, 3), ("tiny-base", 1)])
-    shown = [(t["model"], t["adapter_id"], t["share"], t["stage"], t["served"]) for t in made["targets"]]
+    shown = [(t.model, t.adapter_id, t.share, t.stage, t.served) for t in made.targets]
     assert shown == [(f"ft:tiny-base:{tenant}:bot:one", first, 0.75, "production", True), ("tiny-base", None, 0.25, None, True)]
     assert asked(platform, tenant, "support") == {f"ft:tiny-base:{tenant}:bot:one", "tiny-base"}
     assert promotions.resolve_model(platform, tenant, "support", affinity="1") == promotions.resolve_model(
         platform, tenant, "support", affinity="1"
     )
     changed = model_routes.put(platform, tenant, "support", [(f"ft:tiny-base:{tenant}:bot:two", 1)])
-    assert changed["created_at"] == made["created_at"]
+    assert changed.created_at == made.created_at
     assert asked(platform, tenant, "support") == {f"ft:tiny-base:{tenant}:bot:two"}
     assert models.get(platform, tenant, "support").base_model == "tiny-base"
     assert "support" in [m.id for m in models.list_models(platform, tenant)]
@@ -123,7 +123,7 @@ def test_a_withdrawn_target_is_told_and_its_callers_are_answered_by_the_others(p
     assert len(asked(platform, tenant, "support")) == 2
     promotions.deprecate(platform, tenant, second)
     assert asked(platform, tenant, "support") == {f"ft:tiny-base:{tenant}:bot:one"}
-    shown = {t["adapter_id"]: (t["share"], t["stage"], t["served"]) for t in model_routes.get(platform, tenant, "support")["targets"]}
+    shown = {t.adapter_id: (t.share, t.stage, t.served) for t in model_routes.get(platform, tenant, "support").targets}
     assert shown == {first: (1.0, "production", True), second: (0.0, "deprecated", False)}
     query = sa.select(job_events.c.level, job_events.c.data).join(adapters, adapters.c.job_id == job_events.c.job_id)
     with platform.engine.connect() as conn:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from control_plane.adapters import promotions
-from control_plane.adapters.service import find_record
+from control_plane.adapters.service import get_adapter
 from control_plane.composition import adapters_volume
 from control_plane.platform.context import Platform
 from control_plane.serving import rollout
@@ -52,7 +52,7 @@ def customer(new_platform: Callable[..., Platform], volume: Path, tmp_path: Path
 
 
 def test_an_adapter_is_made_on_the_volume_that_it_is_served_from(customer: Customer, volume: Path) -> None:
-    record = find_record(customer.platform, customer.id, customer.register(customer.trained())["id"])
+    record = get_adapter(customer.platform, customer.id, customer.register(customer.trained()).id)
     for digest in (None, "f" * 64):
         made = materialise(customer.platform, record, digest)
         assert (volume / made.name / package.MANIFEST).is_file()
@@ -66,11 +66,11 @@ def test_a_server_that_sees_the_volume_elsewhere_takes_part_in_the_hand_off(cust
         raw = HttpFleet([url], token=TOKEN)
         platform = replace(customer.platform, fleet=servers)
         adapter = customer.register(customer.trained())
-        assert promotions.promote(platform, customer.id, adapter["id"])["observed"] == "loaded"
+        assert promotions.promote(platform, customer.id, adapter.id).observed == "loaded"
         (seen,) = raw.replicas()
-        assert PurePosixPath(seen.adapters[adapter["name"]]).parent == volume
+        assert PurePosixPath(seen.adapters[adapter.name]).parent == volume
         assert rollout.reconcile(platform) == [], "what the server lists is what is desired"
-        promotions.deprecate(platform, customer.id, adapter["id"])
+        promotions.deprecate(platform, customer.id, adapter.id)
         rollout.reconcile(platform)
         assert raw.replicas()[0].adapters == {}
         for made in (servers, raw):

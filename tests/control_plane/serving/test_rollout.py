@@ -58,7 +58,7 @@ def test_a_server_is_rid_of_wrong_directories_and_of_names_that_nobody_desires(p
     name = f"ft:tiny-base:{place.tenant}:bot:a"
     place.servers.at[ONE].adapters = {name: "/elsewhere", "ft:old:x:y:z": "/old", "theirs": "/theirs"}
     assert place.round() == [f"{ONE} unload", f"{ONE} load", f"{ONE} unload"]
-    right = str(directory(place.platform, adapters.find_record(place.platform, place.tenant, made)))
+    right = str(directory(place.platform, adapters.get_adapter(place.platform, place.tenant, made)))
     assert place.servers.at[ONE].adapters == {name: right, "theirs": "/theirs"}
 
 
@@ -133,7 +133,7 @@ def test_an_adapter_that_was_loaded_while_a_server_was_being_asked_is_not_taken_
     asked = rollout.ask(place.platform)
     place.round()
     late = replace(place.platform, clock=lambda: asked.at)
-    assert rollout.load(late, adapters.find_record(late, place.tenant, made), asked) is None
+    assert rollout.load(late, adapters.get_adapter(late, place.tenant, made), asked) is None
     assert place.seen(made) == {ONE: "loaded", TWO: "loaded"}
     assert [s.told for s in place.servers.at.values()] == [["load a", "probe a"]] * 2
 

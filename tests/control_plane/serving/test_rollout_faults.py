@@ -136,7 +136,7 @@ def test_a_damaged_copy_on_the_node_is_replaced_unless_a_server_answers_from_it(
     made = place.adapter("a")
     weights = place.directory(made) / "weights"
     whole, times = weights.read_bytes(), weights.stat()
-    node_files.materialise(place.platform, adapters.find_record(place.platform, place.tenant, made))
+    node_files.materialise(place.platform, adapters.get_adapter(place.platform, place.tenant, made))
     weights.write_bytes(b"W" + whole[1:])
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a failing disk would leave it
     place.desire(made)
@@ -177,8 +177,9 @@ def test_a_rollback_to_what_no_server_answers_with_changes_nothing(place: Place)
     assert (found.model, place.state(second)) == (f"{lineage}:two", ("loaded", None))
     place.servers.at[TWO].refuse = None
     done = promotions.rollback(place.platform, place.tenant, second)
-    assert (done.serving["id"], place.seen(first)[TWO]) == (first, "loaded")
-    assert promotions.resolve_model(place.platform, place.tenant, lineage).served_on == [TWO]
+    assert (done.serving.id, place.seen(first)[TWO]) == (first, "loaded")
+    resolved = promotions.resolve_model(place.platform, place.tenant, lineage)
+    assert resolved.adapter is not None and resolved.adapter.served_on == (TWO,)
 
 
 def test_a_rollback_goes_only_to_bytes_that_the_version_before_is_accepted_on(place: Place) -> None:
@@ -196,7 +197,7 @@ def test_a_rollback_goes_only_to_bytes_that_the_version_before_is_accepted_on(pl
     for server in place.servers.at.values():
         server.up = False
     place.round()
-    assert promotions.rollback(place.platform, place.tenant, second).serving["id"] == first, "nobody is there to be asked"
+    assert promotions.rollback(place.platform, place.tenant, second).serving.id == first, "nobody is there to be asked"
 
 
 def test_what_is_known_of_a_server_goes_with_it(place: Place) -> None:
@@ -220,4 +221,5 @@ def test_a_lineage_is_answered_by_the_version_before_until_a_server_has_the_new_
     del place.servers.at[TWO]
     place.round()
     now = promotions.resolve_model(place.platform, place.tenant, lineage)
-    assert (answering, now.model, now.served_on) == ([f"{lineage}:one"], f"{lineage}:two", [ONE])
+    assert now.adapter is not None
+    assert (answering, now.model, now.adapter.served_on) == ([f"{lineage}:one"], f"{lineage}:two", (ONE,))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.adapters import promotions
-from control_plane.adapters.service import find_record
+from control_plane.adapters.service import get_adapter
+from control_plane.adapters.tables import Adapter
 from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
@@ -43,9 +44,9 @@ def serving(customer: Customer, digest: str | None = None) -> Replica:
     return Replica(url="http://one", ready=True, base="tiny", base_digest=digest or own, adapters={})
 
 
-def give_verdict(customer: Customer, adapter: Mapping[str, Any], outcome: str) -> None:
+def give_verdict(customer: Customer, adapter: Adapter, outcome: str) -> None:
     now = customer.platform.clock()
-    of = {"tenant_id": customer.id, "job_id": adapter["job_id"], "adapter_id": adapter["id"], "base_model": "tiny", "base_digest": OTHER}
+    of = {"tenant_id": customer.id, "job_id": adapter.job_id, "adapter_id": adapter.id, "base_model": "tiny", "base_digest": OTHER}
     done = {"state": "succeeded", "outcome": outcome, "created_at": now, "finished_at": now, "kind": "base_update"}
     with customer.platform.engine.begin() as conn:
         conn.execute(sa.insert(evaluations).values(id=f"ev-{uuid.uuid4().hex}", **of, **done))
@@ -59,39 +60,39 @@ def read(customer: Customer, digest: str | None = None) -> Any:
 def test_what_is_desired_is_in_the_index_and_what_is_withdrawn_is_not(customer: Customer) -> None:
     one, two, draft = (customer.register(customer.trained(seed=seed)) for seed in (1, 2, 3))
     for made in (one, two):
-        promotions.promote(customer.platform, customer.id, made["id"])
+        promotions.promote(customer.platform, customer.id, made.id)
     node_files.write(customer.platform, [serving(customer)])
-    assert read(customer)[one["name"]] == {
-        "directory": one["id"], "manifest_sha256": one["manifest_sha256"], "base_digest": one["base_digest"],
+    assert read(customer)[one.name] == {
+        "directory": one.id, "manifest_sha256": one.manifest_sha256, "base_digest": one.base_digest,
     }  # fmt: skip
-    assert set(read(customer)) == {one["name"], two["name"]} and draft["name"] not in read(customer)
-    promotions.deprecate(customer.platform, customer.id, one["id"])
+    assert set(read(customer)) == {one.name, two.name} and draft.name not in read(customer)
+    promotions.deprecate(customer.platform, customer.id, one.id)
     node_files.write(customer.platform, [])
-    assert set(read(customer)) == {two["name"]}
-    promotions.deprecate(customer.platform, customer.id, two["id"])
+    assert set(read(customer)) == {two.name}
+    promotions.deprecate(customer.platform, customer.id, two.id)
     node_files.write(customer.platform, [])
     assert read(customer) == {}
 
 
 def test_servers_of_other_bytes_read_another_index_with_what_was_made_for_them(customer: Customer) -> None:
-    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
-    where = materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
+    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained()).id)
+    where = materialise(customer.platform, get_adapter(customer.platform, customer.id, made.id), OTHER)
     node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     assert read(customer, OTHER) == {}, "it is not accepted there"
     give_verdict(customer, made, "passed")
     node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
     sha256 = hashlib.sha256((where / package.MANIFEST).read_bytes()).hexdigest()
-    assert read(customer, OTHER) == {made["name"]: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
-    assert sha256 != made["manifest_sha256"]
-    assert set(read(customer)) == {made["name"]}
+    assert read(customer, OTHER) == {made.name: {"directory": where.name, "manifest_sha256": sha256, "base_digest": OTHER}}
+    assert sha256 != made.manifest_sha256
+    assert set(read(customer)) == {made.name}
     give_verdict(customer, made, "quarantined")
     node_files.write(customer.platform, [serving(customer), serving(customer, OTHER)])
-    assert (read(customer, OTHER), set(read(customer))) == ({}, {made["name"]}), "its own base needs no verdict"
+    assert (read(customer, OTHER), set(read(customer))) == ({}, {made.name}), "its own base needs no verdict"
 
 
 def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Customer) -> None:
-    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained())["id"])
-    materialise(customer.platform, find_record(customer.platform, customer.id, made["id"]), OTHER)
+    made = promotions.promote(customer.platform, customer.id, customer.register(customer.trained()).id)
+    materialise(customer.platform, get_adapter(customer.platform, customer.id, made.id), OTHER)
     give_verdict(customer, made, "passed")
     replicas = [serving(customer), serving(customer, OTHER)]
     node_files.write(customer.platform, replicas)
@@ -105,7 +106,7 @@ def test_while_nothing_changes_the_database_is_all_that_is_read(customer: Custom
     index.write_text("{}")
     node_files.write(customer.platform, replicas)
     watching = False
-    assert set(read(customer, OTHER)) == {made["name"]}, "an index that was changed is mended"
+    assert set(read(customer, OTHER)) == {made.name}, "an index that was changed is mended"
     assert str(index) in map(str, opened)
 
 

@@ -54,13 +54,13 @@ def test_a_deprecated_adapter_keeps_its_files_for_thirty_days_and_not_longer(wor
     assert deletion.carry_out_all(world.platform) == [asked]
     assert world.keys(prefix) == [f"{prefix}/evaluations/ev-1/report.json"], "reports say why it was served, and stay"
     record = adapters.get_adapter(world.platform, tenant, id_)
-    assert (record["stage"], record["archived_at"], record["manifest_sha256"] != "") == ("archived", world.clock.now, True)
+    assert (record.stage, record.archived_at, record.manifest_sha256 != "") == ("archived", world.clock.now, True)
     proven = deletion.get(world.platform, tenant, asked)
     listed = {o["key"]: (o["bytes"], o["sha256"]) for o in proven.proof["objects"]}
     for key, body in before.items():
         assert listed[key] == (len(body), hashlib.sha256(body).hexdigest())
     with world.platform.engine.connect() as conn:
-        final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == record["job_id"], checkpoints.c.final)).one()
+        final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == record.job_id, checkpoints.c.final)).one()
     assert final.removed_at is not None, "the same weights, under another key"
     assert any(o["key"].startswith(final.object_prefix) for o in proven.proof["objects"])
     assert not (world.platform.settings.work_dir / "adapters" / id_).exists()
@@ -208,7 +208,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
         assert text not in mine
     assert world.keys(layout.tenant_prefix(tenant)) == []
     assert world.keys(layout.tenant_prefix(other)) == kept
-    assert adapters.get_adapter(world.platform, other, others)["stage"] == "production"
+    assert adapters.get_adapter(world.platform, other, others).stage == "production"
     with world.platform.engine.connect() as conn:
         assert (
             conn.execute(sa.select(sa.func.sum(ledger_entries.c.amount_micros)).where(ledger_entries.c.tenant_id == tenant)).scalar()

@@ -1,10 +1,11 @@
 """Records, stages, promotion and rollout: the pure rules of an adapter's life."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import pytest
 
+from control_plane.platform.records import record
 from ft_assets.adapters import promotion_rules, rollout_plan
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, LORA, AdapterRecord, check_complete, make_name, parse_name
@@ -23,7 +24,7 @@ RECORD = AdapterRecord(
 
 def test_a_complete_record_is_let_through_and_survives_its_row() -> None:
     assert check_complete(RECORD) is RECORD
-    assert AdapterRecord.from_row(RECORD.to_row()) == RECORD
+    assert record(AdapterRecord, asdict(RECORD) | {"stage": "draft", "modules": ["q_proj"]}) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,7 @@ def candidate(**changes: object) -> promotion_rules.Candidate:
         from_servers=True,
         accepted_digests={record.base_digest},
         catalogue_digest=catalogue,
-        file_refusals=files,
-        package_refusals=package,
+        file_refusals=[*files, *package],
     )  # type: ignore[arg-type]
 
 

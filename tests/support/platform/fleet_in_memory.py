@@ -105,7 +105,7 @@ class Place:
         manifest = json.dumps({"base_digest": BASE_DIGEST, "files": listed}).encode()
         with as_owner(self.platform).begin() as conn:
             rewrite(conn, adapters_table.c.id == made, manifest_sha256=hashlib.sha256(manifest).hexdigest())
-        record = adapters.find_record(self.platform, self.tenant, made)
+        record = adapters.get_adapter(self.platform, self.tenant, made)
         where = directory(self.platform, record)
         where.mkdir(parents=True)
         for name, content in (("manifest.json", manifest), ("weights", weights)):
@@ -114,7 +114,7 @@ class Place:
         return made
 
     def directory(self, adapter_id: str) -> Path:
-        return directory(self.platform, adapters.find_record(self.platform, self.tenant, adapter_id))
+        return directory(self.platform, adapters.get_adapter(self.platform, self.tenant, adapter_id))
 
     def in_production(self, *adapter_ids: str) -> None:
         """Promoted one after the other."""
@@ -126,24 +126,24 @@ class Place:
         self.clock.now += timedelta(seconds=len(adapter_ids))
 
     def verdict(self, adapter_id: str, outcome: str, digest: str) -> None:
-        record, now = adapters.find_record(self.platform, self.tenant, adapter_id), self.clock()
+        record, now = adapters.get_adapter(self.platform, self.tenant, adapter_id), self.clock()
         of = {"tenant_id": self.tenant, "job_id": record.job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": digest}
         done = {"state": "succeeded", "outcome": outcome, "created_at": now, "finished_at": now, "kind": "base_update"}
         with self.platform.engine.begin() as conn:
             conn.execute(sa.insert(evaluations).values(id=f"ev-{uuid.uuid4().hex}", **of, **done))
 
     def desire(self, adapter_id: str, desired: str = "loaded") -> None:
-        record = adapters.find_record(self.platform, self.tenant, adapter_id)
+        record = adapters.get_adapter(self.platform, self.tenant, adapter_id)
         with self.platform.engine.begin() as conn:
             rollout.desire(conn, record, desired, self.clock())
 
     def state(self, adapter_id: str) -> tuple[str, str | None]:
         found = adapters.get_adapter(self.platform, self.tenant, adapter_id)
-        return found["observed"], found["detail"]
+        return found.observed, found.detail
 
     def seen(self, adapter_id: str) -> dict[str, str]:
         with self.platform.engine.connect() as conn:
-            return {url: row["observed"] for (url, _), row in observations.read(conn, [adapter_id]).items()}
+            return {url: row.observed for (url, _), row in observations.read(conn, [adapter_id]).items()}
 
     def round(self) -> list[str]:
         self.clock.now += timedelta(milliseconds=10)

@@ -1,0 +1,215 @@
+"""Stored results of evaluations: report, verdict and advice, the messages about them, and every item page by page.
+
+A job's own evaluation is found by the job, one of a registered adapter by its row: both have the same files under different keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
+
+from control_plane.attempts import health
+from control_plane.evaluations.tables import Evaluation
+from control_plane.jobs import service as jobs
+from control_plane.jobs.results import metric_lines
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import Event
+from control_plane.platform.pagination import Page
+from ft_assets import layout
+from ft_assets.errors import InvalidRequest, NotFound
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gate.advice import Advice, combined
+from ft_assets.evals.gate.verdict import Finding, Verdict
+from ft_assets.evals.run import run_file
+from ft_assets.evals.scoring import report
+from ft_assets.evals.scoring.report import EvalReport
+
+MAX_PAGE = 200
+Only = Literal["changed", "worse", "better"]
+"""``changed``: any answer that differs from the base's, whatever its score."""
+Sample = Mapping[str, Any]
+"""A line of the samples: ``id`` (unique over suites), ``suite``, ``item_id``, the answers by subject, ``change``, ``scores``, ``judge``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    report: EvalReport
+    verdict: Verdict
+    advice: tuple[Advice, ...]
+    """Changes for the next run, derived from the curves and the report."""
+    key: str
+    """Object key of the stored report."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, *, key: str) -> Self:
+        """A stored report with its verdict, of this version or an earlier one."""
+        body = json.loads(stored)
+        return cls(
+            report=EvalReport.from_dict(body["report"]),
+            verdict=Verdict.from_dict(body["verdict"]),
+            advice=tuple(Advice.from_dict(a) for a in body.get("advice", ())),
+            key=key,
+        )
+
+    @property
+    def next_run(self) -> dict[str, Any]:
+        """Hyperparameters that combine the advice."""
+        return combined(self.advice)
+
+    @property
+    def samples_key(self) -> str:
+        return samples_key(self.key)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Return report and verdict for people, without any row of the tenant's data."""
+        bare = replace(self, report=replace(self.report, samples=()))
+        page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
+        return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
+
+    @property
+    def verdict_markdown(self) -> str:
+        findings = [f"- {'ok' if f.passed else 'FAILED'} **{f.rule}** ({f.code}): {f.detail}" for f in self.verdict.findings]
+        return "\n".join([f"**{self.verdict.outcome}**, resting on {self.verdict.rests_on}", "", *findings])
+
+    @property
+    def seconds_by_suite(self) -> dict[str, float]:
+        """Seconds over all subjects; cached answers count as zero."""
+        return {s.id: round(sum(v for k, v in s.seconds.items() if k not in s.cached), 3) for s in self.report.suites}
+
+    @property
+    def advised(self) -> str:
+        return " ".join(a.message for a in self.advice) or "Look at the eval report's samples."
+
+    def failed(self, rules: EvalConfig) -> list[Finding]:
+        """Failed rules that block, or would block if the job did more than monitor."""
+        skipped = {*rules.skip} if rules.block_regression else {*rules.skip, "regression"}
+        return [f for f in self.verdict.findings if not f.passed and (f.blocking or f.rule not in skipped)]
+
+    def alert(self, rules: EvalConfig, *, code: str, about: str, data: Mapping[str, Any]) -> Event | None:
+        """Return the message to the tenant about an adapter that stays in service, or waits; None if nothing failed."""
+        if not (found := self.failed(rules)):
+            return None
+        why = "; ".join(f"{f.code}: {f.detail}" for f in found)
+        reasons = {"reasons": [f.code for f in found], "report": self.key}
+        return Event(code=code, level="warn", message=f"{about} {why}. {self.advised}", data=reasons | dict(data))
+
+
+def report_key(tenant: str, job_id: str) -> str:
+    """Return the key of the report of the job's own evaluation."""
+    return f"{layout.eval_prefix(tenant, job_id)}/report.json"
+
+
+def samples_key(report: str) -> str:
+    """Return the key of every item with every subject's answer, one JSON per line, beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.SAMPLES_NAME}"
+
+
+def result_key(report: str) -> str:
+    """Return the key of the evaluation's result file, beside the report of this key."""
+    return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
+
+
+def load(platform: Platform, key: str) -> Evaluated:
+    return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
+
+
+def load_evaluated(platform: Platform, tenant: str, job_id: str) -> Evaluated:
+    """Return the stored report and verdict of the job's last evaluation."""
+    return load(platform, report_key(tenant, job_id))
+
+
+def key_of_job(platform: Platform, tenant: str, job_id: str) -> str:
+    """Return the key of the report of the job, or of the earlier job whose adapter was reused."""
+    key = report_key(tenant, jobs.measured_by(platform, tenant, job_id))
+    if not platform.objects.exists(key):
+        state = jobs.get(platform, tenant, job_id).job.state
+        raise NotFound(
+            f"job {job_id} is {state} and has no evaluation; one follows every training that succeeds", code="evaluation_not_found"
+        )
+    return key
+
+
+def key_of_evaluation(platform: Platform, evaluation: Evaluation) -> str:
+    """Return the key of the report of a finished evaluation of an adapter."""
+    key = evaluation.report_key
+    if key is None or not platform.objects.exists(key):
+        why = "its report was deleted" if key else f"it is {evaluation.state}; a report follows its verdict"
+        raise NotFound(f"evaluation {evaluation.id} has no report: {why}", code="evaluation_not_found", param="evaluation_id")
+    return key
+
+
+def curve(platform: Platform, tenant: str, job_id: str) -> list[dict[str, Any]]:
+    """Training and validation losses by step."""
+    return metric_lines(platform, jobs.measured_by(platform, tenant, job_id))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleQuery:
+    """Which items of an evaluation to return, validated."""
+
+    suite: str | None = None
+    only: str | None = None
+    """One of :data:`Only`; None: any."""
+    after: str | None = None
+    limit: int = 50
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= MAX_PAGE:
+            raise InvalidRequest(f"limit {self.limit} is outside 1..{MAX_PAGE}", code="invalid_limit", param="limit")
+        if self.only is not None and self.only not in get_args(Only):
+            raise InvalidRequest(f"only {self.only[:40]!r} is not one of {', '.join(get_args(Only))}", param="only")
+
+    def wants(self, row: Sample) -> bool:
+        changed = self.only is None or (row["change"] != "same" if self.only == "changed" else row["change"] == self.only)
+        return changed and self.suite in (None, row["suite"])
+
+
+def samples(platform: Platform, key: str, query: SampleQuery) -> Page[Sample]:
+    """Return items of the evaluation whose report has this key, in stored order, after the item `after`."""
+    found: list[Sample] = []
+    behind = query.after is None
+    for row in _rows(platform, key):
+        if not behind:
+            behind = row["id"] == query.after
+        elif query.wants(row):
+            found.append(row)
+        if len(found) > query.limit:
+            break
+    if not behind:
+        raise InvalidRequest(
+            f"after {query.after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+        )
+    return Page(items=found[: query.limit], has_more=len(found) > query.limit)
+
+
+def telling(platform: Platform, key: str, *, limit: int) -> list[Sample]:
+    """Return at most `limit` items for a page: those that got worse or better, then those that only changed, then any."""
+    order = {"worse": 0, "better": 0, "changed": 1}
+    by_rank: dict[int, list[Sample]] = {0: [], 1: [], 2: []}
+    for row in _rows(platform, key):
+        kept = by_rank[order.get(row["change"], 2)]
+        if len(kept) < limit:
+            kept.append(row)
+    return [row for rank in sorted(by_rank) for row in by_rank[rank]][:limit]
+
+
+def _rows(platform: Platform, key: str) -> Iterator[Sample]:
+    """Return rows with ids that are unique over suites; for an evaluation without such a file, the samples in its report."""
+    if not platform.objects.exists(samples_key(key)):
+        shown = json.loads(platform.objects.get_bytes(key))["report"].get("samples", ())
+        yield from (_named({"suite": "holdout", "change": "same", **row}) for row in shown)
+        return
+    with platform.objects.open(samples_key(key)) as lines:
+        for line in lines:
+            if line.strip():
+                yield _named(json.loads(line))
+
+
+def _named(row: Sample) -> Sample:
+    return {**row, "id": f"{row['suite']}/{row['id']}", "item_id": row["id"]}
