@@ -24,17 +24,19 @@ from sensors.periodic.upload_cleanup import uploads
 from sensors.recovery import failures
 from sensors.scheduling_cycle import scheduling
 from sensors.submit_job import submit
+from sensors.validated_datasets import validated_datasets
 
 logs.configure_packages("ft-dagster")  # other logs of this process belong to Dagster
 spans.configure("ft-dagster")
 
 defs = dg.Definitions(
-    assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),
+    assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets], include_specs=True),
     jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit],
     sensors=[
         admission,
         scheduling,
         evaluations,
+        validated_datasets,
         adapter_stages,
         failures,
         rollout,

@@ -108,14 +108,15 @@ def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object],
             "adapter": asset("adapters", "eval_report", "checkpoint", checks=("lineage_complete", "servable")),
             "adapter_evaluation": asset("adapters", "adapter"),
             "checkpoint": asset("training", "tokenized_pack"),
-            "dataset": asset("datasets", checks=("valid",)),
+            "dataset": asset("datasets", "validated_dataset", checks=("valid",)),
             "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)) | {"code_version": "2"},
             "tokenized_pack": asset("datasets", "dataset", checks=("packing_exact",)),
+            "validated_dataset": asset("datasets") | {"partitions": "datasets", "code_version": None},
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
         "sensors": [
             "adapter_stages", "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas",
-            "retention", "rollout", "scheduling", "sweeps", "uploads",
+            "retention", "rollout", "scheduling", "sweeps", "uploads", "validated_datasets",
         ],
     }  # fmt: skip
 

@@ -30,8 +30,8 @@ from resources.database.engine import make_engine, without_password
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-PARTITIONS = "jobs"
-"""Name of the dynamic partitions definition (``ft_assets.partitions``)."""
+PARTITIONS = ("jobs", "datasets")
+"""Names of the dynamic partitions definitions (``ft_assets.partitions``)."""
 ID = "[A-Za-z]+[-_][0-9a-f]{16,40}"
 """Pattern of the ids of jobs, files, adapters and evaluations."""
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -97,7 +97,7 @@ class Names:
     def pattern(self) -> str:
         """Pattern of the tenant's id in tags, run config, partition keys and object keys. The id alone could be any word."""
         quote = r'\\*"'
-        return rf"tenant{quote}: {quote}{self.tenant}{quote}|tenants/{self.tenant}/|(^|[^a-z0-9-]){self.tenant}:[a-z]+-"
+        return rf"tenant{quote}: {quote}{self.tenant}{quote}|tenants/{self.tenant}/|(^|[^a-z0-9-]){self.tenant}:[a-z]+[-_]"
 
     @property
     def tokens(self) -> str:
@@ -173,12 +173,12 @@ def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float)
 
 
 def _delete_keys(instance: DagsterInstance, tenant: str, until: float) -> int:
-    deleted = 0
-    for key in instance.get_dynamic_partitions(PARTITIONS):
-        if key.startswith(f"{tenant}:") and time.monotonic() < until:
-            instance.delete_dynamic_partition(PARTITIONS, key)
-            deleted += 1
-    return deleted
+    mine = [(name, key) for name in PARTITIONS for key in instance.get_dynamic_partitions(name) if key.startswith(f"{tenant}:")]
+    for count, (name, key) in enumerate(mine):
+        if time.monotonic() >= until:
+            return count
+        instance.delete_dynamic_partition(name, key)
+    return len(mine)
 
 
 def _erase_rows(engine: Engine, names: Names) -> dict[str, int]:
