@@ -22,6 +22,7 @@ from sensors.periodic.quotas import quotas
 from sensors.periodic.sweep_trials import sweeps
 from sensors.periodic.upload_cleanup import uploads
 from sensors.recovery import failures
+from sensors.run_retention import daily_run_retention, run_retention
 from sensors.scheduling_cycle import scheduling
 from sensors.submit_job import submit
 from sensors.validated_datasets import validated_datasets
@@ -31,7 +32,8 @@ spans.configure("ft-dagster")
 
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets], include_specs=True),
-    jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit],
+    jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit, run_retention],
+    schedules=[daily_run_retention],
     sensors=[
         admission,
         scheduling,

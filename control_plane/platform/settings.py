@@ -111,7 +111,9 @@ class Settings:
     cold_after_days: int
     """``FT_COLD_AFTER_DAYS``: without a job. Default 90."""
     partition_days: int
-    """``FT_PARTITION_DAYS``: after its end a job's partition key stays in Dagster's lists for so long; runs and events stay. Default 30."""
+    """``FT_PARTITION_DAYS``: after its end a job's partition key stays in Dagster's lists for so long. Default 30."""
+    run_days: int
+    """``FT_RUN_DAYS``: days after its end at which a Dagster run is deleted, with its events and output. Default 90."""
     prices_file: Path | None
     """``FT_PRICES``: YAML in the form of ``control_plane/billing/prices.yaml``, with this platform's price lists. Default: that file."""
     metrics_token: str = field(repr=False)
@@ -232,6 +234,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
         cold_storage_class=_unless_off(e.get("FT_COLD_STORAGE_CLASS") or "STANDARD_IA"),
         cold_after_days=int(e.get("FT_COLD_AFTER_DAYS") or 90),
         partition_days=int(e.get("FT_PARTITION_DAYS") or 30),
+        run_days=int(_at_least("FT_RUN_DAYS", e.get("FT_RUN_DAYS") or "90", 1)),
         prices_file=Path(e["FT_PRICES"]).absolute() if e.get("FT_PRICES") else None,
         metrics_token=e.get("FT_METRICS_TOKEN") or "",
         webhook_allow=e.get("FT_WEBHOOK_ALLOW") or "",

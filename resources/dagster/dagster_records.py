@@ -156,7 +156,7 @@ def _runs(engine: Engine, names: Names) -> list[str]:
 
 
 def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float) -> int:
-    """Delete runs, each after its logs: once the run is gone, nothing points to them."""
+    """Delete runs, one by one; refuses while one is in progress."""
     from dagster import DagsterRunStatus
 
     idle, deleted = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED), 0
@@ -166,10 +166,15 @@ def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float)
         run = instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and run.status not in idle:
             raise Conflict(f"Dagster run {run_id} is {run.status.value}; deletion continues when it ends")
-        instance.compute_log_manager.delete_logs(prefix=[run_id])
-        instance.delete_run(run_id)
+        delete_run(instance, run_id)
         deleted += 1
     return deleted
+
+
+def delete_run(instance: DagsterInstance, run_id: str) -> None:
+    """Delete a run with its events, after the output of its steps: once the run is gone, nothing points to that."""
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    instance.delete_run(run_id)
 
 
 def _delete_keys(instance: DagsterInstance, tenant: str, until: float) -> int:
