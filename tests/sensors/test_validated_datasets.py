@@ -138,7 +138,8 @@ def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
     reported(instance)
     job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job["id"]
     instance.add_dynamic_partitions("jobs", [f"acme:{job}"])
-    assert defs.resolve_job_def("prepare").execute_in_process(instance=instance, partition_key=f"acme:{job}").success
+    prepare, resources = defs.resolve_job_def("prepare"), {"platform": PlatformResource()}
+    assert prepare.execute_in_process(instance=instance, partition_key=f"acme:{job}", resources=resources).success
     target = ModuleTarget("ft_assets.definitions", attribute=None, working_directory=None, location_name="ft")
     with WorkspaceProcessContext(instance, target) as workspace:
         context = workspace.create_request_context()
