@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import PurePosixPath
+from typing import Any
 
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
@@ -23,22 +24,26 @@ from resources.tracking.model_registry import MlflowRegistry
 from resources.webhook_sender import HttpWebhookSender
 
 
-def open_platform(settings: Settings) -> Platform:
+def open_platform(settings: Settings, *, client_options: tuple[tuple[str, Any], ...] = ()) -> Platform:
     """Return the platform that `settings` describe, for the API, the sensors and the assets.
+
+    `client_options`: options of a bucket's client, as ``boto3.client`` takes them; the environment gives the others.
 
     Connects to nothing yet. Within a process, equal settings return the same platform, so that its connections are shared; a forked child
     gets its own.
     """
-    return _open(os.getpid(), settings)
+    return _open(os.getpid(), settings, client_options)
 
 
 @cache
-def _open(_pid: int, settings: Settings) -> Platform:
+def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], ...]) -> Platform:
     prices.load(settings.prices_file)  # reports an error in the price lists now, rather than when the first attempt is billed
     configured_pools.configured(settings, utc_now())  # and one in the pools, rather than when the first job is submitted
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
-        objects=object_store.from_url(settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class),
+        objects=object_store.from_url(
+            settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class, client_options=dict(client_options)
+        ),
         models=catalogue_of(settings),
         fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))
         if any(settings.inference_urls)

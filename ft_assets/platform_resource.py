@@ -4,6 +4,8 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,14 +13,20 @@ from sqlalchemy.exc import SQLAlchemyError
 from control_plane.composition import open_platform
 from control_plane.jobs import transitions
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import load
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotAdmitted
 from ft_assets.partitions import JOBS, parse
 from ft_assets.telemetry import correlation, spans
+from resources.dagster.configured_resources import (
+    DatabaseResource,
+    FleetResource,
+    LauncherResource,
+    ObjectStoreResource,
+    TrackerResource,
+    configured_resources,
+)
 from resources.dagster.run_tags import TRACE_TAG
-from resources.launcher import LocalLauncher
 
 BEAT_S = 5.0
 warnings.filterwarnings("ignore", category=dg.PreviewWarning)
@@ -26,13 +34,28 @@ warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 
 
 class PlatformResource(dg.ConfigurableResource[None]):
-    """Opens the platform that the environment describes; run config and the UI have no effect."""
+    """The platform that the environment and these resources describe; without a resource, the environment describes that, too."""
+
+    database: DatabaseResource
+    objects: ObjectStoreResource
+    launcher: LauncherResource
+    tracker: TrackerResource
+    fleet: FleetResource
+
+    def __init__(self, **given: Any) -> None:
+        described = configured_resources(load()) | given
+        super().__init__(**{name: described[name] for name in type(self).model_fields})
 
     def get(self) -> Platform:
-        return open_platform(load())
-
-    def launcher(self) -> Launcher:
-        return LocalLauncher(load().work_dir / "launcher")
+        """Return the platform; the process's connections are shared (:func:`control_plane.composition.open_platform`)."""
+        settings = replace(
+            load(),
+            database_url=self.database.url,
+            object_store=self.objects.url,
+            mlflow_uri=self.tracker.uri,
+            inference_urls=tuple(self.fleet.urls),
+        )
+        return open_platform(settings, client_options=self.objects.client_options())
 
 
 def check(name: str, *, asset: str, description: str) -> dg.AssetCheckSpec:

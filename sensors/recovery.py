@@ -65,7 +65,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
             FtError(f"{due.stage} failed {replacements + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"),
         )
         if due.stage == "train":
-            platform.launcher().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
+            platform.launcher.open().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
             release(opened, due.job_id, due.attempt)
     return dg.SkipReason("; ".join(replaced) or "every due run is alive")
 

@@ -108,14 +108,15 @@ def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object],
             "adapter": asset("adapters", "eval_report", "checkpoint", checks=("lineage_complete", "servable")),
             "adapter_evaluation": asset("adapters", "adapter"),
             "checkpoint": asset("training", "tokenized_pack"),
-            "dataset": asset("datasets", checks=("valid",)),
+            "dataset": asset("datasets", "validated_dataset", checks=("valid",)),
             "eval_report": asset("evals", "checkpoint", "dataset", checks=("gate",)) | {"code_version": "2"},
             "tokenized_pack": asset("datasets", "dataset", checks=("packing_exact",)),
+            "validated_dataset": asset("datasets") | {"partitions": "datasets", "code_version": None},
         },
-        "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
+        "jobs": ["evaluate", "prepare", "reevaluate", "run_retention", "submit", "train"],
         "sensors": [
             "adapter_stages", "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas",
-            "retention", "rollout", "scheduling", "sweeps", "uploads",
+            "retention", "rollout", "scheduling", "sweeps", "uploads", "validated_datasets",
         ],
     }  # fmt: skip
 
@@ -192,8 +193,8 @@ def test_decisions_state_the_figures_of_the_code(defined: tuple[dict[str, object
     assert f"{days} days after its end (`FT_PARTITION_DAYS`)" in partitions
     assert f"no heartbeat for {stale_s} s ({hung_s} s while" in stages
     assert f"After {['no', 'one', 'two', 'three', 'four', 'five', 'six'][runs]} runs of one stage" in stages
-    assert set(jobs) == {"prepare", "train", "evaluate", "reevaluate", "submit"}
-    assert all(f"`{name}`" in stages for name in set(jobs) - {"submit"})
+    assert set(jobs) == {"prepare", "train", "evaluate", "reevaluate", "submit", "run_retention"}
+    assert all(f"`{name}`" in stages for name in set(jobs) - {"submit", "run_retention"})
 
 
 PAGES = ("0001-partitions.md", "0003-three-runs-per-job.md")

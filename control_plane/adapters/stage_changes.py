@@ -1,8 +1,8 @@
-"""Stage changes of adapters, in order: promotions, rollbacks, deprecations and approvals, from the audit log."""
+"""What Dagster shows and keeps of adapters' stages: their changes in order, from the audit log, and the jobs of those not archived."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -12,6 +12,7 @@ from control_plane.adapters.tables import adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many
 from control_plane.tenants.tables import audit_log
+from ft_assets.adapters.stages import Stage
 
 SETTLED = timedelta(seconds=30)
 """Lines younger than this wait: one with a lower number may still be uncommitted. A statement takes 30 s at most."""
@@ -49,3 +50,10 @@ def stage_changes(platform: Platform, *, after: int, limit: int = 100) -> tuple[
             return [], after
         changes = many(conn, found.where(log.seq > after, log.seq <= last).limit(limit), StageChange)
     return changes, changes[-1].seq if len(changes) == limit else last
+
+
+def jobs_with_live_adapters(platform: Platform, job_ids: Collection[str]) -> set[str]:
+    """Return those of the jobs whose adapter is not archived."""
+    live = sa.select(adapters.c.job_id).where(adapters.c.job_id.in_(job_ids), adapters.c.stage != Stage.ARCHIVED.value)
+    with platform.engine.connect() as conn:
+        return set(conn.execute(live).scalars())

@@ -113,7 +113,9 @@ class Settings:
     cold_after_days: int = 90
     """``FT_COLD_AFTER_DAYS``: without a job. Default 90."""
     partition_days: int = 30
-    """``FT_PARTITION_DAYS``: after its end a job's partition key stays in Dagster's lists for so long; runs and events stay. Default 30."""
+    """``FT_PARTITION_DAYS``: after its end a job's partition key stays in Dagster's lists for so long. Default 30."""
+    run_days: int = 90
+    """``FT_RUN_DAYS``: days after its end at which a Dagster run is deleted, with its events and output. Default 90."""
     prices_file: Path | None = None
     """``FT_PRICES``: YAML in the form of ``control_plane/billing/prices.yaml``, with this platform's price lists. Default: that file."""
     metrics_token: str = field(default="", repr=False)
@@ -271,7 +273,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
-    **dict.fromkeys(("prepare_runs", "evaluate_runs", "start_attempts"), _at_least(1, int)),
+    **dict.fromkeys(("prepare_runs", "evaluate_runs", "run_days", "start_attempts"), _at_least(1, int)),
     "hung_after_s": _at_least(6.0),  # a probe alone may take 5 s
     "dagster_hosts": lambda text: _words(text.lower()),
     "inference_urls": lambda text: tuple(map(_address, _words(text))),

@@ -66,7 +66,7 @@ def adapter_evaluation(context: dg.AssetExecutionContext, config: EvaluationOrde
     """A later verdict on the registered adapter: on other bytes of its base, or with other suites."""
     opened = platform.get()
     with watched(context):
-        row = reevaluation_step.run(opened, platform.launcher(), config.evaluation_id)
+        row = reevaluation_step.run(opened, platform.launcher.open(), config.evaluation_id)
     shown = {k: v for k in ("id", "adapter_id", "kind", "base_digest", "state", "outcome", "runs") if (v := getattr(row, k)) is not None}
     stored = {"report": dg.MetadataValue.path(opened.objects.uri(row.report_key))} if row.report_key else {}
     return dg.MaterializeResult(metadata={**shown, **stored, "reasons": list(row.reasons or ())})

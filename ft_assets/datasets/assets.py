@@ -1,23 +1,43 @@
-"""The ``dataset`` and ``tokenized_pack`` assets: pin a job's dataset version, and tokenize and pack it for training."""
+"""The ``dataset`` and ``tokenized_pack`` assets: pin a job's dataset version, and tokenize and pack it for training.
+
+They start at ``validated_dataset``, which no run produces: the sensor ``validated_datasets`` reports it.
+"""
 
 from typing import Any
 
 import dagster as dg
 
+from control_plane.composition import open_platform
+from control_plane.platform.settings import load
 from ft_assets.datasets import step
 from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.histogram import histogram_svg
 from ft_assets.datasets.report.validation_report import DatasetReport
-from ft_assets.partitions import JOBS, parse
+from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
 from ft_assets.platform_resource import PlatformResource, check, checked, owned_by, watched
 from resources.dagster.pictures import picture
-from resources.dagster.run_tags import runs_of_job
+from resources.dagster.run_tags import page_of_asset, runs_of_job
 
+validated_dataset = dg.AssetSpec(
+    "validated_dataset",
+    partitions_def=DATASETS,
+    group_name="datasets",
+    kinds={"parquet"},
+    description="An uploaded file that passed validation, as an immutable version named after its content and settings.",
+)
+
+
+def _versions_of(job: str) -> list[str]:
+    tenant, job_id = parse(job)
+    return [partition_key(tenant, version) for version in step.versions_of(open_platform(load()), tenant, job_id)]
+
+
+PINNED = dg.AssetDep(validated_dataset, partition_mapping=PinnedVersions(_versions_of))
 VALID = check("valid", asset="dataset", description="Did validation find nothing to warn about?")
 EXACT = check("packing_exact", asset="tokenized_pack", description="Do the files hold exactly what the manifest states?")
 
 
-@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, check_specs=[VALID])
+@dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[PINNED], check_specs=[VALID])
 def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
     tenant, job_id = parse(context.partition_key)
@@ -31,6 +51,9 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
         data_version=dg.DataVersion(pinned.content_sha256),
         metadata={
             "dataset_id": pinned.dataset_id,
+            "validated_dataset": dg.MetadataValue.url(
+                page_of_asset("validated_dataset", partition=partition_key(tenant, pinned.dataset_id))
+            ),
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
             "format": pinned.report["format_reason"],

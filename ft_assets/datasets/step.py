@@ -108,6 +108,14 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
     )
 
 
+def versions_of(platform: Platform, tenant: str, job_id: str) -> list[str]:
+    """Returns the dataset versions of the job's files that have been validated, the training file's first."""
+    used = files.c.id.in_((jobs.c.training_file, jobs.c.validation_file)) & files.c.dataset_id.is_not(None)
+    query = sa.select(files.c.dataset_id).join(jobs, used).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        return list(conn.execute(query.order_by(files.c.id != jobs.c.training_file)).scalars())
+
+
 def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
     """Returns a progress callback that reports to the job's tenant (an event) and to `say` at most every five seconds, and at each new
     stage."""

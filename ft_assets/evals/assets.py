@@ -16,7 +16,7 @@ def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        evaluated = step.evaluate(opened, platform.launcher(), tenant, job_id)
+        evaluated = step.evaluate(opened, platform.launcher.open(), tenant, job_id)
     verdict, report = evaluated.verdict, evaluated.report
     return dg.MaterializeResult(
         metadata={

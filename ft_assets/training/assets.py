@@ -16,7 +16,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
     tenant, job_id = parse(context.partition_key)
     opened = platform.get()
     with watched(context), owned_by(opened, tenant, job_id):
-        trained = step.train(opened, platform.launcher(), tenant, job_id, say=context.log.info)
+        trained = step.train(opened, platform.launcher.open(), tenant, job_id, say=context.log.info)
     if not trained.succeeded:
         raise dg.Failure(description=trained.failure, allow_retries=False)
     held, stored = trained.held, step.checkpoint_of(opened, trained.held)

@@ -30,8 +30,8 @@ from resources.database.engine import make_engine, without_password
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-PARTITIONS = "jobs"
-"""Name of the dynamic partitions definition (``ft_assets.partitions``)."""
+PARTITIONS = ("jobs", "datasets")
+"""Names of the dynamic partitions definitions (``ft_assets.partitions``)."""
 ID = "[A-Za-z]+[-_][0-9a-f]{16,40}"
 """Pattern of the ids of jobs, files, adapters and evaluations."""
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
@@ -97,7 +97,7 @@ class Names:
     def pattern(self) -> str:
         """Pattern of the tenant's id in tags, run config, partition keys and object keys. The id alone could be any word."""
         quote = r'\\*"'
-        return rf"tenant{quote}: {quote}{self.tenant}{quote}|tenants/{self.tenant}/|(^|[^a-z0-9-]){self.tenant}:[a-z]+-"
+        return rf"tenant{quote}: {quote}{self.tenant}{quote}|tenants/{self.tenant}/|(^|[^a-z0-9-]){self.tenant}:[a-z]+[-_]"
 
     @property
     def tokens(self) -> str:
@@ -156,7 +156,7 @@ def _runs(engine: Engine, names: Names) -> list[str]:
 
 
 def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float) -> int:
-    """Delete runs, each after its logs: once the run is gone, nothing points to them."""
+    """Delete runs, one by one; refuses while one is in progress."""
     from dagster import DagsterRunStatus
 
     idle, deleted = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED), 0
@@ -166,19 +166,24 @@ def _delete_runs(instance: DagsterInstance, runs: Collection[str], until: float)
         run = instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and run.status not in idle:
             raise Conflict(f"Dagster run {run_id} is {run.status.value}; deletion continues when it ends")
-        instance.compute_log_manager.delete_logs(prefix=[run_id])
-        instance.delete_run(run_id)
+        delete_run(instance, run_id)
         deleted += 1
     return deleted
 
 
+def delete_run(instance: DagsterInstance, run_id: str) -> None:
+    """Delete a run with its events, after the output of its steps: once the run is gone, nothing points to that."""
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    instance.delete_run(run_id)
+
+
 def _delete_keys(instance: DagsterInstance, tenant: str, until: float) -> int:
-    deleted = 0
-    for key in instance.get_dynamic_partitions(PARTITIONS):
-        if key.startswith(f"{tenant}:") and time.monotonic() < until:
-            instance.delete_dynamic_partition(PARTITIONS, key)
-            deleted += 1
-    return deleted
+    mine = [(name, key) for name in PARTITIONS for key in instance.get_dynamic_partitions(name) if key.startswith(f"{tenant}:")]
+    for count, (name, key) in enumerate(mine):
+        if time.monotonic() >= until:
+            return count
+        instance.delete_dynamic_partition(name, key)
+    return len(mine)
 
 
 def _erase_rows(engine: Engine, names: Names) -> dict[str, int]:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -41,9 +41,10 @@ class S3ObjectStore:
         self._prefix = f"{checked_key(prefix)}/" if prefix else ""
 
     @classmethod
-    def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "") -> Self:
+    def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "", **options: Any) -> Self:
+        """Open a bucket; `options` are those of ``boto3.client``."""
         config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60)
-        return cls(boto3.client("s3", config=config), bucket=bucket, prefix=prefix, cold_class=cold_class)
+        return cls(boto3.client("s3", config=config, **options), bucket=bucket, prefix=prefix, cold_class=cold_class)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         with _translated(key):

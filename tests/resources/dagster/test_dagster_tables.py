@@ -111,3 +111,20 @@ def test_a_run_and_a_tick_that_are_under_way_are_erased_once_they_have_ended(ins
     instance.update_tick(started.with_status(TickStatus.SKIPPED))
     assert dagster_records.erase(instance, engine, NAMES, budget_s=600) == {"job_ticks": 1}
     assert dagster_records.search(instance, engine, NAMES)["found"] == []
+
+
+def test_a_tenants_validated_datasets_are_erased_and_the_same_content_of_another_tenant_stays(
+    instance: dg.DagsterInstance, engine: Engine
+) -> None:
+    version = f"ds_{'c' * 24}"
+    for tenant in ("acme-2", "acme"):
+        instance.add_dynamic_partitions("datasets", [f"{tenant}:{version}"])
+        reported = dg.AssetMaterialization("validated_dataset", partition=f"{tenant}:{version}", metadata={"filename": f"{tenant}.jsonl"})
+        instance.report_runless_asset_event(reported)
+    counts = dagster_records.erase(instance, engine, NAMES, budget_s=600)
+    assert (counts["partition_keys"], counts["event_logs"]) == (1, 1)
+    assert dagster_records.search(instance, engine, NAMES)["found"] == []
+    assert instance.get_dynamic_partitions("datasets") == [f"acme-2:{version}"]
+    latest = instance.get_latest_materialization_event(dg.AssetKey("validated_dataset"))
+    assert latest is not None and latest.asset_materialization is not None
+    assert latest.asset_materialization.metadata["filename"].value == "acme-2.jsonl"

@@ -29,7 +29,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import RegisteredModels, TrackedRun
 from control_plane.tenant_data import deletion
 from deploy.local.stack_services import project_root
-from ft_assets.partitions import JOBS, partition_key
+from ft_assets.partitions import DATASETS, JOBS, partition_key
 from resources.database import embedded
 from resources.database.engine import make_engine
 from resources.tenant_records import DagsterRecords, MlflowRecords
@@ -118,6 +118,9 @@ def plant(world: World, tenant: str) -> str:
             resources={"platform": dg.ResourceDefinition.none_resource()},
         )  # fmt: skip
         instance.report_runless_asset_event(dg.AssetMaterialization("adapter", partition=key, metadata={"text": text}))
+        version = partition_key(tenant, f"ds_{'c' * 24}")
+        instance.add_dynamic_partitions(str(DATASETS.name), [version])
+        instance.report_runless_asset_event(dg.AssetMaterialization("validated_dataset", partition=version, metadata={"filename": text}))
         sensor = origin("admission")
         state = SensorInstigatorData(last_run_key=f"{job_id}#1", cursor=None)
         old = instance.get_instigator_state(sensor.get_id(), sensor.get_selector().get_id())
@@ -205,7 +208,7 @@ def test_no_text_of_a_deleted_tenant_is_left_in_dagster_or_mlflow_and_another_te
         assert [run.tags.get("ft/tenant") for run in instance.get_runs() if "ft/tenant" in run.tags] == [other, other]
         latest = instance.get_latest_materialization_event(dg.AssetKey("report"))
         assert latest is not None and other in str(latest.asset_materialization), "the newest that is left, in place of the tenant's"
-        assert [key.split(":")[0] for key in instance.get_dynamic_partitions("jobs")] == [other]
+        assert [key.split(":")[0] for name in ("jobs", "datasets") for key in instance.get_dynamic_partitions(name)] == [other, other]
     assert set(everything.naming(f"{CANARY} of {other}")) == {*others, "asset_keys"}
     proof = deletion.get(world.platform, tenant, id_).proof
     assert {one["store"] for one in proof["records"]} == {"dagster", "mlflow"}
