@@ -318,19 +318,15 @@ def test_a_premium_tenant_may_train_every_parameter(platform: Platform, training
 
 
 def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platform, tenant: Tenant, training_file: str) -> None:
-    import sqlalchemy as sa
-
     from control_plane.jobs.estimates import job_plan
-    from control_plane.jobs.tables import jobs as table
 
     request = asked(training_file, method="qlora", hyperparameters={"rank": 8, "batch_size": 6}, recipe="any-qlora@2")
     made = jobs.submit(platform, tenant.id, request).job
-    with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(table).where(table.c.id == made.id)).one()
+    stored = jobs.get(platform, tenant.id, made.id).job
     model = platform.models.get("tiny-base")
-    assert job_plan.of_job(platform, row, model) == job_plan.placed(platform, request, model, tier=tenant.tier)
-    assert job_plan.of_job(platform, row, model).plan.rank == 8
-    assert job_plan.of_job(platform, row, model).placement["world_size"] == 1
+    assert job_plan.of_job(platform, stored, model) == job_plan.placed(platform, request, model, tier=tenant.tier)
+    assert job_plan.of_job(platform, stored, model).plan.rank == 8
+    assert job_plan.of_job(platform, stored, model).placement["world_size"] == 1
 
 
 @pytest.mark.parametrize(

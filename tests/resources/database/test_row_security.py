@@ -217,10 +217,10 @@ def test_events_and_attempts_of_other_tenants_jobs_are_hidden(
     values = {
         "attempts": {"attempt": 1, "workload": "w"},
         "checkpoints": {
-            "id": f"c-{job['id']}", "attempt": 1, "step": 1, "object_prefix": "x", "manifest_sha256": "x", "metrics": {},
+            "id": f"c-{job.id}", "attempt": 1, "step": 1, "object_prefix": "x", "manifest_sha256": "x", "metrics": {},
             "created_at": platform.clock(),
         },
-        "job_events": {"id": f"e-{job['id']}", "level": "info", "type": "message", "message": "m", "created_at": platform.clock()},
+        "job_events": {"id": f"e-{job.id}", "level": "info", "type": "message", "message": "m", "created_at": platform.clock()},
     }[child]  # fmt: skip
     table = declared_tables().tables[child]
     with platform.engine.begin() as conn:
