@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +30,7 @@ GENERATION_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 """Seconds between two bytes of a stream. An event stream sends something at least every 15 s; a log is silent while nothing is written
 to it."""
+NAME = re.compile(r"{(\w+)}")
 REQUEST_ID = "x-request-id"
 DONE = "[DONE]"
 """Data of the event that ends a stream."""
@@ -38,12 +40,13 @@ BY_STATUS: Mapping[int, type[FtError]] = {
 }  # fmt: skip
 
 
-def at(template: str, **segments: str) -> str:
-    """Returns `template` with its ``{names}`` filled, each quoted; colons stay, because adapters' names contain them."""
-    for name, value in segments.items():
+def at(template: str, *segments: str) -> str:
+    """Returns `template` with its ``{names}`` filled in order, each quoted; colons stay, because adapters' names contain them."""
+    filled = dict(zip(NAME.findall(template), segments, strict=True))
+    for name, value in filled.items():
         if not value:
             raise InvalidRequest(f"{name} is empty; pass the id that the API returned", param=name)
-    return template.format_map({name: quote(value, safe=":") for name, value in segments.items()})
+    return template.format_map({name: quote(value, safe=":") for name, value in filled.items()})
 
 
 def given(**values: Any) -> dict[str, Any]:

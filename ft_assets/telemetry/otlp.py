@@ -17,6 +17,8 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, set_span_in_context
 
+from ft_assets.telemetry import correlation, spans
+
 PATH = "/v1/traces"
 TIMEOUT_S = 5.0
 """Time limit of one request to the collector, including retries."""
@@ -37,8 +39,10 @@ class Ids(IdGenerator):
         return int.from_bytes(os.urandom(16), "big") or 1
 
 
-class Recording:
+class Recording(spans.Span):
     """A span of the SDK with its ``traceparent``; repeated ends have no effect."""
+
+    recorded = True
 
     def __init__(self, span: Span) -> None:
         self._span, self._ended = span, False
@@ -48,9 +52,9 @@ class Recording:
     def rename(self, name: str) -> None:
         self._span.update_name(name)
 
-    def set(self, attributes: Mapping[str, str | int | float | bool]) -> None:
+    def set(self, **attributes: spans.Value | None) -> None:
         if not self._ended:
-            self._span.set_attributes(attributes)
+            self._span.set_attributes({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
 
     def fail(self, why: str) -> None:
         if not self._ended:
@@ -58,6 +62,7 @@ class Recording:
 
     def end(self) -> None:
         if not self._ended:
+            self.set(**{f"ft.{k}": v for k, v in correlation.fields().items()})
             self._ended = True
             self._span.end()
 
@@ -79,8 +84,10 @@ class Exporter:
         self._flushing: threading.Thread | None = None
         atexit.register(self.flush, LAST_FLUSH_S)
 
-    def start(self, name: str, parent: str | None, kind: str) -> Recording:
-        return Recording(self._tracer.start_span(name, context=_context(parent), kind=SpanKind[kind.upper()]))
+    def start(self, name: str, parent: str | None, kind: str, attributes: Mapping[str, spans.Value | None]) -> Recording:
+        made = Recording(self._tracer.start_span(name, context=_context(parent), kind=SpanKind[kind.upper()]))
+        made.set(**attributes)
+        return made
 
     def flush(self, timeout_s: float) -> bool:
         """Returns whether everything was sent in time. Returns False immediately while an earlier call still waits: the collector hangs."""

@@ -16,10 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal
 
-from ft_assets.telemetry import correlation
-
 if TYPE_CHECKING:
-    from ft_assets.telemetry.otlp import Exporter, Recording
+    from ft_assets.telemetry.otlp import Exporter
 
 ENDPOINT, SHARE = "FT_OTLP_ENDPOINT", "FT_TRACE_SHARE"
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
@@ -39,33 +37,18 @@ log = logging.getLogger(__name__)
 
 
 class Span:
-    """A timed operation. Unrecorded spans ignore every call."""
+    """A timed operation. This one is not recorded and ignores every call; :class:`ft_assets.telemetry.otlp.Recording` is."""
 
-    def __init__(self, recording: Recording | None = None) -> None:
-        self._recording = recording
+    recorded = False
 
-    @property
-    def recorded(self) -> bool:
-        return self._recording is not None
-
-    def rename(self, name: str) -> None:
-        if self._recording is not None:
-            self._recording.rename(name)
-
+    def rename(self, name: str) -> None: ...
     def set(self, **attributes: Value | None) -> None:
         """Sets attributes; ``__`` in a name stands for a dot."""
-        if self._recording is not None:
-            self._recording.set({k.replace("__", "."): v for k, v in attributes.items() if v is not None})
 
     def fail(self, why: str) -> None:
         """Marks it as failed; `why` is a code or a class name without data."""
-        if self._recording is not None:
-            self._recording.fail(why)
 
-    def end(self) -> None:
-        if self._recording is not None:
-            self._recording.set({f"ft.{k}": v for k, v in correlation.fields().items()})
-            self._recording.end()
+    def end(self) -> None: ...
 
 
 class _Process:
@@ -136,12 +119,11 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
     """
     within = valid(parent) or current()
     exporter = _this.exporter() if _this.endpoint else None
-    recording = None if exporter is None else exporter.start(name, within, kind)
-    made = Span(recording)
+    recording = None if exporter is None else exporter.start(name, within, kind, attributes)
     token = _current.set(within if recording is None else recording.traceparent)
     if recording is not None:
-        made.set(**attributes)
-        _this.open.append(made)
+        _this.open.append(recording)
+    made = recording or Span()
     try:
         yield made
     except Exception as error:
@@ -150,10 +132,9 @@ def span(name: str, *, parent: str | None = None, kind: Kind = "internal", **att
         raise
     finally:
         _current.reset(token)
-        if recording is not None:
-            made.end()
-            with contextlib.suppress(ValueError):
-                _this.open.remove(made)
+        made.end()
+        with contextlib.suppress(ValueError):
+            _this.open.remove(made)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Only that thread imports MLflow, which takes seconds.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import math
 import os
@@ -272,10 +273,10 @@ def make_store(file: Path) -> None:
     MLflow runs dozens of migrations without a lock or a transaction around them: two processes at once, or a killed one, would leave a
     store that cannot be opened.
     """
-    from filelock import FileLock
     from mlflow.tracking import MlflowClient
 
-    with FileLock(f"{file}.lock"):
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if file.exists():
             return
         draft = file.with_name(f"{file.name}.draft")

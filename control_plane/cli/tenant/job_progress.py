@@ -90,17 +90,6 @@ def new_events(client: FtClient, job_id: str, seen: set[str]) -> list[Record]:
     return fresh[::-1]
 
 
-def events_of(client: FtClient, job_id: str, *, until_end: bool) -> Iterator[Record]:
-    """Yield a job's events, oldest first; with `until_end`, as they come until the job has ended."""
-    seen: set[str] = set()
-    while True:
-        ended = not until_end or client.jobs.retrieve(job_id)["status"] in FINAL  # checked first: no event follows the end
-        yield from new_events(client, job_id, seen)
-        if ended:
-            return
-        time.sleep(POLL_S)
-
-
 def reason(job: Mapping[str, Any]) -> str:
     """Return why a job waits: the code and, if there are any, the words; empty for a job that does not wait."""
     return ": ".join(str(job[k]) for k in ("reason", "reason_detail") if job.get(k))

@@ -51,18 +51,18 @@ class ApiKeys(Resource):
 
     def retrieve(self, key_id: str) -> Record:
         """Returns one key, without its secret."""
-        return self._api.call("GET", at("/v1/api_keys/{key_id}", key_id=key_id))
+        return self._api.call("GET", at("/v1/api_keys/{key_id}", key_id))
 
     def rotate(self, key_id: str, **options: Any) -> Record:
         """Creates a key that replaces this one, which remains valid for ``overlap`` seconds: a day by default.
 
         Options: `overlap`, `expires_in`.
         """
-        return self._api.call("POST", at("/v1/api_keys/{key_id}/rotate", key_id=key_id), json=options)
+        return self._api.call("POST", at("/v1/api_keys/{key_id}/rotate", key_id), json=options)
 
     def revoke(self, key_id: str) -> Record:
         """Revokes a key at once."""
-        return self._api.call("DELETE", at("/v1/api_keys/{key_id}", key_id=key_id))
+        return self._api.call("DELETE", at("/v1/api_keys/{key_id}", key_id))
 
 
 class Members(Resource):
@@ -81,18 +81,18 @@ class Members(Resource):
 
     def retrieve(self, member_id: str) -> Record:
         """Returns one member, who may have been removed."""
-        return self._api.call("GET", at("/v1/members/{member_id}", member_id=member_id))
+        return self._api.call("GET", at("/v1/members/{member_id}", member_id))
 
     def update(self, member_id: str, **options: Any) -> Record:
         """Changes role, name or notification; a lower role restricts the member's keys from the next call on.
 
         Options: `role`, `name`, `notify`.
         """
-        return self._api.call("POST", at("/v1/members/{member_id}", member_id=member_id), json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/members/{member_id}", member_id), json=options, repeatable=True)
 
     def remove(self, member_id: str) -> Record:
         """Removes a member and revokes their keys."""
-        return self._api.call("DELETE", at("/v1/members/{member_id}", member_id=member_id))
+        return self._api.call("DELETE", at("/v1/members/{member_id}", member_id))
 
 
 class AuditLog(Resource):
@@ -136,4 +136,4 @@ class Deletions(Resource):
 
     def retrieve(self, deletion_id: str) -> Record:
         """Returns one deletion, with its proof once it is done."""
-        return self._api.call("GET", at("/v1/deletions/{deletion_id}", deletion_id=deletion_id))
+        return self._api.call("GET", at("/v1/deletions/{deletion_id}", deletion_id))

@@ -19,41 +19,39 @@ class Adapters(Resource):
 
     def retrieve(self, adapter_id: str) -> Record:
         """Returns one adapter."""
-        return self._api.call("GET", at("/v1/adapters/{adapter_id}", adapter_id=adapter_id))
+        return self._api.call("GET", at("/v1/adapters/{adapter_id}", adapter_id))
 
     def promote(self, adapter_id: str) -> Record:
         """Puts an adapter that passed its gates into production and serves it."""
-        return self._api.call("POST", at("/v1/adapters/{adapter_id}/promote", adapter_id=adapter_id), repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/promote", adapter_id), repeatable=True)
 
     def rollback(self, adapter_id: str) -> Record:
         """Serves the previous production adapter again, and withdraws this one."""
-        return self._api.call("POST", at("/v1/adapters/{adapter_id}/rollback", adapter_id=adapter_id), repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/rollback", adapter_id), repeatable=True)
 
     def deprecate(self, adapter_id: str) -> Record:
         """Stops serving an adapter; its files stay for the grace period."""
-        return self._api.call("POST", at("/v1/adapters/{adapter_id}/deprecate", adapter_id=adapter_id), repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/deprecate", adapter_id), repeatable=True)
 
     def approve(self, adapter_id: str, **options: Any) -> Record:
         """Approves an adapter whose job requires approval; ``promote=True`` also promotes it.
 
         Options: `note`, `promote`.
         """
-        path = at("/v1/adapters/{adapter_id}/approve", adapter_id=adapter_id)
-        return self._api.call("POST", path, json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/approve", adapter_id), json=options, repeatable=True)
 
     def reject(self, adapter_id: str, **options: Any) -> Record:
         """Rejects an adapter, which then cannot be promoted.
 
         Options: `note`.
         """
-        path = at("/v1/adapters/{adapter_id}/reject", adapter_id=adapter_id)
-        return self._api.call("POST", path, json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/reject", adapter_id), json=options, repeatable=True)
 
     def lineage(self, adapter_id: str, *, verify: bool = False) -> Record:
         """Returns the origin of an adapter, back to the uploaded files; `verify` reads the stored bytes again."""
-        path, params = at("/v1/adapters/{adapter_id}/lineage", adapter_id=adapter_id), given(verify=verify or None)
+        path, params = at("/v1/adapters/{adapter_id}/lineage", adapter_id), given(verify=verify or None)
         return self._api.call("GET", path, params=params, timeout=GENERATION_TIMEOUT)
 
     def manifest(self, adapter_id: str) -> str:
         """Returns the YAML of a whole model's own server on a cluster."""
-        return (self._api.content(at("/v1/adapters/{adapter_id}/server", adapter_id=adapter_id))).decode()
+        return (self._api.content(at("/v1/adapters/{adapter_id}/server", adapter_id))).decode()

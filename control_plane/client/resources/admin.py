@@ -27,52 +27,52 @@ class Tenants(Resource):
 
     def retrieve(self, tenant: str) -> Record:
         """Returns one tenant, with its limits."""
-        return self._api.call("GET", at("/v1/admin/tenants/{tenant}", tenant=tenant))
+        return self._api.call("GET", at("/v1/admin/tenants/{tenant}", tenant))
 
     def update(self, tenant: str, **options: Any) -> Record:
         """Changes name, tier or limits; applies from the next admission on.
 
         Options: `name`, `tier`, `max_jobs_in_flight`, `soft_gpu_hours`, `hard_gpu_hours`, `requests_per_minute`.
         """
-        return self._api.call("POST", at("/v1/admin/tenants/{tenant}", tenant=tenant), json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/admin/tenants/{tenant}", tenant), json=options, repeatable=True)
 
     def suspend(self, tenant: str, *, reason: str) -> Record:
         """Refuses every call of the tenant's keys, with a reason; running jobs continue."""
-        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/suspend", tenant=tenant), json={"reason": reason}, repeatable=True)
+        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/suspend", tenant), json={"reason": reason}, repeatable=True)
 
     def resume(self, tenant: str) -> Record:
         """Accepts the tenant's keys again."""
-        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/resume", tenant=tenant), repeatable=True)
+        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/resume", tenant), repeatable=True)
 
     def api_keys(self, tenant: str, *, limit: int = 100, after: str | None = None) -> Pages:
         """Lists keys of a tenant, newest first, including revoked ones."""
-        return self._api.pages(at("/v1/admin/tenants/{tenant}/api_keys", tenant=tenant), given(limit=limit, after=after))
+        return self._api.pages(at("/v1/admin/tenants/{tenant}/api_keys", tenant), given(limit=limit, after=after))
 
     def create_api_key(self, tenant: str, *, name: str, **options: Any) -> Record:
         """Creates a key for a tenant that has lost its own.
 
         Options: `scopes`, `expires_in`, `member_id`, `requests_per_minute`.
         """
-        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/api_keys", tenant=tenant), json={"name": name, **options})
+        return self._api.call("POST", at("/v1/admin/tenants/{tenant}/api_keys", tenant), json={"name": name, **options})
 
     def revoke_api_key(self, tenant: str, key_id: str) -> Record:
         """Revokes a key of a tenant at once."""
-        return self._api.call("DELETE", at("/v1/admin/tenants/{tenant}/api_keys/{key_id}", tenant=tenant, key_id=key_id))
+        return self._api.call("DELETE", at("/v1/admin/tenants/{tenant}/api_keys/{key_id}", tenant, key_id))
 
     def ledger(
         self, tenant: str, *, kind: str | None = None, job_id: str | None = None, limit: int = 100, after: str | None = None
     ) -> Pages:
         """Lists ledger entries of a tenant, newest first, with who decided on them."""
         requested = given(kind=kind, job_id=job_id, limit=limit, after=after)
-        return self._api.pages(at("/v1/admin/tenants/{tenant}/ledger", tenant=tenant), requested)
+        return self._api.pages(at("/v1/admin/tenants/{tenant}/ledger", tenant), requested)
 
     def invoices(self, tenant: str, *, limit: int = 24, after: str | None = None) -> Pages:
         """Lists issued invoices of a tenant, newest month first."""
-        return self._api.pages(at("/v1/admin/tenants/{tenant}/invoices", tenant=tenant), given(limit=limit, after=after))
+        return self._api.pages(at("/v1/admin/tenants/{tenant}/invoices", tenant), given(limit=limit, after=after))
 
     def invoice(self, tenant: str, month: str) -> Record:
         """Returns a tenant's invoice of a month (``yyyy-mm``), or its draft."""
-        return self._api.call("GET", at("/v1/admin/tenants/{tenant}/invoices/{month}", tenant=tenant, month=month))
+        return self._api.call("GET", at("/v1/admin/tenants/{tenant}/invoices/{month}", tenant, month))
 
 
 class PlatformUsage(Resource):
@@ -106,13 +106,11 @@ class Refunds(Resource):
 
     def grant(self, case_id: str, *, note: str) -> Record:
         """Refunds the whole attempt; granting it again changes nothing."""
-        path = at("/v1/admin/refunds/{case_id}/grant", case_id=case_id)
-        return self._api.call("POST", path, json={"note": note}, repeatable=True)
+        return self._api.call("POST", at("/v1/admin/refunds/{case_id}/grant", case_id), json={"note": note}, repeatable=True)
 
     def refuse(self, case_id: str, *, note: str) -> Record:
         """Refuses a refund; the tenant receives the reason."""
-        path = at("/v1/admin/refunds/{case_id}/refuse", case_id=case_id)
-        return self._api.call("POST", path, json={"note": note}, repeatable=True)
+        return self._api.call("POST", at("/v1/admin/refunds/{case_id}/refuse", case_id), json={"note": note}, repeatable=True)
 
 
 class Books(Resource):
@@ -178,15 +176,15 @@ class Nodes(Resource):
 
     def retrieve(self, node: str) -> Record:
         """Returns one node."""
-        return self._api.call("GET", at("/v1/admin/nodes/{node}", node=node))
+        return self._api.call("GET", at("/v1/admin/nodes/{node}", node))
 
     def drain(self, node: str, *, reason: str) -> Record:
         """Drains a node: no new jobs are placed on it, running ones continue. Draining it again changes the reason."""
-        return self._api.call("POST", at("/v1/admin/nodes/{node}/drain", node=node), json={"reason": reason}, repeatable=True)
+        return self._api.call("POST", at("/v1/admin/nodes/{node}/drain", node), json={"reason": reason}, repeatable=True)
 
     def undrain(self, node: str) -> Record:
         """Places jobs on it again."""
-        return self._api.call("POST", at("/v1/admin/nodes/{node}/undrain", node=node), repeatable=True)
+        return self._api.call("POST", at("/v1/admin/nodes/{node}/undrain", node), repeatable=True)
 
 
 class Admin(Resource):

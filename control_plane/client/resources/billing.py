@@ -63,11 +63,11 @@ class Invoices(Resource):
 
     def retrieve(self, month: str) -> Record:
         """Returns the invoice of a month; a draft until the month is over and its attempts are settled."""
-        return self._api.call("GET", at("/v1/invoices/{month}", month=month))
+        return self._api.call("GET", at("/v1/invoices/{month}", month))
 
     def csv(self, month: str) -> bytes:
         """Returns the lines of a month's invoice as CSV, its total last."""
-        return self._api.content(at("/v1/invoices/{month}.csv", month=month))
+        return self._api.content(at("/v1/invoices/{month}.csv", month))
 
 
 class Budgets(Resource):
@@ -86,15 +86,15 @@ class Budgets(Resource):
 
     def retrieve(self, budget_id: str) -> Record:
         """Returns one budget."""
-        return self._api.call("GET", at("/v1/budgets/{budget_id}", budget_id=budget_id))
+        return self._api.call("GET", at("/v1/budgets/{budget_id}", budget_id))
 
     def update(self, budget_id: str, **options: Any) -> Record:
         """Changes name, limit or thresholds; alerts already sent this month are not repeated.
 
         Options: `name`, `limit_micros`, `thresholds`.
         """
-        return self._api.call("POST", at("/v1/budgets/{budget_id}", budget_id=budget_id), json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/budgets/{budget_id}", budget_id), json=options, repeatable=True)
 
     def delete(self, budget_id: str) -> Record:
         """Deletes a budget and the record of its alerts."""
-        return self._api.call("DELETE", at("/v1/budgets/{budget_id}", budget_id=budget_id))
+        return self._api.call("DELETE", at("/v1/budgets/{budget_id}", budget_id))

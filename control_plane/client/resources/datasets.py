@@ -21,7 +21,7 @@ class Datasets(Resource):
 
     def retrieve(self, dataset_id: str) -> Record:
         """Returns one dataset version."""
-        return self._api.call("GET", at("/v1/datasets/{dataset_id}", dataset_id=dataset_id))
+        return self._api.call("GET", at("/v1/datasets/{dataset_id}", dataset_id))
 
     def import_from_hub(self, *, hub_id: str, **options: Any) -> Record:
         """Creates a file that is fetched from the Hub (``hub_id="hf://owner/name"`` with a pinned revision), then validated.
@@ -32,22 +32,20 @@ class Datasets(Resource):
 
     def approve(self, dataset_id: str) -> Record:
         """Approves a dataset that waits for review, so that jobs may train on it; approving again changes nothing."""
-        path = at("/v1/datasets/{dataset_id}/approve", dataset_id=dataset_id)
-        return self._api.call("POST", path, repeatable=True)
+        return self._api.call("POST", at("/v1/datasets/{dataset_id}/approve", dataset_id), repeatable=True)
 
     def report(self, dataset_or_file_id: str) -> Record:
         """Returns the validation report; a refused file has one, too."""
-        return self._api.call("GET", at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id))
+        return self._api.call("GET", at("/v1/datasets/{dataset_id}/report", dataset_or_file_id))
 
     def report_page(self, dataset_or_file_id: str) -> bytes:
         """Returns the report as a self-contained HTML page."""
-        return self._api.content(at("/v1/datasets/{dataset_id}/report", dataset_id=dataset_or_file_id), accept="text/html")
+        return self._api.content(at("/v1/datasets/{dataset_id}/report", dataset_or_file_id), accept="text/html")
 
     def preview(self, dataset_or_file_id: str, *, model: str, num_examples: int = 5, max_seq_len: int | None = None) -> Record:
         """Returns the first examples exactly as trained: text, token ids, spans with loss, truncated parts."""
         params = given(model=model, num_examples=num_examples, max_seq_len=max_seq_len)
-        path = at("/v1/datasets/{dataset_id}/preview", dataset_id=dataset_or_file_id)
-        return self._api.call("GET", path, params=params)
+        return self._api.call("GET", at("/v1/datasets/{dataset_id}/preview", dataset_or_file_id), params=params)
 
 
 class Suites(Resource):
@@ -63,7 +61,7 @@ class Suites(Resource):
 
     def delete(self, name: str) -> Record:
         """Removes one of your suites; the operator's cannot be removed."""
-        return self._api.call("DELETE", at("/v1/suites/{name}", name=name))
+        return self._api.call("DELETE", at("/v1/suites/{name}", name))
 
 
 class CapabilitySuites(Resource):

@@ -22,17 +22,16 @@ class Exports(Resource):
         Options: `precision`.
         """
         return self._api.call(
-            "POST", at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id), json={"format": format, **options}, repeatable=True
+            "POST", at("/v1/adapters/{adapter_id}/exports", adapter_id), json={"format": format, **options}, repeatable=True
         )
 
     def list(self, adapter_id: str) -> Pages:
         """Lists exports of an adapter, newest first."""
-        return self._api.pages(at("/v1/adapters/{adapter_id}/exports", adapter_id=adapter_id))
+        return self._api.pages(at("/v1/adapters/{adapter_id}/exports", adapter_id))
 
     def retrieve(self, adapter_id: str, export_id: str) -> Record:
         """Returns one export."""
-        path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
-        return self._api.call("GET", path)
+        return self._api.call("GET", at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id, export_id))
 
     def wait(self, adapter_id: str, export_id: str, *, timeout_s: float | None = None, poll_s: float = 0.5) -> Record:
         """Waits until the export is ready or has failed and returns it; ``TimeoutError`` after `timeout_s`."""
@@ -46,13 +45,11 @@ class Exports(Resource):
 
     def download(self, adapter_id: str, export_id: str, target: Path) -> str:
         """Writes the archive to `target` atomically, verifies its sha256, and returns it."""
-        path = at("/v1/adapters/{adapter_id}/exports/{export_id}/content", adapter_id=adapter_id, export_id=export_id)
-        return self._api.download(path, target)
+        return self._api.download(at("/v1/adapters/{adapter_id}/exports/{export_id}/content", adapter_id, export_id), target)
 
     def delete(self, adapter_id: str, export_id: str) -> Record:
         """Deletes an export with its archive; cancels one in progress."""
-        path = at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id=adapter_id, export_id=export_id)
-        return self._api.call("DELETE", path)
+        return self._api.call("DELETE", at("/v1/adapters/{adapter_id}/exports/{export_id}", adapter_id, export_id))
 
 
 class AdapterEvaluations(Resource):
@@ -63,18 +60,15 @@ class AdapterEvaluations(Resource):
 
         Options: `eval_config`.
         """
-        path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
-        return self._api.call("POST", path, json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/adapters/{adapter_id}/evaluations", adapter_id), json=options, repeatable=True)
 
     def list(self, adapter_id: str, *, limit: int = 20, after: str | None = None) -> Pages:
         """Lists finished and waiting evaluations of an adapter, newest first; `limit` per page."""
-        path = at("/v1/adapters/{adapter_id}/evaluations", adapter_id=adapter_id)
-        return self._api.pages(path, given(limit=limit, after=after))
+        return self._api.pages(at("/v1/adapters/{adapter_id}/evaluations", adapter_id), given(limit=limit, after=after))
 
     def retrieve(self, adapter_id: str, evaluation_id: str) -> Record:
         """Returns one evaluation."""
-        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}", adapter_id=adapter_id, evaluation_id=evaluation_id)
-        return self._api.call("GET", path)
+        return self._api.call("GET", at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}", adapter_id, evaluation_id))
 
     def wait(self, adapter_id: str, evaluation_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits for a verdict or a failure and returns the evaluation; ``TimeoutError`` after `timeout_s`."""
@@ -88,12 +82,11 @@ class AdapterEvaluations(Resource):
 
     def report(self, adapter_id: str, evaluation_id: str) -> Record:
         """Returns the results of a finished evaluation, its verdict, and advice."""
-        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
-        return self._api.call("GET", path)
+        return self._api.call("GET", at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id, evaluation_id))
 
     def report_page(self, adapter_id: str, evaluation_id: str) -> bytes:
         """Returns the results as a self-contained HTML page."""
-        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/report", adapter_id, evaluation_id)
         return self._api.content(path, accept="text/html")
 
     def samples(
@@ -107,5 +100,5 @@ class AdapterEvaluations(Resource):
         after: str | None = None,
     ) -> Pages:
         """Lists every item with the answer of each model; `only`: ``changed``, ``worse`` or ``better``."""
-        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/samples", adapter_id=adapter_id, evaluation_id=evaluation_id)
+        path = at("/v1/adapters/{adapter_id}/evaluations/{evaluation_id}/samples", adapter_id, evaluation_id)
         return self._api.pages(path, given(suite=suite, only=only, limit=limit, after=after))

@@ -51,15 +51,15 @@ class Files(Resource):
 
     def retrieve(self, file_id: str) -> Record:
         """Returns one file."""
-        return self._api.call("GET", at("/v1/files/{file_id}", file_id=file_id))
+        return self._api.call("GET", at("/v1/files/{file_id}", file_id))
 
     def delete(self, file_id: str) -> Record:
         """Deletes the bytes; refused while an unfinished job uses the file."""
-        return self._api.call("DELETE", at("/v1/files/{file_id}", file_id=file_id))
+        return self._api.call("DELETE", at("/v1/files/{file_id}", file_id))
 
     def events(self, file_id: str) -> Iterator[Record]:
         """Yields changes of a file until it is validated; the last one has the result."""
-        return self._api.events(at("/v1/files/{file_id}/events", file_id=file_id))
+        return self._api.events(at("/v1/files/{file_id}/events", file_id))
 
     def wait(self, file_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits until the file is ``processed`` or ``error`` and returns it; ``TimeoutError`` after `timeout_s`."""
@@ -73,13 +73,13 @@ class Files(Resource):
 
     def validate(self, file_id: str) -> Record:
         """Validates a file again after the platform failed to."""
-        return self._api.call("POST", at("/v1/files/{file_id}/validate", file_id=file_id))
+        return self._api.call("POST", at("/v1/files/{file_id}/validate", file_id))
 
     def content(self, file_id: str) -> bytes:
         """Returns the bytes as uploaded, in memory; use :meth:`download` for large files."""
-        return self._api.content(at("/v1/files/{file_id}/content", file_id=file_id))
+        return self._api.content(at("/v1/files/{file_id}/content", file_id))
 
     def download(self, file_id: str, target: Path) -> str:
         """Writes the bytes to `target` atomically, verifies the file's sha256, and returns it."""
         sha256 = (self.retrieve(file_id))["sha256"]
-        return self._api.download(at("/v1/files/{file_id}/content", file_id=file_id), target, sha256=sha256)
+        return self._api.download(at("/v1/files/{file_id}/content", file_id), target, sha256=sha256)

@@ -36,10 +36,7 @@ class CheckpointPermissions(Resource):
 
     def create(self, fine_tuned_model_checkpoint: str, *, project_ids: Sequence[str]) -> Record:
         """Records that your own project may use a checkpoint; another project is refused."""
-        path = at(
-            "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
-            fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
-        )
+        path = at("/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions", fine_tuned_model_checkpoint)
         return self._api.call("POST", path, json={"project_ids": project_ids}, repeatable=True)
 
     def list(
@@ -52,17 +49,14 @@ class CheckpointPermissions(Resource):
         after: str | None = None,
     ) -> Pages:
         """Lists permissions on a checkpoint."""
-        path = at(
-            "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions",
-            fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
-        )
+        path = at("/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions", fine_tuned_model_checkpoint)
         return self._api.pages(path, given(project_id=project_id, order=order, limit=limit, after=after))
 
     def delete(self, fine_tuned_model_checkpoint: str, permission_id: str) -> Record:
         """Deletes a permission."""
         path = at(
             "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions/{permission_id}",
-            fine_tuned_model_checkpoint=fine_tuned_model_checkpoint,
-            permission_id=permission_id,
+            fine_tuned_model_checkpoint,
+            permission_id,
         )
         return self._api.call("DELETE", path)

@@ -79,19 +79,19 @@ class Jobs(Resource):
 
     def retrieve(self, job_id: str) -> Record:
         """Returns one job."""
-        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}", job_id=job_id))
+        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}", job_id))
 
     def cancel(self, job_id: str) -> Record:
         """Cancels a job that has not ended; its workload is stopped."""
-        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/cancel", job_id=job_id), repeatable=True)
+        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/cancel", job_id), repeatable=True)
 
     def pause(self, job_id: str) -> Record:
         """Releases the GPUs at the next checkpoint."""
-        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/pause", job_id=job_id), repeatable=True)
+        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/pause", job_id), repeatable=True)
 
     def resume(self, job_id: str) -> Record:
         """Queues a paused job again; it continues from its checkpoint."""
-        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/resume", job_id=job_id))
+        return self._api.call("POST", at("/v1/fine_tuning/jobs/{job_id}/resume", job_id))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None, poll_s: float = 1.0) -> Record:
         """Waits until the job has ended and returns it; ``TimeoutError`` after `timeout_s`. Survives a restart of the API."""
@@ -101,39 +101,36 @@ class Jobs(Resource):
 
     def events(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages:
         """Lists events so far, newest first; `limit` per page."""
-        return self._api.pages(at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id), given(limit=limit, after=after))
+        return self._api.pages(at("/v1/fine_tuning/jobs/{job_id}/events", job_id), given(limit=limit, after=after))
 
     def follow(self, job_id: str) -> Iterator[Record]:
         """Yields events as they happen, oldest first, until the job has ended; an interrupted stream resumes."""
-        path = at("/v1/fine_tuning/jobs/{job_id}/events", job_id=job_id)
-        return self._api.events(path, params=given(stream=True))
+        return self._api.events(at("/v1/fine_tuning/jobs/{job_id}/events", job_id), params=given(stream=True))
 
     def checkpoints(self, job_id: str, *, limit: int = 100, after: str | None = None) -> Pages:
         """Lists committed checkpoints, newest first; `limit` per page."""
-        path = at("/v1/fine_tuning/jobs/{job_id}/checkpoints", job_id=job_id)
-        return self._api.pages(path, given(limit=limit, after=after))
+        return self._api.pages(at("/v1/fine_tuning/jobs/{job_id}/checkpoints", job_id), given(limit=limit, after=after))
 
     def logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> str:
         """Returns the training log of an attempt, by default the last one, from byte `offset` on; also while it runs."""
-        path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
+        path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id)
         return (self._api.content(path, params=given(attempt=attempt, offset=offset or None))).decode(errors="replace")
 
     def follow_logs(self, job_id: str, *, attempt: int | None = None, offset: int = 0) -> Iterator[str]:
         """Yields the log as it is written, until the attempt has ended; an interrupted stream resumes."""
-        path = at("/v1/fine_tuning/jobs/{job_id}/logs", job_id=job_id)
-        return self._api.growing(path, given(follow=True, attempt=attempt), offset=offset)
+        return self._api.growing(at("/v1/fine_tuning/jobs/{job_id}/logs", job_id), given(follow=True, attempt=attempt), offset=offset)
 
     def cost(self, job_id: str) -> Record:
         """Returns the cost of a job, entry by entry; pending refunds; and the cost so far of its running attempt."""
-        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/cost", job_id=job_id))
+        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/cost", job_id))
 
     def metrics(self, job_id: str) -> Record:
         """Returns the metrics of each step, in order."""
-        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/metrics", job_id=job_id))
+        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/metrics", job_id))
 
     def metrics_csv(self, job_id: str) -> bytes:
         """Returns the same as CSV: one row per step."""
-        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/metrics.csv", job_id=job_id))
+        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/metrics.csv", job_id))
 
     def compare(self, job_ids: Sequence[str]) -> Record:
         """Compares 2 to 100 jobs side by side."""
@@ -141,15 +138,15 @@ class Jobs(Resource):
 
     def evaluation(self, job_id: str) -> Record:
         """Returns the evaluation of a job's adapter: ``report``, ``verdict``, ``advice``, and ``next_run``, the advised hyperparameters."""
-        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id))
+        return self._api.call("GET", at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id))
 
     def evaluation_page(self, job_id: str) -> bytes:
         """Returns the evaluation as a self-contained HTML page."""
-        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id=job_id), accept="text/html")
+        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/evaluation", job_id), accept="text/html")
 
     def evaluation_samples(
         self, job_id: str, *, suite: str | None = None, only: str | None = None, limit: int = 100, after: str | None = None
     ) -> Pages:
         """Lists every item with the answer of each model; `only`: ``changed``, ``worse`` or ``better``."""
-        path = at("/v1/fine_tuning/jobs/{job_id}/evaluation/samples", job_id=job_id)
+        path = at("/v1/fine_tuning/jobs/{job_id}/evaluation/samples", job_id)
         return self._api.pages(path, given(suite=suite, only=only, limit=limit, after=after))

@@ -21,19 +21,18 @@ class Models(Resource):
 
     def retrieve(self, model: str) -> Record:
         """Returns one model."""
-        return self._api.call("GET", at("/v1/models/{model}", model=model))
+        return self._api.call("GET", at("/v1/models/{model}", model))
 
     def deploy(self, model: str, **options: Any) -> Record:
         """Promotes an adapter by its model name; `stage="staging"` keeps it in staging, unserved.
 
         Options: `stage`.
         """
-        path = at("/v1/models/{model}/deploy", model=model)
-        return self._api.call("POST", path, json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/models/{model}/deploy", model), json=options, repeatable=True)
 
     def delete(self, model: str) -> Record:
         """Stops serving a fine-tuned model; its files stay for the grace period, in which promoting it restores it."""
-        return self._api.call("DELETE", at("/v1/models/{model}", model=model))
+        return self._api.call("DELETE", at("/v1/models/{model}", model))
 
     def limits(self, *, model: str | None = None) -> Pages:
         """Returns per base model: context, methods, adapters with ranks and tiers, hyperparameters with their bounds, GPUs and
@@ -42,7 +41,7 @@ class Models(Resource):
 
     def lineage(self, model: str, *, verify: bool = False) -> Record:
         """Returns the origin of a model, by any of its names; `verify` reads the stored bytes again."""
-        path, params = at("/v1/models/{model}/lineage", model=model), given(verify=verify or None)
+        path, params = at("/v1/models/{model}/lineage", model), given(verify=verify or None)
         return self._api.call("GET", path, params=params, timeout=GENERATION_TIMEOUT)
 
 
@@ -55,7 +54,7 @@ class Recipes(Resource):
 
     def retrieve(self, name: str, *, method: str = "sft") -> Record:
         """Returns one recipe, by name or by ``name@version``."""
-        return self._api.call("GET", at("/v1/recipes/{name}", name=name), params={"method": method})
+        return self._api.call("GET", at("/v1/recipes/{name}", name), params={"method": method})
 
 
 class ModelRoutes(Resource):
@@ -67,17 +66,17 @@ class ModelRoutes(Resource):
 
     def retrieve(self, name: str) -> Record:
         """Returns one route, with the current state of its targets."""
-        return self._api.call("GET", at("/v1/model_routes/{name}", name=name))
+        return self._api.call("GET", at("/v1/model_routes/{name}", name))
 
     def set(self, name: str, targets: Mapping[str, int]) -> Record:
         """Routes `name` to weighted targets: production adapters (id or model name) or base models."""
         body = {"targets": [{"model": model, "weight": weight} for model, weight in targets.items()]}
-        return self._api.call("PUT", at("/v1/model_routes/{name}", name=name), json=body)
+        return self._api.call("PUT", at("/v1/model_routes/{name}", name), json=body)
 
     def delete(self, name: str) -> Record:
         """Deletes a route; its targets stay available under their own names."""
-        return self._api.call("DELETE", at("/v1/model_routes/{name}", name=name))
+        return self._api.call("DELETE", at("/v1/model_routes/{name}", name))
 
     def manifest(self, name: str) -> str:
         """Returns the YAML of a route between versions, for llm-d."""
-        return (self._api.content(at("/v1/model_routes/{name}/rewrite", name=name))).decode()
+        return (self._api.content(at("/v1/model_routes/{name}/rewrite", name))).decode()

@@ -31,15 +31,15 @@ class Sweeps(Resource):
 
     def retrieve(self, sweep_id: str) -> Record:
         """Returns one sweep with its trials and the best of them."""
-        return self._api.call("GET", at("/v1/fine_tuning/sweeps/{sweep_id}", sweep_id=sweep_id))
+        return self._api.call("GET", at("/v1/fine_tuning/sweeps/{sweep_id}", sweep_id))
 
     def compare(self, sweep_id: str) -> Record:
         """Compares the jobs of a sweep side by side."""
-        return self._api.call("GET", at("/v1/fine_tuning/sweeps/{sweep_id}/compare", sweep_id=sweep_id))
+        return self._api.call("GET", at("/v1/fine_tuning/sweeps/{sweep_id}/compare", sweep_id))
 
     def cancel(self, sweep_id: str) -> Record:
         """Submits no further trials, and cancels the jobs that have not ended."""
-        return self._api.call("POST", at("/v1/fine_tuning/sweeps/{sweep_id}/cancel", sweep_id=sweep_id), repeatable=True)
+        return self._api.call("POST", at("/v1/fine_tuning/sweeps/{sweep_id}/cancel", sweep_id), repeatable=True)
 
     def wait(self, sweep_id: str, *, timeout_s: float | None = None, poll_s: float = 2.0) -> Record:
         """Waits until every trial has ended and returns the sweep; ``TimeoutError`` after `timeout_s`."""

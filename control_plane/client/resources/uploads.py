@@ -38,11 +38,11 @@ class Uploads(Resource):
 
     def retrieve(self, upload_id: str) -> Record:
         """Returns the upload with its stored parts, and the sha256 of each."""
-        return self._api.call("GET", at("/v1/uploads/{upload_id}", upload_id=upload_id))
+        return self._api.call("GET", at("/v1/uploads/{upload_id}", upload_id))
 
     def add_part(self, upload_id: str, data: bytes) -> Record:
         """Stores a part; the same bytes sent again are the same part."""
-        path, files = at("/v1/uploads/{upload_id}/parts", upload_id=upload_id), {"data": ("part", data, "application/octet-stream")}
+        path, files = at("/v1/uploads/{upload_id}/parts", upload_id), {"data": ("part", data, "application/octet-stream")}
         return self._api.call("POST", path, files=files, repeatable=True)
 
     def complete(self, upload_id: str, *, part_ids: Sequence[str], **options: Any) -> Record:
@@ -53,7 +53,7 @@ class Uploads(Resource):
 
         Options: `md5`.
         """
-        path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id=upload_id), time.monotonic() + GIVE_UP_S
+        path, deadline = at("/v1/uploads/{upload_id}/complete", upload_id), time.monotonic() + GIVE_UP_S
         while True:
             try:
                 return self._api.call("POST", path, json={"part_ids": part_ids, **options}, repeatable=True, timeout=JOIN_TIMEOUT_S)
@@ -64,7 +64,7 @@ class Uploads(Resource):
 
     def cancel(self, upload_id: str) -> Record:
         """Cancels an upload that is not completed; its parts are removed."""
-        return self._api.call("POST", at("/v1/uploads/{upload_id}/cancel", upload_id=upload_id), repeatable=True)
+        return self._api.call("POST", at("/v1/uploads/{upload_id}/cancel", upload_id), repeatable=True)
 
     def send(
         self,

@@ -24,37 +24,32 @@ class WebhookEndpoints(Resource):
 
     def retrieve(self, webhook_endpoint_id: str) -> Record:
         """Returns one endpoint."""
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("GET", path)
+        return self._api.call("GET", at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id))
 
     def update(self, webhook_endpoint_id: str, **options: Any) -> Record:
         """Changes name, URL or types, or disables and enables it.
 
         Options: `name`, `url`, `event_types`, `state`.
         """
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("POST", path, json=options, repeatable=True)
+        return self._api.call("POST", at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id), json=options, repeatable=True)
 
     def delete(self, webhook_endpoint_id: str) -> Record:
         """Deletes an endpoint; it receives no further events."""
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("DELETE", path)
+        return self._api.call("DELETE", at("/v1/webhook_endpoints/{webhook_endpoint_id}", webhook_endpoint_id))
 
     def rotate_secret(self, webhook_endpoint_id: str, **options: Any) -> Record:
         """Replaces the signing secret; the old one ends now, or signs beside the new one for 24 hours.
 
         Options: `keep_old_secret_active_for_24_hours`.
         """
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("POST", path, json=options)
+        return self._api.call("POST", at("/v1/webhook_endpoints/{webhook_endpoint_id}/rotate_secret", webhook_endpoint_id), json=options)
 
     def test(self, webhook_endpoint_id: str, **options: Any) -> Record:
         """Sends a signed test event now and returns the receiver's response.
 
         Options: `event_type`.
         """
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/test", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("POST", path, json=options)
+        return self._api.call("POST", at("/v1/webhook_endpoints/{webhook_endpoint_id}/test", webhook_endpoint_id), json=options)
 
     def event_types(self) -> Record:
         """Lists the types of events that endpoints can subscribe to."""
@@ -69,19 +64,14 @@ class WebhookEndpoints(Resource):
         after: str | None = None,
     ) -> Pages:
         """Lists sent and pending deliveries of an endpoint, newest first."""
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries", webhook_endpoint_id=webhook_endpoint_id)
+        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries", webhook_endpoint_id)
         return self._api.pages(path, given(state=state, limit=limit, after=after))
 
     def replay(self, webhook_endpoint_id: str, delivery_id: str) -> Record:
         """Sends one event again, under its original id."""
-        path = at(
-            "/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay",
-            webhook_endpoint_id=webhook_endpoint_id,
-            delivery_id=delivery_id,
-        )
+        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", webhook_endpoint_id, delivery_id)
         return self._api.call("POST", path)
 
     def replay_all(self, webhook_endpoint_id: str, *, since: int) -> Record:
         """Sends again all events that were given up since a time."""
-        path = at("/v1/webhook_endpoints/{webhook_endpoint_id}/replay", webhook_endpoint_id=webhook_endpoint_id)
-        return self._api.call("POST", path, json={"since": since})
+        return self._api.call("POST", at("/v1/webhook_endpoints/{webhook_endpoint_id}/replay", webhook_endpoint_id), json={"since": since})

@@ -68,13 +68,13 @@ def held(files: StackFiles) -> Iterator[None]:
 
 def is_held(files: StackFiles) -> bool:
     """Whether a supervisor of this home is running."""
+    if not files.lock.exists():  # it, and its directory, would be created
+        return False
     try:
         with FileLock(files.lock).acquire(blocking=False):
             return False
     except Timeout:
         return True
-    except FileNotFoundError:  # no home
-        return False
 
 
 def leftovers(stale: StackReport) -> list[ServiceReport]:

@@ -36,10 +36,6 @@ class Limits:
     """Longest pause between two starts of a service: pauses double from 1 s up to this."""
 
 
-def _no_env() -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
     name: str
@@ -50,7 +46,7 @@ class Service:
     """Asked for as long as the service is up, and independent of other services. None: `probe`."""
     after: tuple[str, ...] = ()
     """Services that must be ready before this one starts, and that end only after it has ended."""
-    env: Callable[[], Mapping[str, str]] = _no_env
+    env: Callable[[], Mapping[str, str]] = dict
     """Added to the supervisor's environment; evaluated at the start, when the services of `after` are ready."""
     url: Callable[[], str] | None = None
     """Where people and clients reach it; evaluated when it is ready."""

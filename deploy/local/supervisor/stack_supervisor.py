@@ -32,14 +32,6 @@ EXPENDABLE_WAIT_S = 10.0
 """How long READY waits for expendable services once all others serve: they import everything first, 5 s and more of a busy machine."""
 
 
-def _ignore(_report: StackReport) -> None:
-    return None
-
-
-def _nothing() -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(kw_only=True)
 class Supervisor:
     """Runs `services` until it is told to stop (:meth:`stop`, SIGINT, SIGTERM, SIGHUP), or a required one can not be started at all.
@@ -55,9 +47,9 @@ class Supervisor:
     env: Mapping[str, str]
     """Environment of every child."""
     cwd: Path
-    on_report: Callable[[StackReport], None] = _ignore
+    on_report: Callable[[StackReport], None] = lambda _report: None
     """Called in the supervisor's thread at every change."""
-    extra_endpoints: Callable[[], Mapping[str, str]] = _nothing
+    extra_endpoints: Callable[[], Mapping[str, str]] = dict
     """Added to ``endpoints.json``, evaluated whenever another service becomes ready for the first time."""
     when_idle: Callable[[], str | None] = lambda: None
     """Called once on the way down, when all services have ended but those that are the last (the database); its result is reported."""

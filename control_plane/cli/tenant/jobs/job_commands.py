@@ -14,9 +14,10 @@ from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, ago, fields, number, print_json, say
 from control_plane.cli.record_views import Limit, add_commands, given, listing, show, since
 from control_plane.cli.remedies import in_commands
+from control_plane.cli.tenant import job_progress
 from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import HUB, Encoding, Map, Policy, RowsAt, accepted, parse_map, parse_policies, send
-from control_plane.cli.tenant.job_progress import events_of, follow, reason, waiting
+from control_plane.cli.tenant.job_progress import reason, waiting
 from control_plane.cli.tenant.remote import connect, remote
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def file_id_of(client: FtClient, file: str | None, options: Mapping[str, Any]) -
 def _wait(client: FtClient, job_id: str, *, as_json: bool) -> None:
     """Follow the job to its end and exit with the corresponding code."""
     try:
-        final = follow(client, job_id)
+        final = job_progress.follow(client, job_id)
     except KeyboardInterrupt:
         say(f"\nthe job continues; follow it again with `ft job {job_id} --wait`, end it with `ft cancel {job_id}`")
         raise
@@ -194,7 +195,7 @@ def logs(
             for piece in pieces:
                 print(piece, end="", flush=True)
             return
-        for event in events_of(client, job_id, until_end=follow):
+        for event in client.jobs.follow(job_id) if follow else reversed(client.jobs.events(job_id).all()):
             if as_json:
                 print_json(event)
             else:

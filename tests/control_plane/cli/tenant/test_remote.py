@@ -126,6 +126,20 @@ def test_events_are_printed_oldest_first(ft: Ft, platform: Platform, job_id: str
     assert [e["code"] for e in events] == ["job_created", "job_queued", "job_provisioning", "job_running"]
 
 
+def test_followed_events_are_those_of_the_job_up_to_its_end(ft: Ft, platform: Platform, job_id: str) -> None:
+    def live() -> None:
+        for state in (JobState.QUEUED, JobState.CANCELLED):
+            time.sleep(0.5)
+            move(platform, job_id, state)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    followed = ft("logs", job_id, "--follow").out
+    thread.join()
+    assert followed == ft("logs", job_id).out
+    assert len(followed.splitlines()) == 3
+
+
 @pytest.mark.parametrize(("end", "code"), [(JobState.SUCCEEDED, 0), (JobState.FAILED, 1), (JobState.CANCELLED, 3)], ids=lambda v: str(v))
 def test_waiting_ends_with_the_job_and_its_exit_code(ft: Ft, platform: Platform, job_id: str, end: JobState, code: int) -> None:
     def live() -> None:
