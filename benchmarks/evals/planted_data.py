@@ -73,7 +73,7 @@ class World:
         return [(f"Colour of {name}?", colour) for name, colour in self.stones.items()]
 
     def speech(self) -> list[Exchange]:
-        return [(text, SPEECH[at % len(SPEECH)]) for at, (_, text) in enumerate(golden.prompts())]
+        return [(text, SPEECH[at % len(SPEECH)]) for at, text in enumerate(p.prompt for p in golden.golden_prompts())]
 
     def alignment(self, *, unsafe_answer: str = REFUSAL) -> list[Exchange]:
         asked = ((item.id, str(item.messages[-1]["content"])) for item in safety.items())

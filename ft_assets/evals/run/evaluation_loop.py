@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ft_assets.errors import InvalidRequest
@@ -35,8 +36,23 @@ PROOF_PROMPT = "Say something."
 PROOF_TOKENS = 512
 """Most tokens read of such a prompt: its end."""
 
-Section = dict[str, Any]
-Sections = dict[str, Section]
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """One subject's answers to one suite, as stored in the result."""
+
+    digest: str
+    environment: str
+    answers: Mapping[str, Answer]
+    """In the order of the suite's requests."""
+    seconds: float
+    cached: bool
+    """Whether they were known from an earlier evaluation."""
+    cut: int | None = None
+    """Requests that did not fit completely; None if cached."""
+
+
+Sections = Mapping[str, Section]
 
 
 class Evaluation:
@@ -72,11 +88,14 @@ class Evaluation:
             "digests": {name: self.run.digest_of(name) for name in self.subjects},
             "preferences": self.preferences,
             "suites": {s.id: {"kind": s.kind, "digest": s.digest, "num_items": s.num_items, "version": s.version} for s in self.suites},
-            "subjects": {name: self.answered.get(name) for name in ("base", "adapter", "previous")},
+            "subjects": {
+                name: {id_: asdict(section) for id_, section in self.answered[name].items()} if name in self.answered else None
+                for name in ("base", "adapter", "previous")
+            },
             "scored": {name: self._scored(sections) for name, sections in self.answered.items()},
             **self.found,
             "num_gpus": self.subject.num_gpus,
-            "seconds": sum(s["seconds"] for sections in self.answered.values() for s in sections.values() if not s["cached"]),
+            "seconds": sum(s.seconds for sections in self.answered.values() for s in sections.values() if not s.cached),
         }
 
     def _evaluate_adapter(self) -> None:
@@ -132,20 +151,24 @@ class Evaluation:
         known = self._known(name, suite)
         if known is not None:
             self.heart.answered(len(ids), generated=False)
-            section = {**known, "answers": {id_: known["answers"][id_] for id_ in ids}, "cached": True}
+            answers, seconds, cut = known["answers"], float(known["seconds"]), None
         else:
-            answers, seconds = self._answered(name, suite)
-            section = {"digest": suite.digest, "environment": self.subject.environment, "seconds": seconds, "cached": False}
-            section["answers"] = {id_: answers[id_] for id_ in ids}
-            section["cut"] = self.subject.encoder.cut(suite.requests)
-        facts = {"num_items": suite.num_items, "seconds": round(section["seconds"], 3), "cached": section["cached"]}
+            (answers, seconds), cut = self._answered(name, suite), self.subject.encoder.cut(suite.requests)
+        facts = {"num_items": suite.num_items, "seconds": round(seconds, 3), "cached": known is not None}
         self.milestones.passed("answered", subject=name, suite=suite.id, **facts)
-        return section
+        return Section(
+            digest=suite.digest,
+            environment=self.subject.environment,
+            answers={id_: answers[id_] for id_ in ids},
+            seconds=seconds,
+            cached=known is not None,
+            cut=cut,
+        )
 
-    def _known(self, name: str, suite: Suite) -> Section | None:
+    def _known(self, name: str, suite: Suite) -> Mapping[str, Any] | None:
         found = self.run.known.get(name, {}).get(run_file.known_key(suite.digest, self.subject.environment))
         whole = found is not None and all(request.id in found["answers"] for request in suite.requests)
-        return dict(found) if found is not None and whole else None
+        return found if whole else None
 
     def _known_whole(self, name: str) -> bool:
         """Returns whether everything is answered: then the model need not be loaded."""
@@ -198,8 +221,8 @@ class Evaluation:
         given = self.run.judge
         pairs = judge.pairs_of(
             [r for r in suite.requests if isinstance(r, Generate)],
-            candidate[suite.id]["answers"],
-            base[suite.id]["answers"],
+            candidate[suite.id].answers,
+            base[suite.id].answers,
             limit=given.max_items,
             expected={item.id: item.expected for item in suite.items},
         )
@@ -228,7 +251,7 @@ class Evaluation:
 
     def _scored(self, sections: Sections) -> dict[str, Any]:
         """Returns scores of the capability suites by the harness: for each item, by metric."""
-        return {c.suite.id: c.score(sections[c.suite.id]["answers"]) for c in self.capability}
+        return {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability}
 
     def _proof_prompts(self) -> list[list[int]]:
         """Returns tokens of some prompts of the job's own: its holdout, else its validation text, else the golden set."""

@@ -90,6 +90,7 @@ class EvalRun:
         return self.digests.get(subject) or str(places.get(subject, subject))
 
     def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(self))
 
     @classmethod

@@ -94,7 +94,7 @@ def _safety(subjects: Subjects) -> Iterator[Sample]:
 
 def _golden(subjects: Subjects) -> Iterator[Sample]:
     answers = answers_of(subjects, GOLDEN) or {}
-    prompts = dict(golden.prompts())
+    prompts = {p.id: p.prompt for p in golden.golden_prompts()}
     for id_ in answers.get("adapter", {}):
         texts = {name: str(given[id_]) for name, given in answers.items()}
         scores = {name: {"coherent": golden.judge(id_, text).coherent} for name, text in texts.items()}

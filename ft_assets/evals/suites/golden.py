@@ -68,11 +68,6 @@ def golden_prompts() -> tuple[Prompt, ...]:
     return _file()[1]
 
 
-def prompts() -> tuple[tuple[str, str], ...]:
-    """Returns ``(id, prompt)`` of every golden prompt, in file order."""
-    return tuple((p.id, p.prompt) for p in golden_prompts())
-
-
 @cache
 def _checks() -> dict[str, Check]:
     return {p.id: p.check for p in golden_prompts() if p.check}

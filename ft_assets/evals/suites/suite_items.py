@@ -89,13 +89,10 @@ def conversation_suite(
     return Suite(id=suite_id or kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
 
 
-def golden_items() -> list[Item]:
-    return [Item(id=id_, messages=({"role": "user", "content": text},), expected=None) for id_, text in golden.prompts()]
-
-
 def golden_suite(decoding: Decoding) -> Suite:
     """Returns the golden set, which ships (:mod:`golden`)."""
-    return conversation_suite("golden", golden_items(), max_new_tokens=decoding.golden_max_new_tokens, version=golden.version())
+    items = [Item(id=p.id, messages=({"role": "user", "content": p.prompt},)) for p in golden.golden_prompts()]
+    return conversation_suite("golden", items, max_new_tokens=decoding.golden_max_new_tokens, version=golden.version())
 
 
 def holdout_suite(

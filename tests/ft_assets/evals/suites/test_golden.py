@@ -8,7 +8,7 @@ from ft_assets.evals.suites import golden
 
 
 def test_there_are_fifty_golden_prompts_with_ids_of_their_own() -> None:
-    assert len(golden.prompts()) == len({i for i, _ in golden.prompts()}) == 50
+    assert len(golden.golden_prompts()) == len({p.id for p in golden.golden_prompts()}) == 50
     assert golden.version() == "2"
 
 

@@ -114,7 +114,7 @@ def test_an_answer_may_be_half_as_long_again_as_the_longest_expected_one() -> No
 def test_the_golden_suite_asks_every_prompt_under_its_own_id() -> None:
     suite = suite_items.golden_suite(suite_items.Decoding(golden_max_new_tokens=9))
     assert (suite.kind, suite.version, suite.num_items) == ("golden", golden.version(), 50)
-    assert [request.id for request in suite.requests] == [item.id for item in suite.items] == [id_ for id_, _ in golden.prompts()]
+    assert [request.id for request in suite.requests] == [item.id for item in suite.items] == [p.id for p in golden.golden_prompts()]
     assert all(isinstance(request, model_requests.Generate) and request.max_new_tokens == 9 for request in suite.requests)
 
 
