@@ -23,11 +23,6 @@ WIDE_SPACES = "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2
 """Code points beyond ASCII at which ``str.split`` splits."""
 
 
-def normalise(text: str) -> str:
-    """Returns `text` in NFC, with runs of white space as one space and none at its ends."""
-    return " ".join((text if text.isascii() else unicodedata.normalize("NFC", text)).split())
-
-
 def content_hash(example: Example) -> str:
     """Returns the sha256 of the normalized text: equal for duplicates, so also the key of the split."""
     return content_hashes([example])[0].hex()

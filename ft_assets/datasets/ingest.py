@@ -130,21 +130,23 @@ class _Validation:
         decision = Decision(columns, texts, lambda rows: self._say("duplicates", rows=rows))
         for check in checks:
             check.decide(decision)
-        findings = Findings(total=total, decision=decision, policies=policies, checks=self._checks)
-        self._file_problems += list(findings.refusals(self._filename, refused=bool(self._file_problems)))
+        findings = Findings(
+            total=total,
+            decision=decision,
+            options=self._options,
+            checks=self._checks,
+            opened=self._opened,
+            filename=self._filename,
+            called=self._called,
+        )
+        if not self._file_problems:  # else the size of what was read means nothing
+            self._file_problems += findings.refusals()
         valid = not self._file_problems and (policies.bad_rows == "drop" or not total.totals["bad_rows"])
         content = _content_sha256(columns, decision)
         if valid and output is not None and texts is not None:
             self._write(output, columns, texts, decision)
-        report = findings.report(
-            valid=valid,
-            dataset_id=dataset_id(content, {**shaping, "split": _split_sha256(columns, decision)}) if valid else None,
-            file_problems=self._file_problems,
-            opened=self._opened,
-            filename=self._filename,
-            called=self._called,
-            column_map=self._options.column_map,
-        )
+        identity = {**shaping, "split": _split_sha256(columns, decision)}
+        report = findings.report(self._file_problems, valid=valid, dataset_id=dataset_id(content, identity) if valid else None)
         return IngestResult(report=report, content_sha256=content, num_rows=int(decision.keep.sum()))
 
     def _read(self, total: BlockResult, columns: Columns, workers: int | None) -> None:

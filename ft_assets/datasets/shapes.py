@@ -31,25 +31,13 @@ from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
 
 TOOLS = ("tools", "functions", "parallel_tool_calls")
+FROM_OPENAI = ("preferred_output", "non_preferred_output")
+PROMPTING = ("instruction", "system", "history")
+"""Fields that make up a prompt in other forms than ``prompt``."""
 USED: Mapping[Format, frozenset[str]] = {
     "chat": frozenset(("messages", "conversations", "system", *TOOLS)),
-    "prompt_completion": frozenset(("prompt", "completion", "instruction", "input", "output", "history", "system", *TOOLS)),
-    "preference": frozenset(
-        (
-            "prompt",
-            "chosen",
-            "rejected",
-            "input",
-            "preferred_output",
-            "non_preferred_output",
-            "conversations",
-            "messages",
-            "instruction",
-            "system",
-            "history",
-            *TOOLS,
-        )
-    ),
+    "prompt_completion": frozenset(("prompt", "completion", "input", "output", *PROMPTING, *TOOLS)),
+    "preference": frozenset(("prompt", "chosen", "rejected", *FROM_OPENAI, "input", "conversations", "messages", *PROMPTING, *TOOLS)),
     "kto": frozenset(("prompt", "completion", "label", *TOOLS)),
     "text": frozenset(("text",)),
 }
@@ -58,7 +46,7 @@ BESIDE_NO_PROMPT = frozenset(("instruction", "input", "output", "history"))
 TEXTS: Mapping[Format, tuple[str, ...]] = {
     "chat": (),
     "prompt_completion": ("prompt", "completion"),
-    "preference": ("prompt", "chosen", "rejected", "preferred_output", "non_preferred_output"),
+    "preference": ("prompt", "chosen", "rejected", *FROM_OPENAI),
     "kto": ("prompt", "completion"),
     "text": ("text",),
 }
@@ -76,7 +64,6 @@ NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "d
 """Column names that are neither."""
 LABELS = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
 """Labels of KTO rows; as text, for CSV."""
-FROM_OPENAI = ("preferred_output", "non_preferred_output")
 
 
 def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:

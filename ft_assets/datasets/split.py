@@ -52,11 +52,15 @@ def automatic_fraction(num_rows: int) -> float:
 def _held_out(keys: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
     """Vectorized :func:`part_of`: true for validation."""
     _check(fraction)
-    mixed = keys + np.uint64((GOLDEN * (seed + 1)) & MASK)
-    for shift, factor in MIXING:
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    mixed ^= mixed >> np.uint64(31)
+    mixed = mixed_bits(keys + np.uint64((GOLDEN * (seed + 1)) & MASK))
     return np.asarray(mixed.astype(np.float64) < fraction * 2.0**64)
+
+
+def mixed_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64: every bit of a result depends on every bit of its value, and no two values collide."""
+    for shift, factor in MIXING:
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    return values ^ (values >> np.uint64(31))
 
 
 def _check(fraction: float) -> None:

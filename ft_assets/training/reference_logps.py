@@ -21,8 +21,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.datasets.packs.manifest import file_sha256
-from ft_assets.durable_files import sync_to_disk, write_durable, write_json
+from ft_assets.durable_files import sha256_of, sync_to_disk, write_durable, write_json
 from ft_assets.errors import IntegrityError
 from ft_assets.training.spec import Quantization
 from ft_assets.typed_json import from_json
@@ -144,8 +143,8 @@ def write_logps(directory: Path, pack_file: str, columns: dict[str, Any], *, kin
         write_durable(stream)
     partial.replace(path)
     sync_to_disk(directory)
-    return ReferenceFile(name=path.name, of=pack_file, sha256=file_sha256(path), num_rows=table.num_rows)
+    return ReferenceFile(name=path.name, of=pack_file, sha256=sha256_of(path), num_rows=table.num_rows)
 
 
 def digest_of(path: Path) -> str:
-    return file_sha256(path) if path.is_file() else "absent"
+    return sha256_of(path) if path.is_file() else "absent"

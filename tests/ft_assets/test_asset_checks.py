@@ -23,6 +23,7 @@ from ft_assets.adapters.assets import adapter
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.assets import dataset, tokenized_pack
 from ft_assets.datasets.packs import manifest
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Unavailable
 from ft_assets.platform_resource import PlatformResource, checked
 from tests.support.jobs.finished_job import finish
@@ -75,7 +76,7 @@ def test_a_reused_pack_whose_counts_are_wrong_fails_its_check_and_stops_no_job(
     shard = directory / "shard-00000.parquet"
     pq.write_table(pq.read_table(shard).slice(1), shard)
     stated = manifest.PackManifest.read(directory)
-    stated.shards[0]["sha256"] = manifest.file_sha256(shard)
+    stated.shards[0]["sha256"] = sha256_of(shard)
     stated.write(directory)
     prefix = layout.pack_prefix("acme", stated.fingerprint)
     for changed in (shard, directory / "manifest.json"):

@@ -72,7 +72,7 @@ def _codes(value: Any, number: int) -> list[str]:
             problems = list(order_problems(example))
             if not problems:
                 _round_trip(example)
-    json.dumps([p.at(row=number, byte_offset=None).to_dict() for p in problems]).encode()
+    json.dumps([p.at(row=number, byte_offset=None) for p in problems]).encode()
     if unknown := {p.code for p in problems} - set(all_codes()):
         raise AssertionError(f"codes {unknown} have no meaning")
     return [p.code for p in problems] or ["good"]

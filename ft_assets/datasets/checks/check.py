@@ -15,13 +15,13 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ft_assets.datasets.dedup.normalization import CodePoints
     from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
     from ft_assets.datasets.pipeline.decision import Decision
     from ft_assets.datasets.pipeline.options import BlockOptions
@@ -115,15 +115,11 @@ class KeptExamples:
     @cached_property
     def texts(self) -> Sequence[str]:
         """Everything that an example says, except system messages."""
-        from ft_assets.datasets.dedup.normalization import near_text
-
         return [near_text(example) for example in self.examples]
 
     @cached_property
     def folded(self) -> CodePoints:
         """The texts without case, compatibility forms and spacing."""
-        from ft_assets.datasets.dedup.normalization import fold
-
         return fold(self.texts)
 
 

@@ -14,6 +14,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from ft_assets.datasets.split import GOLDEN, mixed_bits
+
 Hashes = NDArray[np.uint64]
 BINS_PER_OCTAVE = 16
 """Relative width of a bin, 4.4 %: sufficient for a ratio of lengths."""
@@ -22,11 +24,8 @@ NUM_BINS = 32 * BINS_PER_OCTAVE
 
 
 def mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64: every bit of a result depends on every bit of its value, and no two values collide."""
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    """Returns hashes in which equal steps of `values` leave no trace."""
+    return mixed_bits(values + np.uint64(GOLDEN))
 
 
 def text_hashes(texts: Sequence[str]) -> Hashes:

@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ft_assets.datasets.packs.best_fit import fill
-from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.pack_settings import PackKind, PackSettings
 from ft_assets.datasets.packs.windows import PartManifest, Written, write_table
 from ft_assets.datasets.report.histogram import histogram
@@ -36,6 +35,7 @@ from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import Part
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.token_shards import Tally, TokenShard, clean_batches, encode_or_drop, new_shard
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import InvalidRequest
 
 IDS = pa.list_(pa.int32())
@@ -136,7 +136,7 @@ def write_answer_files(
         table = with_mismatched(tokenized, max_seq_len=settings.max_seq_len) if kind == "judged" else tokenized
         path = out_dir / f"{'shard' if part == 'train' else 'val'}-{number:05d}.parquet"
         write_table(path, table)
-        files.append({"name": path.name, "sha256": file_sha256(path), "num_windows": table.num_rows})
+        files.append({"name": path.name, "sha256": sha256_of(path), "num_windows": table.num_rows})
         counts = [token_counts(table, f"{prefix}input_ids") for prefix in names]
         longest.append(np.max(counts, axis=0))
         num_rows += table.num_rows

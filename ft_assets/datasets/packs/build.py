@@ -75,7 +75,27 @@ def build_pack(
             f"no example is left to train on: {_spell(tally)}; lower validation_fraction or correct the rows", code="too_few_examples"
         )
     _check_labels(parts["train"], tally)
-    manifest = _manifest(kind, fingerprint, dataset_id, tokenizer, settings, parts, tally, tokenized.num_train)
+    train, held_out = parts["train"], parts.get("validation")
+    manifest = PackManifest(
+        fingerprint=fingerprint,
+        dataset_id=dataset_id,
+        kind=kind,
+        max_seq_len=settings.max_seq_len,
+        tokenizer_digest=tokenizer.tokenizer_digest,
+        template_digest=tokenizer.template_digest,
+        settings=settings.shaping(),
+        validation=held_out.to_dict() if held_out else None,
+        truncated=tally.truncated,
+        split=tally.split,
+        untrained_turns=tally.untrained_turns,
+        dropped=tally.dropped,
+        dropped_rows=tally.dropped_rows,
+        lengths=train.lengths,
+        rows=train.rows,
+        safety=safety_counts(tokenized.num_train, share=settings.safety_share, file=settings.safety_file),
+        format=PACK_FORMAT,
+        **train.to_dict(),
+    )
     manifest.write(out_dir)
     shutil.rmtree(tokens_dir, ignore_errors=True)
     return manifest
@@ -170,39 +190,6 @@ def _enforce(tally: Tally, settings: PackSettings, part: Part) -> None:
 
 def _spell(tally: Tally) -> str:
     return ", ".join(f"{count} x {code}" for code, count in tally.dropped.items()) or "every example is in the validation part"
-
-
-def _manifest(
-    kind: PackKind,
-    fingerprint: str,
-    dataset_id: str,
-    tokenizer: ChatTokenizer,
-    settings: PackSettings,
-    parts: Mapping[Part, PartManifest],
-    tally: Tally,
-    num_train: int,
-) -> PackManifest:
-    train, held_out = parts["train"], parts.get("validation")
-    return PackManifest(
-        fingerprint=fingerprint,
-        dataset_id=dataset_id,
-        kind=kind,
-        max_seq_len=settings.max_seq_len,
-        tokenizer_digest=tokenizer.tokenizer_digest,
-        template_digest=tokenizer.template_digest,
-        settings=settings.shaping(),
-        validation=held_out.to_dict() if held_out else None,
-        truncated=tally.truncated,
-        split=tally.split,
-        untrained_turns=tally.untrained_turns,
-        dropped=tally.dropped,
-        dropped_rows=tally.dropped_rows,
-        lengths=train.lengths,
-        rows=train.rows,
-        safety=safety_counts(num_train, share=settings.safety_share, file=settings.safety_file),
-        format=PACK_FORMAT,
-        **train.to_dict(),
-    )
 
 
 __all__ = [

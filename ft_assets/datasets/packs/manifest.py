@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ft_assets.durable_files import sync_to_disk, write_durable
+from ft_assets.durable_files import sha256_of, sync_to_disk, write_durable
 from ft_assets.errors import IntegrityError
 
 MANIFEST = "manifest.json"
@@ -91,14 +90,9 @@ def verify(directory: Path) -> PackManifest:
     manifest = PackManifest.read(directory)
     for entry in manifest.files():
         file = directory / str(entry["name"])
-        actual = file_sha256(file) if file.is_file() else "absent"
+        actual = sha256_of(file) if file.is_file() else "absent"
         if actual != entry["sha256"]:
             raise IntegrityError(
                 f"pack file {file} is {actual}, but the manifest says {entry['sha256']}; remove the pack and build it again"
             )
     return manifest
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

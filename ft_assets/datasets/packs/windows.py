@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ft_assets.datasets.packs.best_fit import Windows, best_fit_decreasing, fill, one_each
-from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.pack_settings import PackSettings
 from ft_assets.datasets.packs.source import MAX_SHARDS
 from ft_assets.datasets.report.histogram import histogram
-from ft_assets.datasets.split import Part
+from ft_assets.datasets.split import Part, mixed_bits
 from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
-from ft_assets.durable_files import write_durable
+from ft_assets.durable_files import sha256_of, write_durable
 
 SCHEMA = pa.schema([(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")])
 
@@ -45,8 +44,7 @@ class PartManifest:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields that a pack's manifest holds for each part."""
-        names = ("num_examples", "num_windows", "num_tokens", "num_trained_tokens", "fill", "shards", "num_desirable", "num_undesirable")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in asdict(self).items() if name not in ("lengths", "rows")}
 
 
 Written = Callable[[int, int], None]
@@ -131,12 +129,10 @@ class _Examples:
 
 
 def _permutation(windows: Windows, key: str) -> NDArray[np.int64]:
-    """Returns an order of windows determined by `key`: sorted by a hash (the finalizer of SplitMix64) of each window's first example."""
+    """Returns an order of windows determined by `key`: sorted by a hash of each window's first example."""
     x = windows.order[windows.offsets[:-1]].astype(np.uint64)
     x ^= np.uint64(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return np.argsort(x, kind="stable").astype(np.int64)
+    return np.argsort(mixed_bits(x), kind="stable").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,14 @@ def _write_shard(path: Path, windows: Windows, examples: _Examples) -> _File:
     of_tokens = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[of_examples]
     columns = [_lists(ids, of_tokens), _lists(labels, of_tokens), _lists(lengths, of_examples)]
     write_table(path, pa.table(columns, schema=SCHEMA))
-    entry = {"name": path.name, "sha256": file_sha256(path), "num_windows": len(windows)}
+    entry = {"name": path.name, "sha256": sha256_of(path), "num_windows": len(windows)}
     return _File(entry, len(members), len(ids), trained)
 
 
 def _write_rows(path: Path, windows: Windows, examples: _Examples) -> dict[str, str]:
     column = pa.LargeListArray.from_arrays(pa.array(windows.offsets), pa.array(examples.rows[windows.order]))
     write_table(path, pa.table([column], names=["rows"]))
-    return {"name": path.name, "sha256": file_sha256(path)}
+    return {"name": path.name, "sha256": sha256_of(path)}
 
 
 def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.ListArray:

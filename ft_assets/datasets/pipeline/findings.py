@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 from ft_assets.datasets.checks.check import Check
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.pipeline.options import BlockOptions
 from ft_assets.datasets.policies import FEW_EXAMPLES, Policies, too_few_to_train
+from ft_assets.datasets.readers.containers import Sniffed
 from ft_assets.datasets.readers.encodings import MIXED_FIX, UTF8
 from ft_assets.datasets.readers.row_stream import Opened
 from ft_assets.datasets.report.causes import Causes
@@ -28,22 +30,31 @@ MAX_IGNORED_FIELDS = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
+    """What both passes found about one file, and how it was read."""
+
     total: BlockResult
     decision: Decision
-    policies: Policies
+    options: BlockOptions
     checks: Sequence[Check]
+    opened: Opened | None
+    """None: the file was refused before any row was read."""
+    filename: str
+    called: str
+    """Name of the file in commands."""
+
+    @property
+    def policies(self) -> Policies:
+        return self.options.policies
 
     @property
     def num_kept(self) -> int:
         return int(self.decision.keep.sum())
 
-    def refusals(self, filename: str, *, refused: bool) -> Iterator[Problem]:
-        """Returns problems of the whole file: none if it was already `refused`, because its size then means nothing."""
-        if refused:
-            return
+    def refusals(self) -> Iterator[Problem]:
+        """Yields problems of the whole file."""
         if not self.total.totals["rows"]:
             fix = "write one JSON object per line, or a header and records"
-            yield Problem("empty_file", f"{filename} holds no rows", fix=fix)
+            yield Problem("empty_file", f"{self.filename} holds no rows", fix=fix)
             return
         for check in self.checks:
             yield from check.refusals(self.decision)
@@ -61,24 +72,14 @@ class Findings:
             message = f"{good} examples, over the {policies.max_examples} that the tier allows"
             yield Problem("too_many_examples", message, fix="upload fewer, or change the tier")
 
-    def report(
-        self,
-        *,
-        valid: bool,
-        dataset_id: str | None,
-        file_problems: Sequence[Problem],
-        opened: Opened | None,
-        filename: str,
-        called: str,
-        column_map: Mapping[str, str] | None,
-    ) -> DatasetReport:
-        total, sniffed = self.total, opened.sniffed if opened else None
+    def report(self, file_problems: Sequence[Problem], *, valid: bool, dataset_id: str | None) -> DatasetReport:
+        total, sniffed = self.total, self.opened.sniffed if self.opened else None
         counts = dict((Counter(p.code for p in file_problems) + total.counts).most_common())
         file_errors, of_file = [p.at(row=None, byte_offset=None) for p in file_problems], Causes()
         for problem in file_problems:
             of_file.add(problem, row=None, byte_offset=None)
-        given = self._given(column_map)
-        problems = [p for causes in (of_file, total.causes) for p in causes.to_list(called=called, given=given)]
+        given = self._given()
+        problems = [p for causes in (of_file, total.causes) for p in causes.to_list(called=self.called, given=given)]
         errors = [*file_errors, *total.errors][:MAX_STORED_ERRORS]
         if sniffed is not None and sniffed.is_partly_utf8:
             for found in (*problems, *errors):
@@ -96,29 +97,22 @@ class Findings:
             first_rows=total.first_rows,
             errors=errors,
             error_counts=counts,
-            warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings(opened, filename)],
+            warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings()],
             flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
             review=[f.plural for c in self.checks if c.action == "review" for f in c.findings if self.decision.counts[f.plural]],
             stats=self._stats(),
             policies=self.policies.to_dict(),
         )
 
-    def _given(self, column_map: Mapping[str, str] | None) -> dict[str, str]:
+    def _given(self) -> dict[str, str]:
         """Returns the options that the file was read with."""
-        given = {"--map": ",".join(f"{theirs}={ours}" for theirs, ours in (column_map or {}).items())}
+        given = {"--map": ",".join(f"{theirs}={ours}" for theirs, ours in (self.options.column_map or {}).items())}
         given |= {"--rows-at": self.policies.rows_at or "", "--encoding": self.policies.encoding.removeprefix(UTF8)}
         return {flag: value for flag, value in given.items() if value}
 
-    def _warnings(self, opened: Opened | None, filename: str) -> Iterator[tuple[str, str]]:
-        if opened is not None and opened.sniffed.bom:
-            yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
-        if opened is not None and not opened.sniffed.extension_agrees:
-            yield "wrong_extension", f"{filename} was read as {opened.sniffed.format}, by its content"
-        if opened is not None and self.policies.encoding != UTF8:
-            if opened.sniffed.is_utf8:
-                yield "already_utf8", f"{filename} reads as UTF-8; leave the encoding out, or its letters beyond ASCII come out wrong"
-            elif opened.sniffed.is_partly_utf8:
-                yield "already_utf8", f"parts of {filename} read as UTF-8, and their letters beyond ASCII come out wrong; {MIXED_FIX}"
+    def _warnings(self) -> Iterator[tuple[str, str]]:
+        if self.opened is not None:
+            yield from self._reading_warnings(self.opened.sniffed)
         yield from self._size_warnings()
         yield from self.total.advice.items()
         for name, count in self.total.ignored.most_common(MAX_IGNORED_FIELDS):
@@ -127,6 +121,17 @@ class Findings:
             yield "bad_rows_dropped", f"{bad} bad rows were left out"
         for check in self.checks:
             yield from check.warnings(self.total, self.decision)
+
+    def _reading_warnings(self, sniffed: Sniffed) -> Iterator[tuple[str, str]]:
+        if sniffed.bom:
+            yield "bom_skipped", "a UTF-8 byte order mark at the start was skipped"
+        if not sniffed.extension_agrees:
+            yield "wrong_extension", f"{self.filename} was read as {sniffed.format}, by its content"
+        beyond_ascii = "letters beyond ASCII come out wrong"
+        if self.policies.encoding != UTF8 and sniffed.is_utf8:
+            yield "already_utf8", f"{self.filename} reads as UTF-8; leave the encoding out, or its {beyond_ascii}"
+        elif self.policies.encoding != UTF8 and sniffed.is_partly_utf8:
+            yield "already_utf8", f"parts of {self.filename} read as UTF-8, and their {beyond_ascii}; {MIXED_FIX}"
 
     def _size_warnings(self) -> Iterator[tuple[str, str]]:
         good = self.num_kept

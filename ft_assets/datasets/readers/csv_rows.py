@@ -19,20 +19,9 @@ from ft_assets.datasets.readers.transcripts import begins_as_llama
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.errors import InvalidDataset
 
-STRUCTURED = frozenset(
-    (
-        "messages",
-        "conversations",
-        "history",
-        "tools",
-        "functions",
-        "chosen",
-        "rejected",
-        "input",
-        "preferred_output",
-        "non_preferred_output",
-    )
-)
+STRUCTURED = frozenset((
+    "messages", "conversations", "history", "tools", "functions", "chosen", "rejected", "input", "preferred_output", "non_preferred_output",
+))  # fmt: skip
 """Fields whose CSV cell may hold JSON."""
 QUOTE_FIX = "quote fields that hold quotes, separators or line breaks, and double the quotes inside"
 ESCAPED = re.compile(r"[\udc80-\udcff]")

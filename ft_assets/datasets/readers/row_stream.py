@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
 from ft_assets.datasets.readers.column_map import FIELDS, apply_map, check_columns, parse_column_map
@@ -74,16 +76,15 @@ def open_rows(
         else:
             rows = array_rows(data, skip=skip, enclosed=sniffed.format == "json_object")
     packed = sniffed.compression is not None or sniffed.format == "parquet"
-    rows = _limited(
-        rows, RowLimit(stored_bytes=meter.total_bytes, is_packed=packed, max_bytes=max_bytes), decoded=sniffed.format == "parquet"
-    )
+    limit = partial(RowLimit, stored_bytes=meter.total_bytes, is_packed=packed, max_bytes=max_bytes)
+    rows = _limited(rows, limit(), decoded=sniffed.format == "parquet")
     if blocks is not None:
-        blocks = _limited_blocks(blocks, RowLimit(stored_bytes=meter.total_bytes, is_packed=packed, max_bytes=max_bytes))
+        blocks = _limited_blocks(blocks, limit())
     if column_map:
         check_columns(column_map, columns, filename)
-        rows = _mapped(rows, column_map, every_key=columns is None)
+        rows = _changed(rows, partial(apply_map, column_map=column_map, every_key=columns is None))
     if sniffed.format == "csv":
-        rows = _decoded(rows)
+        rows = _changed(rows, decode_cells)
     return Opened(
         sniffed=sniffed,
         columns=None if columns is None else tuple(columns),
@@ -134,14 +135,10 @@ def _limited_blocks(blocks: Iterable[LineBlock], limit: RowLimit) -> Iterator[Li
         yield block
 
 
-def _mapped(rows: Iterable[Row], column_map: Mapping[str, str], *, every_key: bool) -> Iterator[Row]:
+def _changed(rows: Iterable[Row], change: Callable[[dict[str, Any]], Any]) -> Iterator[Row]:
+    """Yields `rows` with the values that `change` makes of theirs, problems apart."""
     for row in rows:
-        yield replace(row, value=apply_map(row.value, column_map, every_key)) if isinstance(row.value, dict) else row
-
-
-def _decoded(rows: Iterable[Row]) -> Iterator[Row]:
-    for row in rows:
-        yield replace(row, value=decode_cells(row.value)) if isinstance(row.value, dict) else row
+        yield replace(row, value=change(row.value)) if isinstance(row.value, dict) else row
 
 
 __all__ = ["Opened", "apply_map", "open_rows", "parse_column_map"]

@@ -134,27 +134,14 @@ def _refused(name: str) -> Any:
 
 STEPS = ("strip", "lstrip", "rstrip")
 QUESTIONS = ("startswith", "endswith", "__contains__", "__eq__", "__ne__", "__bool__")
-_kept = {*STEPS, *QUESTIONS, "__add__", "__radd__", "__str__", "__iter__", "__hash__"}
-_kept |= {
-    "__new__",
-    "__init__",
-    "__class__",
-    "__getattribute__",
-    "__init_subclass__",
-    "__subclasshook__",
-    "__doc__",
-    "__getstate__",
-    "__dir__",
-}
+_kept = {
+    *STEPS, *QUESTIONS, "__add__", "__radd__", "__str__", "__iter__", "__hash__", "__new__", "__init__", "__class__", "__getattribute__",
+    "__init_subclass__", "__subclasshook__", "__doc__", "__getstate__", "__dir__",
+}  # fmt: skip
+_inherited = {"__lt__", "__le__", "__gt__", "__ge__", "__format__"}
 for _name in STEPS:
     setattr(Probe, _name, _remembered(_name))
 for _name in QUESTIONS:
     setattr(Probe, _name, _answered(_name))
-for _name in ({*dir(str)} | {"__rmod__", "__rmul__", "__html__"}) - _kept - {*dir(object)} | {
-    "__lt__",
-    "__le__",
-    "__gt__",
-    "__ge__",
-    "__format__",
-}:
+for _name in ({*dir(str)} | {"__rmod__", "__rmul__", "__html__"}) - _kept - {*dir(object)} | _inherited:
     setattr(Probe, _name, _refused(_name))

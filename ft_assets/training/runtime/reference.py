@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ft_assets.base_models import model_digest
-from ft_assets.datasets.packs.manifest import file_sha256
 from ft_assets.datasets.packs.manifest import verify as verify_pack
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import FtError
 from ft_assets.parent_death import die_with
 from ft_assets.training.failures import EXIT_CODES
@@ -120,11 +120,11 @@ def _adapter_digest(adapter_dir: Path) -> str:
     try:
         listed = json.loads((adapter_dir / MANIFEST).read_bytes())["files"]
         for name in ADAPTER_FILES:
-            if file_sha256(adapter_dir / name) != listed[name]["sha256"]:
+            if sha256_of(adapter_dir / name) != listed[name]["sha256"]:
                 raise BadInput(f"{adapter_dir / name} does not match its manifest; fetch the adapter again")
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise BadInput(f"{adapter_dir} has no complete adapter with a manifest ({e!r}); fetch it again") from e
-    return file_sha256(adapter_dir / MANIFEST)
+    return sha256_of(adapter_dir / MANIFEST)
 
 
 def _compute_file(model: Model, path: Path, out_dir: Path, *, kind: str) -> ReferenceFile:

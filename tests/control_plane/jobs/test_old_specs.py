@@ -93,9 +93,7 @@ def test_a_job_with_a_spec_of_another_format_is_shown_and_listed(fresh_platform:
 
 
 def test_it_is_compared_by_what_it_tells(fresh_platform: Platform, held: Claim) -> None:
-    with fresh_platform.engine.connect() as conn:
-        row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == held.job_id)).mappings().one()
-    found = comparison.hyperparameters(row)
+    found = comparison.hyperparameters(jobs.get(fresh_platform, held.tenant, held.job_id).job)
     assert (found["rank"], found["n_epochs"], found["batch_size"], found["learning_rate"]) == (8, 3.0, 8, 0.001)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.datasets.readers.containers import MAX_BYTES
-from ft_assets.datasets.readers.hub.hub_client import ask
+from ft_assets.datasets.readers.hub.hub_client import TIMEOUT_S, ask
 from ft_assets.datasets.readers.hub.hub_files import DATA_FILE, pick
 from ft_assets.datasets.readers.hub.shards import join_shards
 from ft_assets.errors import FtError, IntegrityError, InvalidDataset, InvalidRequest, NotFound, Unavailable
@@ -61,10 +61,6 @@ class HubFile:
     """Files of the repository that it was made of."""
     num_bytes: int
     """Bytes of the sources, as stored on the Hub."""
-
-
-def is_hub_id(text: str) -> bool:
-    return text.startswith("hf://")
 
 
 def parse_hub_id(text: str, *, endpoint: str | None = None, token: str | None = None, scratch: Path | None = None) -> HubId:
@@ -132,10 +128,10 @@ def _request(op: str, repo: str, revision: str, endpoint: str, token: str | None
 
 
 def _fetched_by_client(
-    op: str, hub_id: HubId, endpoint: str, token: str | None, home: Path, *, timeout_s: float | None = None, **more: Any
+    op: str, hub_id: HubId, endpoint: str, token: str | None, home: Path, *, timeout_s: float = TIMEOUT_S, **more: Any
 ) -> dict[str, Any]:
     request = _request(op, hub_id.repo, hub_id.revision, endpoint, token, **more)
-    answer = ask(request, home=home / ".home", timeout_s=timeout_s) if timeout_s else ask(request, home=home / ".home")
+    answer = ask(request, home=home / ".home", timeout_s=timeout_s)
     if "error" in answer:
         raise _refusal(answer["error"], str(answer.get("detail", "")), hub_id, endpoint, bool(token))
     return answer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ft_assets.datasets.dedup.normalization import CodePoints, fold, near_text
-from ft_assets.datasets.identity import content_hash, content_hashes, normalise
+from ft_assets.datasets.identity import content_hash, content_hashes
 from ft_assets.datasets.schema import Example, Message, ToolCall
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
 
@@ -109,7 +109,6 @@ def test_the_content_hash_is_the_hash_of_its_definition(question: str, answer: s
         Example(kind="preference", chosen=(Message(role="assistant", content=answer),), rejected=(Message(role="assistant"),)),
     ]
     assert [digest.hex() for digest in content_hashes(cases)] == [plain_content_hash(case) for case in cases]
-    assert normalise(question) == " ".join(unicodedata.normalize("NFC", question).split())
 
 
 def test_content_hashes_of_conversations_equal_their_definition() -> None:
