@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from control_plane.billing.rules import MICROS as MICROS
-from control_plane.platform import yaml_files
 from control_plane.tenants.rules import TIERS
+from ft_assets import yaml_files
 
 Pricing = Literal["on_demand", "spot", "reserved"]
 PRICINGS: tuple[Pricing, ...] = get_args(Pricing)

@@ -28,9 +28,9 @@ from control_plane.billing.prices import Pricing
 from control_plane.capacity import gpu_devices
 from control_plane.capacity.pools import JOB_CLASSES, JobClass, Node, Packing, Pool, largest_gang, local_pool, taking
 from control_plane.capacity.tables import node_drains
-from control_plane.platform import yaml_files
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
+from ft_assets import yaml_files
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.training.memory import COUNTS, GPUS
 

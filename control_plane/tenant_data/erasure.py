@@ -201,7 +201,7 @@ class TenantData:
 
     def needed_by(self, platform: Platform, servers: Servers) -> str | None:
         held = self._ids(jobs).join(reservations, reservations.c.job_id == jobs.c.id).where(reservations.c.released_at.is_(None))
-        for job_id in _column(platform, held.limit(1)):
+        if (job_id := _first(platform, held)) is not None:
             return f"job {job_id} is cancelled, and its workload has not ended yet"
         if (writer := _writing(platform, self.tenant)) is not None:
             return writer
@@ -251,6 +251,10 @@ def _column(platform: Platform, query: sa.Executable) -> Sequence[str]:
         return conn.execute(query).scalars().all()
 
 
+def _first(platform: Platform, query: sa.Select[Any]) -> str | None:
+    return next(iter(_column(platform, query.limit(1))), None)
+
+
 def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) -> str | None:
     """Return a server that has one of the adapters loaded, as reported now, or as last observed if it does not answer."""
     if not adapter_ids:
@@ -286,17 +290,17 @@ def _writing(platform: Platform, tenant: str) -> str | None:
         ),
     }
     for what, query in writers.items():
-        for id_ in _column(platform, query.limit(1)):
+        if (id_ := _first(platform, query)) is not None:
             return f"{what.format(id_)} less than {QUIET.total_seconds():g} s ago, and may still write"
     announced = sa.select(loose_objects.c.object_key).where(loose_objects.c.tenant_id == tenant, loose_objects.c.due_at > now)
-    for key in _column(platform, announced.order_by(loose_objects.c.due_at).limit(1)):
+    if (key := _first(platform, announced.order_by(loose_objects.c.due_at))) is not None:
         return f"an upload may still store {key}"
     return None
 
 
 def _starting_from(platform: Platform, adapter_id: str) -> str | None:
     waiting = sa.select(jobs.c.id).where(jobs.c.warm_start["adapter_id"].astext == adapter_id, jobs.c.state.not_in(FINAL))
-    job_id = next(iter(_column(platform, waiting.limit(1))), None)
+    job_id = _first(platform, waiting)
     return None if job_id is None else f"job {job_id} is to start from adapter {adapter_id}"
 
 

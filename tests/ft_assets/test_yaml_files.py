@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from control_plane.platform import yaml_files
+from ft_assets import yaml_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
