@@ -131,8 +131,10 @@ class Bench:
                 served_digests=(digest_of(served),),
                 from_servers=True,
                 accepted_digests=frozenset({base_digest}),
-                file_refusals=package.check_files(adapter, manifest_sha256=manifest),
-                package_refusals=package.verify(adapter, base_shapes=weight_shapes(served), served_name=SERVED_NAME),
+                file_refusals=[
+                    *package.check_files(adapter, manifest_sha256=manifest),
+                    *package.verify(adapter, base_shapes=weight_shapes(served), served_name=SERVED_NAME),
+                ],
             )
         )
         return tuple(dict.fromkeys(r.code for r in found))

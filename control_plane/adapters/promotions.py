@@ -171,8 +171,8 @@ def _go_back(platform: Platform, conn: Connection, current: AdapterRecord, previ
         data = {"stage": Stage.STAGING.value, "job_id": current.job_id, "in_favour_of": previous.id}
         outbox.publish(conn, current.tenant_id, "adapter.rolled_back", current.id, data, now=platform.clock())
         model_routes.tell_of_withdrawal(conn, current, platform.clock())
-    wishes = sorted([(previous.id, previous, LOADED), (current.id, current, UNLOADED)], key=lambda w: w[0])
-    for _, record, desired in wishes:  # in a fixed order, so that two rollbacks cannot deadlock
+    wishes = [(previous, LOADED), (current, UNLOADED)]
+    for record, desired in sorted(wishes, key=lambda w: w[0].id):  # in a fixed order, so that two rollbacks cannot deadlock
         rollout.desire(conn, record, desired, platform.clock())
 
 
@@ -207,7 +207,7 @@ def _to_roll_back(conn: Connection, tenant: str, reference: str) -> tuple[Adapte
     if current.stage != Stage.PRODUCTION and not again:
         raise Conflict(f"adapter {current.id} is {current.stage}; only a production adapter can be rolled back", param="adapter_id")
     logical = parse_name(current.name).logical
-    earlier = versions(conn, tenant, logical, before=current.promoted_at)
+    earlier = versions(conn, tenant, logical, before=current.promoted_at) if current.promoted_at else []
     if not earlier:
         raise Conflict(
             f"adapter {current.id} has no earlier production adapter of {logical!r} to go back to; "

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 from control_plane.jobs.schemas import JobError
 
 
@@ -111,10 +109,8 @@ class Lineage(ApiModel):
     `verify`."""
 
 
-class Decide(ApiModel):
+class Decide(ApiBody):
     """A person's decision about an adapter."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     note: str | None = None
     """Note to keep with the decision."""
@@ -127,10 +123,8 @@ class Approve(Decide):
     """Whether to promote it to production immediately."""
 
 
-class CreateExport(ApiModel):
+class CreateExport(ApiBody):
     """An export to create."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     format: str
     """`adapter` (LoRA weights), `merged` (base and adapter in one), `gguf` (for llama.cpp) or `tokenizer`."""

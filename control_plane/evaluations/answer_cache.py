@@ -6,6 +6,7 @@ the next adapter of its lineage is compared with it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,28 +104,19 @@ def with_known(platform: Platform, run: EvalRun) -> EvalRun:
 
 
 def remember(platform: Platform, tenant: str, result: Mapping[str, Any]) -> None:
-    """Cache the answers in `result`; existing entries stay."""
+    """Cache the answers in `result`, except those that cannot be stored; existing entries stay."""
     rows = []
     for subject, sections in (result.get("subjects") or {}).items():
         for suite, section in (sections or {}).items():
             kind = result["suites"][suite]["kind"]
             owner = None if subject == "base" and kind in KINDS_OF_ALL else tenant
             scores = {k: section[k] for k in ("digest", "environment", "answers", "seconds")}
-            if not _storable(scores):
-                continue
-            rows.append({
-                "subject_digest": run_file.known_key(result["digests"][subject], section["environment"]),
-                "suite_digest": section["digest"], "suite": suite, "tenant_id": owner, "scores": scores, "created_at": platform.clock(),
-            })  # fmt: skip
+            with contextlib.suppress(InvalidRequest):  # a weak model may answer with NUL characters, which the database refuses
+                check_storable(scores)
+                rows.append({
+                    "subject_digest": run_file.known_key(result["digests"][subject], section["environment"]),
+                    "suite_digest": section["digest"], "suite": suite, "tenant_id": owner, "scores": scores, "created_at": platform.clock(),
+                })  # fmt: skip
     if rows:
         with platform.engine.begin() as conn:
             conn.execute(insert(eval_scores).on_conflict_do_nothing(), rows)
-
-
-def _storable(scores: Mapping[str, Any]) -> bool:
-    """A weak model may answer with NUL characters, which the database refuses: such answers are not cached."""
-    try:
-        check_storable(scores)
-    except InvalidRequest:
-        return False
-    return True

@@ -231,7 +231,7 @@ def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
     return newest
 
 
-def _left_by_process(run: EvalRun) -> Mapping[str, Any]:
+def _stored(run: EvalRun) -> Mapping[str, Any]:
     """Return the result file, empty if there is none."""
     try:
         return run_file.read_result(run.out_dir)
@@ -241,7 +241,7 @@ def _left_by_process(run: EvalRun) -> Mapping[str, Any]:
 
 def _result(run: EvalRun) -> Mapping[str, Any] | None:
     """Return the result of a process, if it had the same question."""
-    found = _left_by_process(run)
+    found = _stored(run)
     return found if answers(found, run) else None
 
 
@@ -269,7 +269,7 @@ def _tell(run: EvalRun, watch: Watch) -> None:
 
 def _refusal(run: EvalRun) -> FtError | None:
     """Return what the process found wrong with its input, if it reported that."""
-    if not (error := _left_by_process(run).get("error")):
+    if not (error := _stored(run).get("error")):
         return None
     kind = Unavailable if str(error["code"]).endswith("unavailable") else InvalidRequest
     return kind(str(error["message"]), code=str(error["code"]))

@@ -13,7 +13,6 @@ from typing import Any, Literal, Self, get_args
 from control_plane.attempts import health
 from control_plane.evaluations.tables import Evaluation
 from control_plane.jobs import service as jobs
-from control_plane.jobs.results import metric_lines
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.pagination import Page
@@ -142,11 +141,6 @@ def key_of_evaluation(platform: Platform, evaluation: Evaluation) -> str:
         why = "its report was deleted" if key else f"it is {evaluation.state}; a report follows its verdict"
         raise NotFound(f"evaluation {evaluation.id} has no report: {why}", code="evaluation_not_found", param="evaluation_id")
     return key
-
-
-def curve(platform: Platform, tenant: str, job_id: str) -> list[dict[str, Any]]:
-    """Training and validation losses by step."""
-    return metric_lines(platform, jobs.measured_by(platform, tenant, job_id))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,8 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.http import parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.schemas import ListOf
+from control_plane.jobs.results import metric_lines
+from control_plane.jobs.service import measured_by
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
 from ft_assets.evals.suites import task_files
@@ -148,5 +150,6 @@ def _answer(
     body = shown.model_dump(mode="json")
     if "text/html" not in accept:
         return JSONResponse(body)
+    losses = metric_lines(platform, measured_by(platform, tenant, shown.job_id))
     telling = reports.telling(platform, found.key, limit=MAX_SAMPLES)
-    return HTMLResponse(evaluation_page(body, curve=reports.curve(platform, tenant, shown.job_id), samples=telling), headers=POLICY)
+    return HTMLResponse(evaluation_page(body, curve=losses, samples=telling), headers=POLICY)

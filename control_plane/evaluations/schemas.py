@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 from control_plane.jobs.schemas import JobError
 
 
@@ -113,10 +111,8 @@ class EvaluationSample(ApiModel):
     """Verdict of the judge for the adapter against the base: `win`, `draw` or `loss`. Null if the item was not judged."""
 
 
-class CreateEvaluation(ApiModel):
+class CreateEvaluation(ApiBody):
     """An evaluation to run on a registered adapter."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     eval_config: dict[str, Any] | None = None
     """Evaluation settings that override those of the adapter's job, such as other capability suites. An evaluation with its own settings

@@ -31,6 +31,7 @@ MAX_TEMPLATE = 20_000
 MAX_GIVEN = 200_000
 """Characters of the sample, and of the item as JSON: templates may name all of it, each of them."""
 MAX_GRADERS = 10
+KINDS = ("string_check", "text_similarity", "multi")
 OPERATIONS = ("eq", "ne", "like", "ilike")
 UNSUPPORTED: Mapping[str, str] = {
     "python": "code of tenants is not run here",
@@ -80,7 +81,7 @@ class _Unfilled(Exception):
 
 def parse(grader: Mapping[str, Any]) -> Leaf | Multi:
     """Parse a grader; raises ``InvalidRequest`` (``invalid_grader`` or ``unsupported_grader``) that names the field."""
-    return _multi(grader) if _type(grader, "grader") == "multi" else _leaf(grader, "grader")
+    return _multi(grader) if _choice(grader, "type", "grader", KINDS, UNSUPPORTED) == "multi" else _leaf(grader, "grader")
 
 
 def run(grader: Leaf | Multi, *, item: Any, sample: str) -> Graded:
@@ -182,27 +183,18 @@ def _looked_up(path: str, values: Mapping[str, Any]) -> Any:
 
 
 def _leaf(grader: Mapping[str, Any], where: str) -> Leaf:
-    kind = _type(grader, where)
+    kind = _choice(grader, "type", where, KINDS, UNSUPPORTED)
     how = {"string_check": "operation", "text_similarity": "evaluation_metric"}.get(kind)
     if how is None:
         raise _invalid(f"a multi grader holds no grader of type {kind!r}; use string_check or text_similarity", f"{where}.type")
     _only(grader, ("type", "name", "input", "reference", how), where)
-    allowed = OPERATIONS if kind == "string_check" else (*METRICS, *NEEDS_MORE)
-    requested = _text(grader, how, where)
-    if requested in NEEDS_MORE and kind == "text_similarity":
-        raise InvalidRequest(
-            f"the metric {requested} is not offered: {NEEDS_MORE[requested]}; use one of {', '.join(METRICS)}",
-            code="unsupported_grader",
-            param=f"{where}.{how}",
-        )
-    if requested not in allowed:
-        raise _invalid(f"{how} {requested[:80]!r} does not exist; use one of {', '.join(allowed)}", f"{where}.{how}")
+    allowed, unsupported = (OPERATIONS, {}) if kind == "string_check" else (tuple(METRICS), NEEDS_MORE)
     return Leaf(
         name=_text(grader, "name", where),
         type=kind,
         input=_template(grader, "input", where),
         reference=_template(grader, "reference", where),
-        how=requested,
+        how=_choice(grader, how, where, allowed, unsupported),
     )
 
 
@@ -226,17 +218,14 @@ def _multi(grader: Mapping[str, Any]) -> Multi:
         raise _invalid(f"calculate_output {formula[:80]!r} cannot be computed: {e}", "grader.calculate_output") from e
 
 
-def _type(grader: Mapping[str, Any], where: str) -> str:
-    kind = _text(grader, "type", where)
-    if kind in UNSUPPORTED:
-        raise InvalidRequest(
-            f"a grader of type {kind} is not offered: {UNSUPPORTED[kind]}; use string_check, text_similarity or multi",
-            code="unsupported_grader",
-            param=f"{where}.type",
-        )
-    if kind not in ("string_check", "text_similarity", "multi"):
-        raise _invalid(f"type {kind[:80]!r} does not exist; use string_check, text_similarity or multi", f"{where}.type")
-    return kind
+def _choice(grader: Mapping[str, Any], field: str, where: str, allowed: tuple[str, ...], unsupported: Mapping[str, str]) -> str:
+    value, use = _text(grader, field, where), f"use one of {', '.join(allowed)}"
+    if value in unsupported:
+        message = f"{field} {value} is not offered: {unsupported[value]}; {use}"
+        raise InvalidRequest(message, code="unsupported_grader", param=f"{where}.{field}")
+    if value not in allowed:
+        raise _invalid(f"{field} {value[:80]!r} does not exist; {use}", f"{where}.{field}")
+    return value
 
 
 def _text(grader: Mapping[str, Any], field: str, where: str) -> str:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiBody, ApiModel
 
 
-class ValidateGrader(ApiModel):
+class ValidateGrader(ApiBody):
     """A grader to validate."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     grader: dict[str, Any]
     """Grader as an object: `{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity", "name",

@@ -29,7 +29,6 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
-from control_plane.models.model_fetch import fetch_model
 from control_plane.models.operator_catalogue import catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -92,11 +91,8 @@ def stage_from_hub(
 ) -> BaseUpdate:
     """Fetch one commit of a repository into the home, once, and stage it."""
     platform.models.entry(model_id)
-    settings = platform.settings
-    made = fetch_model(repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say)
-    return _stage(
-        platform, model_id, made.directory, {"path": made.directory.name, "repo": repo, "revision": revision, "license": made.license}
-    )
+    directory, source = catalogue.fetched(platform.settings, repo, revision, say)
+    return _stage(platform, model_id, directory, source)
 
 
 def status(platform: Platform, model_id: str) -> BaseUpdate:

@@ -56,11 +56,14 @@ def add_from_hub(
 ) -> BaseModel:  # fmt: skip
     """Fetch one commit of a repository into the home, once, and pin it under `model_id`."""
     _check_id(model_id)
-    made = fetch_model(
-        repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say
-    )  # fmt: skip
-    entry = {"path": made.directory.name, "repo": repo, "revision": revision, "license": given.license or made.license}
-    return _add(settings, model_id, made.directory, entry, given)
+    directory, entry = fetched(settings, repo, revision, say)
+    return _add(settings, model_id, directory, entry | {"license": given.license or entry["license"]}, given)
+
+
+def fetched(settings: Settings, repo: str, revision: str, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """Fetch one commit of a repository into the home, once; returns its directory, and an entry that names it."""
+    made = fetch_model(repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say)
+    return made.directory, {"path": made.directory.name, "repo": repo, "revision": revision, "license": made.license}
 
 
 def verify(settings: Settings, model_id: str) -> BaseModel:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
 class Model(ApiModel):
@@ -48,10 +46,8 @@ class Model(ApiModel):
     """First day, as `yyyy-mm-dd`, on which new jobs on the base model are refused; null if it is not deprecated."""
 
 
-class Deploy(ApiModel):
+class Deploy(ApiBody):
     """The stage to move an adapter to."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     stage: str = "production"
     """`production` promotes and serves it; `staging` holds it, unserved, for a later promotion."""

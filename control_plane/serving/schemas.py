@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict
-
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
 
 
-class RouteTarget(ApiModel):
+class RouteTarget(ApiBody):
     """A target of a model route."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     """One of your adapters in production, by id or model name, or the id of a base model."""
@@ -20,10 +16,8 @@ class RouteTarget(ApiModel):
     """Weight of the target, 0 to 1,000,000. Its share of callers is its weight divided by the sum of all weights."""
 
 
-class SetRoute(ApiModel):
+class SetRoute(ApiBody):
     """The targets of a model route."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     targets: list[RouteTarget]
     """Targets, 1 to 16, each with its weight; at least one weight must be above zero."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,12 +72,12 @@ def _check_ranges(name: str, tensors: dict[str, TensorInfo], *, first: int, size
         raise IntegrityError(f"{name} has {size} bytes, and its tensors end at {at}")
 
 
-def _info(entry: dict[str, object], *, offset: int) -> TensorInfo:
-    start, end = entry["data_offsets"]  # type: ignore[misc]
-    shape = tuple(entry["shape"])  # type: ignore[arg-type,var-annotated]
-    if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):  # type: ignore[has-type]
+def _info(entry: dict[str, Any], *, offset: int) -> TensorInfo:
+    start, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):
         raise ValueError("a shape or an offset is not a whole number")
-    return TensorInfo(dtype=str(entry["dtype"]), shape=shape, start=offset + start, end=offset + end)  # type: ignore[has-type]
+    return TensorInfo(dtype=str(entry["dtype"]), shape=shape, start=offset + start, end=offset + end)
 
 
 def not_finite(path: Path, tensors: dict[str, TensorInfo]) -> Iterator[str]:

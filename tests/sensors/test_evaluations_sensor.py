@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test
 
 from control_plane.evaluations import service
+from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
@@ -29,7 +30,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def ordered(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, sa.RowMapping]:
+def ordered(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Evaluation]:
     """A platform that the environment describes, with one evaluation that waits."""
     platform = fresh_platform
     monkeypatch.setenv("FT_DATABASE_URL", platform.engine.url.render_as_string(hide_password=False))
@@ -48,61 +49,61 @@ def tick(instance: dg.DagsterInstance) -> dg.SensorResult | dg.SkipReason:
     return result
 
 
-def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
+def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     _, row = ordered
     result = tick(instance)
     assert isinstance(result, dg.SensorResult)
     assert result.run_requests is not None
     (request,) = result.run_requests
-    assert (request.run_key, request.partition_key) == (f"{row['id']}#0", f"{row['tenant_id']}:{row['job_id']}")
-    assert request.run_config == {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row["id"]}}}}
-    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED)
+    assert (request.run_key, request.partition_key) == (f"{row.id}#0", f"{row.tenant_id}:{row.job_id}")
+    assert request.run_config == {"ops": {"adapter_evaluation": {"config": {"evaluation_id": row.id}}}}
+    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.STARTED)
     assert isinstance(tick(instance), dg.SkipReason)
 
 
-def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
+def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     _, row = ordered
-    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.FAILURE)
+    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.FAILURE)
     assert isinstance(tick(instance), dg.SkipReason), "a run that ended just now may still have written something"
     time.sleep(2.1)
     tick(instance)
     result = tick(instance)
     assert isinstance(result, dg.SensorResult)
-    assert [r.run_key for r in result.run_requests or ()] == [f"{row['id']}#1"]
+    assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
 
 
-def test_a_silent_run_is_counted_as_failed_and_replaced(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
+def test_a_silent_run_is_counted_as_failed_and_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     platform, row = ordered
     silent = create_run_for_test(
-        instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row['id']}#0"}, status=dg.DagsterRunStatus.STARTED
+        instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.STARTED
     )
-    assert service.claim(platform, row["id"]) is not None
+    assert service.claim(platform, row.id) is not None
     assert isinstance(tick(instance), dg.SkipReason)
     long_ago = platform.clock() - service.LOST_AFTER - timedelta(seconds=1)
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(table).where(table.c.id == row["id"]).values(beat_at=long_ago))
+        conn.execute(sa.update(table).where(table.c.id == row.id).values(beat_at=long_ago))
     result = tick(instance)
     assert isinstance(result, dg.SensorResult)
-    assert [r.run_key for r in result.run_requests or ()] == [f"{row['id']}#1"]
+    assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
     ended = instance.get_run_by_id(silent.run_id)
     assert ended is not None
     assert ended.status is dg.DagsterRunStatus.FAILURE
 
 
-def test_a_run_whose_evaluation_is_done_reports_its_verdict(ordered: tuple[Platform, sa.RowMapping], instance: dg.DagsterInstance) -> None:
+def test_a_run_whose_evaluation_is_done_reports_its_verdict(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     platform, row = ordered
-    held = service.claim(platform, row["id"])
+    held = service.claim(platform, row.id)
     assert held is not None
     with platform.engine.begin() as conn:
         service.finish(conn, held, state="succeeded", outcome="quarantined", reasons=["task_not_better"], finished_at=platform.clock())
-    key = f"{row['tenant_id']}:{row['job_id']}"
+    key = f"{row.tenant_id}:{row.job_id}"
     instance.add_dynamic_partitions("jobs", [key])
     done = dg.materialize(
         [adapter_evaluation],
         partition_key=key,
         instance=instance,
         resources={"platform": PlatformResource()},
-        run_config={"ops": {"adapter_evaluation": {"config": {"evaluation_id": row["id"]}}}},
+        run_config={"ops": {"adapter_evaluation": {"config": {"evaluation_id": row.id}}}},
     )
     (made,) = done.asset_materializations_for_node("adapter_evaluation")
     assert {name: made.metadata[name].value for name in ("outcome", "reasons", "runs")} == {

@@ -20,8 +20,6 @@ TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
     "merges.txt", "chat_template.jinja",
 )  # fmt: skip
-STORED = {"F64": "F32", "F32": "F32", "F16": "F16", "BF16": "BF16"}
-"""Precision of a proof for weights stored in each type."""
 
 Say = Callable[[str], None]
 
@@ -119,7 +117,7 @@ def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> dict[str,
     say("merging")
     merge.merge(order.base_dir, order.adapter_dir, out)
     say("verifying the merged weights")
-    return {"proof": proof.prove(wanted, out, stored=_stored(out)).to_dict(), "stored_as": _stored(out)}
+    return {"proof": asdict(proof.prove(wanted, out, stored=_stored(out))), "stored_as": _stored(out)}
 
 
 def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, An
     (merged / file).symlink_to(out / file)
     say("verifying the GGUF file")
     coarsest = max(_stored(order.base_dir), {"f32": "F32", "f16": "F16", "q8_0": "Q8_0"}[order.precision], key=list(proof.TOLERANCES).index)
-    return {"proof": proof.prove(wanted, merged, stored=coarsest, gguf_file=file).to_dict()}
+    return {"proof": asdict(proof.prove(wanted, merged, stored=coarsest, gguf_file=file))}
 
 
 def _stored(directory: Path) -> str:

@@ -25,9 +25,6 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
 }  # fmt: skip
 """By ``model_type``; llama.cpp reads Mistral as Llama."""
-QUANTIZED: Mapping[Precision, GGMLQuantizationType] = {
-    Precision.F32: GGMLQuantizationType.F32, Precision.F16: GGMLQuantizationType.F16, Precision.Q8_0: GGMLQuantizationType.Q8_0,
-}  # fmt: skip
 FILE_TYPES: Mapping[Precision, LlamaFileType] = {
     Precision.F32: LlamaFileType.ALL_F32, Precision.F16: LlamaFileType.MOSTLY_F16, Precision.Q8_0: LlamaFileType.MOSTLY_Q8_0,
 }  # fmt: skip
@@ -152,7 +149,7 @@ def _add_tensor(writer: GGUFWriter, name: str, array: Array, precision: Precisio
         writer.add_tensor(name, array)
         return
     if precision is Precision.Q8_0 and array.shape[-1] % BLOCK == 0:
-        kind = QUANTIZED[precision]
+        kind = GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         return
     with np.errstate(over="ignore"):

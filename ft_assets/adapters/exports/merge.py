@@ -13,12 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ft_assets.adapters import package
+from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.errors import FtError
 
-BESIDE = (
-    "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
+BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER)
 """Files of the base that belong to its weights; copied unchanged."""
 
 
