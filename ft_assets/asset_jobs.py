@@ -5,8 +5,6 @@ import os
 
 import dagster as dg
 
-from resources.dagster.private_api import UnresolvedAssetJobDefinition
-
 
 def executor() -> dg.ExecutorDefinition:
     """Returns the executor of steps: the run's process on one machine, or separate pods on a cluster (``FT_EXECUTOR=k8s``)."""
@@ -17,15 +15,11 @@ def executor() -> dg.ExecutorDefinition:
     return k8s_job_executor
 
 
-def _stage(name: str, *assets: str) -> UnresolvedAssetJobDefinition:
-    return dg.define_asset_job(name, selection=dg.AssetSelection.assets(*assets), executor_def=executor())
-
-
-PREPARE = _stage("prepare", "dataset", "tokenized_pack")
+PREPARE = dg.define_asset_job("prepare", selection=["dataset", "tokenized_pack"], executor_def=executor())
 """Runs on CPU before the queue, so that bad data ends a job before it waits for a GPU."""
-TRAIN = _stage("train", "checkpoint")
+TRAIN = dg.define_asset_job("train", selection=["checkpoint"], executor_def=executor())
 """Runs only with a reservation."""
-EVALUATE = _stage("evaluate", "eval_report", "adapter")
+EVALUATE = dg.define_asset_job("evaluate", selection=["eval_report", "adapter"], executor_def=executor())
 """Runs without a reservation, limited by FT_EVALUATE_RUNS, so that a gang never holds GPUs during an evaluation."""
-REEVALUATE = _stage("reevaluate", "adapter_evaluation")
+REEVALUATE = dg.define_asset_job("reevaluate", selection=["adapter_evaluation"], executor_def=executor())
 """Re-evaluates a registered adapter, on other files of its base or with other suites."""

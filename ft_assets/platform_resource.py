@@ -73,6 +73,14 @@ def checked(name: str, find: Callable[[], Sequence[str]]) -> dg.AssetCheckResult
 
 
 @contextlib.contextmanager
+def job_step(step: dg.AssetExecutionContext, platform: PlatformResource) -> Iterator[tuple[Platform, str, str]]:
+    """Opens the platform for the wrapped work on the partition's job, which is logged, timed and kept alive; yields it, tenant and job."""
+    opened, (tenant, job_id) = platform.get(), parse(step.partition_key)
+    with watched(step), owned_by(opened, tenant, job_id):
+        yield opened, tenant, job_id
+
+
+@contextlib.contextmanager
 def watched(step: dg.AssetExecutionContext) -> Iterator[None]:
     """Logs the wrapped work with its tenant and job, and times it as a span of the job's trace."""
     tenant, job_id = parse(step.partition_key)

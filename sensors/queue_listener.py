@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,11 +17,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import dagster as dg
-import psycopg2
+import psycopg
 import sqlalchemy as sa
-from sqlalchemy.engine import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.composition import open_platform
@@ -36,7 +35,6 @@ from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.telemetry import logs, spans
 from resources.dagster.graphql_client import DagsterLaunches
-from resources.database.engine import make_engine
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing, run_request
 
 CHANNEL = "ft_queue"
@@ -52,7 +50,7 @@ MAX_PAUSE_S = 30.0
 """Pause between cycles while Dagster does not answer; the sensors ask every five seconds."""
 REFUSED_S = 60.0
 """How long a run that Dagster refused is left to the sensors, which request it at least ten times meanwhile."""
-KEEPALIVE = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+KEEPALIVE: dict[str, Any] = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Keepalive settings of the listening connection: it sends nothing, so only these reveal, within a minute, that the server is gone."""
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is noticed."""
@@ -121,38 +119,27 @@ class QueueListener:
         return None
 
 
-def listen(engine: Engine, on_notification: Callable[[], float | None], ending: threading.Event) -> None:
+def listen(database: sa.URL, on_notification: Callable[[], float | None], ending: threading.Event) -> None:
     """Call `on_notification` at once, for missed notifications, and after each one until `ending`; raises when the connection is lost.
 
     If it returns a number of seconds, it is called when they have passed, with or without a notification, and not before.
     """
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        conn.execute(sa.text(f"LISTEN {CHANNEL}"))
-        raw = conn.connection.driver_connection
-        assert raw is not None
+    url = database.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True, application_name="ft", connect_timeout=10, **KEEPALIVE) as conn:
+        conn.execute(f"LISTEN {CHANNEL}")
         notified, not_before = True, 0.0
         while not ending.is_set():
             if notified and time.monotonic() >= not_before:
                 pause_s = on_notification() or 0.0
                 notified, not_before = pause_s > 0, time.monotonic() + pause_s
-            ready, _, _ = select.select([raw], [], [], LOOK_EVERY_S)
-            if not ready:
-                continue
-            time.sleep(BURST_S)
-            try:
-                raw.poll()
-            except psycopg2.Error as error:  # SQLAlchemy does not wrap errors of this raw connection
-                conn.invalidate(error)
-                raise Unavailable(f"the connection that listens to {CHANNEL} was lost: {error}") from error
-            if raw.notifies:
-                raw.notifies.clear()
+            if list(conn.notifies(timeout=LOOK_EVERY_S, stop_after=1)):
+                time.sleep(BURST_S)
+                list(conn.notifies(timeout=0))  # those of the burst share the cycle
                 notified = True
 
 
 def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Event) -> None:
     """Listen until `ending`, through errors of the database and of Dagster; touches `alive` once it listens."""
-    url = platform.engine.url.update_query_dict(KEEPALIVE)
-    engine = make_engine(url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
     launches = DagsterLaunches(dagster_url, token=dagster_token(platform.settings))
     try:
         with dg.DagsterInstance.get() as instance:
@@ -168,13 +155,12 @@ def run(platform: Platform, dagster_url: str, alive: Path, ending: threading.Eve
 
             while not ending.is_set():
                 try:
-                    listen(engine, on_notification, ending)
-                except (SQLAlchemyError, psycopg2.Error, OSError, FtError, dg.DagsterError) as error:
+                    listen(platform.engine.url, on_notification, ending)
+                except (SQLAlchemyError, psycopg.Error, OSError, FtError, dg.DagsterError) as error:
                     log.warning("the sensors are alone for a moment: %s: %s", type(error).__name__, str(error)[:300])
                     ending.wait(RETRY_S)
     finally:
         launches.close()
-        engine.dispose()
 
 
 def alive_file(home: Path) -> Path:

@@ -1,6 +1,5 @@
 """Replaces runs that ended, or whose worker died, without moving their job; a stage that keeps failing ends the job."""
 
-import enum
 from datetime import datetime, timedelta
 
 import dagster as dg
@@ -85,35 +84,27 @@ def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, n
         return f"run {run.run_id} ended {run.status.value}" if now - changed > SETTLED else None
     if run.status not in WORKING:
         return None
-    worker, silent = worker_of(instance, run), now - silent_since
-    if worker is Worker.GONE and now - changed > SETTLED:
+    lives, silent = worker_lives(instance, run), now - silent_since
+    if lives is False and now - changed > SETTLED:
         instance.report_run_failed(run, message="its worker's process is gone; the job gets another run")
         return f"run {run.run_id} lost its process"
-    if silent <= (HUNG if worker is Worker.LIVES else STALE):
+    if silent <= (HUNG if lives else STALE):
         return None
-    if worker is Worker.LIVES and isinstance(instance.run_launcher, ForkingRunLauncher):
+    if lives and isinstance(instance.run_launcher, ForkingRunLauncher):
         instance.run_launcher.kill(run)
     instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
     return f"run {run.run_id} was silent for {silent.total_seconds():.0f} s"
 
 
-class Worker(enum.Enum):
-    """What can be found out about the process of a run."""
-
-    LIVES = "lives"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-
-
-def worker_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Worker:
-    """Asks the launcher: a forked run's process is on this machine; for a step on a cluster, the launcher knows the pod."""
+def worker_lives(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
+    """Asks the launcher: a forked run's process is on this machine; for a step on a cluster, it knows the pod. None: it cannot tell."""
     launcher = instance.run_launcher
     if not launcher.supports_check_run_worker_health:
-        return Worker.UNKNOWN
+        return None
     health = launcher.check_run_worker_health(run)
     if health.status in (WorkerStatus.NOT_FOUND, WorkerStatus.FAILED):
-        return Worker.GONE
-    return Worker.LIVES if health.status is WorkerStatus.RUNNING and health.run_worker_id else Worker.UNKNOWN
+        return False
+    return True if health.status is WorkerStatus.RUNNING and health.run_worker_id else None
 
 
 def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime) -> list[str]:
@@ -123,7 +114,7 @@ def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime
     for record in instance.get_run_records(filters, limit=MAX_LOOKED_AT, ascending=True):
         run = record.dagster_run
         key = run.tags.get(RUN_KEY_TAG)
-        if key is None or key in awaited or run.job_name not in KEYED_JOBS or worker_of(instance, run) is Worker.LIVES:
+        if key is None or key in awaited or run.job_name not in KEYED_JOBS or worker_lives(instance, run):
             continue
         instance.report_run_failed(run, message="its job has moved on, and its worker has not been heard of")
         ended.append(f"{key}: run {run.run_id} was forgotten")

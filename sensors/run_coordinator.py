@@ -21,7 +21,7 @@ from control_plane.platform.settings import load
 from control_plane.queue import launches
 from control_plane.queue.launches import STAGE_STATES, bind, training_key
 from control_plane.queue.tables import reservations
-from resources.dagster.private_api import PARENT_RUN_ID_TAG, ConfigurableClassData, RunQueueConfig
+from resources.dagster.private_api import PARENT_RUN_ID_TAG, RunQueueConfig
 from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins
 
@@ -40,13 +40,6 @@ NEXT_STEP = "Submit it through the API, `ft submit` or the `submit` job; the sch
 
 class AdmissionRunCoordinator(QueuedRunCoordinator):
     """Dagster's queue, with the platform's admission in front."""
-
-    def __init__(self, inst_data: ConfigurableClassData | None = None, **config: Any) -> None:
-        super().__init__(inst_data=inst_data, **config)
-
-    @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Any) -> "AdmissionRunCoordinator":
-        return cls(inst_data=inst_data, **config_value)
 
     def submit_run(self, context: SubmitRunContext) -> DagsterRun:
         run = context.dagster_run

@@ -8,8 +8,8 @@ from control_plane.billing import ledger
 from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
 from ft_assets.evals import step as evaluation_step
-from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, check, checked, owned_by, watched
+from ft_assets.partitions import JOBS
+from ft_assets.platform_resource import PlatformResource, check, checked, job_step, watched
 from resources.dagster.run_tags import page_of_asset, runs_of_job
 
 COMPLETE = check("lineage_complete", asset="adapter", description="Does every link back to the uploaded files hold?")
@@ -21,9 +21,7 @@ SERVABLE = check("servable", asset="adapter", description="Can the inference ser
 )
 def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The adapter, registered as a draft, promoted or quarantined; ends the job."""
-    tenant, job_id = parse(context.partition_key)
-    opened = platform.get()
-    with watched(context), owned_by(opened, tenant, job_id):
+    with job_step(context, platform) as (opened, tenant, job_id):
         record = adapter_step.conclude(opened, tenant, job_id)
     evaluation_step.track(opened, tenant, job_id)
     health.flush(opened)

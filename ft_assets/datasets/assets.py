@@ -11,11 +11,10 @@ from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from ft_assets.datasets import step
 from ft_assets.datasets.reference_step import Reference
-from ft_assets.datasets.report.histogram import histogram_svg
+from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
-from ft_assets.platform_resource import PlatformResource, check, checked, owned_by, watched
-from resources.dagster.pictures import picture
+from ft_assets.platform_resource import PlatformResource, check, checked, job_step
 from resources.dagster.run_tags import page_of_asset, runs_of_job
 
 validated_dataset = dg.AssetSpec(
@@ -40,9 +39,7 @@ EXACT = check("packing_exact", asset="tokenized_pack", description="Do the files
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[PINNED], check_specs=[VALID])
 def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
-    tenant, job_id = parse(context.partition_key)
-    opened = platform.get()
-    with watched(context), owned_by(opened, tenant, job_id):
+    with job_step(context, platform) as (opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
         pinned = step.pin_dataset(opened, tenant, job_id, progress=reported)
     warnings = [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]]
@@ -71,9 +68,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
 
     Includes the reference log-probabilities, if the method needs them.
     """
-    tenant, job_id = parse(context.partition_key)
-    opened = platform.get()
-    with watched(context), owned_by(opened, tenant, job_id):
+    with job_step(context, platform) as (opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
         packed = step.pack(opened, tenant, job_id, progress=reported, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
@@ -81,7 +76,9 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
         check_results=[checked(EXACT.name, lambda: step.pack_differences(opened, tenant, manifest))],
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={
-            "lengths": picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example"),
+            "lengths": dg.MetadataValue.md(
+                markdown_picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example")
+            ),
             "reused": packed.reused,
             "fingerprint": manifest.fingerprint,
             "examples": manifest.num_examples,

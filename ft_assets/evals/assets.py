@@ -4,8 +4,8 @@ import dagster as dg
 
 from ft_assets.evals import step
 from ft_assets.evals.scoring.report import markdown_table
-from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, check, owned_by, watched
+from ft_assets.partitions import JOBS
+from ft_assets.platform_resource import PlatformResource, check, job_step
 
 GATE = check("gate", asset="eval_report", description="May the adapter be promoted?")
 
@@ -13,9 +13,7 @@ GATE = check("gate", asset="eval_report", description="May the adapter be promot
 @dg.asset(partitions_def=JOBS, group_name="evals", code_version="2", deps=["checkpoint", "dataset"], check_specs=[GATE])
 def eval_report(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """Scores of base, adapter and last accepted adapter, the check that the adapter is applied, and the verdict."""
-    tenant, job_id = parse(context.partition_key)
-    opened = platform.get()
-    with watched(context), owned_by(opened, tenant, job_id):
+    with job_step(context, platform) as (opened, tenant, job_id):
         evaluated = step.evaluate(opened, platform.launcher.open(), tenant, job_id)
     verdict, report = evaluated.verdict, evaluated.report
     return dg.MaterializeResult(

@@ -2,20 +2,18 @@
 
 import dagster as dg
 
-from ft_assets.partitions import JOBS, parse
-from ft_assets.platform_resource import PlatformResource, owned_by, watched
+from ft_assets.datasets.report.histogram import markdown_picture
+from ft_assets.partitions import JOBS
+from ft_assets.platform_resource import PlatformResource, job_step
 from ft_assets.training import step
 from ft_assets.training.loss_curve_svg import loss_curve_svg
-from resources.dagster.pictures import picture
 from resources.dagster.run_tags import runs_of_job
 
 
 @dg.asset(partitions_def=JOBS, group_name="training", code_version="1", kinds={"pytorch"}, deps=["tokenized_pack"])
 def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The trained weights of a job. Needs a reservation. If the step process dies, its replacement adopts the running workload."""
-    tenant, job_id = parse(context.partition_key)
-    opened = platform.get()
-    with watched(context), owned_by(opened, tenant, job_id):
+    with job_step(context, platform) as (opened, tenant, job_id):
         trained = step.train(opened, platform.launcher.open(), tenant, job_id, say=context.log.info)
     if not trained.succeeded:
         raise dg.Failure(description=trained.failure, allow_retries=False)
@@ -23,7 +21,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
     return dg.MaterializeResult(
         data_version=dg.DataVersion(stored.manifest_sha256),
         metadata={
-            "loss_curve": picture(loss_curve_svg(stored.measurements), title="loss over optimizer steps"),
+            "loss_curve": dg.MetadataValue.md(markdown_picture(loss_curve_svg(stored.measurements), title="loss over optimizer steps")),
             "final_loss": stored.last("loss"),
             "steps": trained.ending.last_step,
             "trained_tokens": trained.ending.trained_tokens,

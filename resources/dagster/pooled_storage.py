@@ -17,8 +17,6 @@ from dagster_postgres import DagsterPostgresStorage
 from dagster_postgres.utils import pg_url_from_config
 from sqlalchemy.engine import Engine
 
-from resources.dagster.private_api import ConfigurableClassData
-
 POOL_SIZE = 2
 """Connections that a process keeps open. Each costs the server 5 MiB; further concurrent queries open temporary ones."""
 RECYCLE_S = 1800.0
@@ -30,7 +28,7 @@ _made: set[tuple[int, str]] = set()
 class PooledPostgresStorage(DagsterPostgresStorage):
     """The ``storage`` in ``dagster.yaml``, configured by ``postgres_url`` like that of ``dagster_postgres``."""
 
-    def __init__(self, postgres_url: str, should_autocreate_tables: bool = True, inst_data: ConfigurableClassData | None = None) -> None:
+    def __init__(self, postgres_url: str, should_autocreate_tables: bool = True, inst_data: Any = None) -> None:
         with _making_tables:
             known = (os.getpid(), postgres_url)
             super().__init__(postgres_url, should_autocreate_tables and known not in _made, inst_data)
@@ -40,7 +38,7 @@ class PooledPostgresStorage(DagsterPostgresStorage):
             part._engine = shared_engine(postgres_url)
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> PooledPostgresStorage:
+    def from_config_value(cls, inst_data: Any, config_value: Any) -> PooledPostgresStorage:
         return cls(pg_url_from_config(config_value), config_value.get("should_autocreate_tables", True), inst_data)
 
 

@@ -13,15 +13,12 @@ try:
     from dagster._cli.api import _execute_run_command_body as execute_run
     from dagster._core.code_pointer import ModuleCodePointer
     from dagster._core.definitions.reconstruct import ReconstructableRepository
-    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
-    from dagster._core.instance.ref import InstanceRef
     from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
     from dagster._core.run_coordinator.queued_run_coordinator import RunQueueConfig
     from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
     from dagster._core.storage.tags import GRPC_INFO_TAG, PARENT_RUN_ID_TAG
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import WorkspaceFileTarget
-    from dagster._serdes import ConfigurableClassData
     from dagster._utils.interrupts import capture_interrupts
 except ImportError as error:
     raise ImportError(
@@ -33,14 +30,11 @@ __all__ = [
     "GRPC_INFO_TAG",
     "PARENT_RUN_ID_TAG",
     "CheckRunHealthResult",
-    "ConfigurableClassData",
-    "InstanceRef",
     "LaunchRunContext",
     "LocalComputeLogManager",
     "ModuleCodePointer",
     "ReconstructableRepository",
     "RunQueueConfig",
-    "UnresolvedAssetJobDefinition",
     "WorkerStatus",
     "WorkspaceFileTarget",
     "WorkspaceProcessContext",

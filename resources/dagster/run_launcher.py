@@ -11,8 +11,6 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
-from typing import Any
 
 from dagster import DagsterRun, DefaultRunLauncher, serialize_value
 
@@ -21,7 +19,6 @@ from ft_assets.errors import Unavailable
 from resources.dagster.private_api import (
     GRPC_INFO_TAG,
     CheckRunHealthResult,
-    ConfigurableClassData,
     LaunchRunContext,
     ModuleCodePointer,
     WorkerStatus,
@@ -36,10 +33,6 @@ ANSWER_TIMEOUT_S = 15.0
 
 class ForkingRunLauncher(DefaultRunLauncher):
     """Forks runs of the preloaded code location. Uses Dagster's launcher for other runs, and for all runs if the server is away."""
-
-    @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]) -> ForkingRunLauncher:  # noqa: ARG003
-        return cls(inst_data=inst_data)
 
     def launch_run(self, context: LaunchRunContext) -> None:
         run = context.dagster_run

@@ -24,13 +24,13 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from dagster import DagsterInstance, deserialize_value
 
 from control_plane.platform.settings import load
 from resources.atomic_write import write_atomically
-from resources.dagster.private_api import InstanceRef, ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run
+from resources.dagster.private_api import ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run
 from resources.dagster.run_records import (
     READY,
     address_file,
@@ -203,14 +203,18 @@ def _fork(sockets: tuple[socket.socket, ...], work: Any) -> int:
         os._exit(code)
 
 
+def _instance(ref: str) -> DagsterInstance:
+    return DagsterInstance.from_ref(cast(Any, deserialize_value(ref)))
+
+
 def _run(run_id: str, instance_ref: str) -> int:
     """Execute a run like ``dagster api execute_run``, without the imports."""
-    with capture_interrupts(), DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
+    with capture_interrupts(), _instance(instance_ref) as instance:
         return int(execute_run(run_id, instance, lambda _event: None, set_exit_code_on_failure=False))
 
 
 def _report_dead(run_id: str, instance_ref: str, pid: int, how: str) -> int:
-    with DagsterInstance.from_ref(deserialize_value(instance_ref, InstanceRef)) as instance:
+    with _instance(instance_ref) as instance:
         run = instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             instance.report_run_failed(run, message=f"the run's process (pid {pid}) ended with {how}")

@@ -22,7 +22,6 @@ from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import FtError, Unavailable
 from resources.dagster.graphql_client import DagsterLaunches
-from resources.database.engine import make_engine
 from sensors.queue_listener import LAUNCHES_AT_ONCE, QueueListener, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
 from tests.support.jobs import launched_runs
@@ -33,14 +32,12 @@ def heard(fresh_platform: Platform) -> Iterator[list[float]]:
     """When a listener has heard of changes; the first time is the beginning."""
     times: list[float] = []
     ending = threading.Event()
-    engine = make_engine(fresh_platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
-    thread = threading.Thread(target=listen, args=(engine, lambda: times.append(time.monotonic()), ending))
+    thread = threading.Thread(target=listen, args=(fresh_platform.engine.url, lambda: times.append(time.monotonic()), ending))
     thread.start()
     until(lambda: len(times) == 1)
     yield times
     ending.set()
     thread.join(60)
-    engine.dispose()
 
 
 @pytest.fixture
@@ -199,14 +196,12 @@ def test_after_a_pause_the_next_round_needs_no_word(fresh_platform: Platform) ->
             ending.set()
         return 0.3 if len(times) == 1 else 0.2
 
-    engine = make_engine(fresh_platform.engine.url.render_as_string(hide_password=False), pool_size=1, max_overflow=0)
-    thread = threading.Thread(target=listen, args=(engine, heard, ending))
+    thread = threading.Thread(target=listen, args=(fresh_platform.engine.url, heard, ending))
     thread.start()
     until(lambda: len(times) == 1)
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.text("SELECT pg_notify('ft_queue', '')"))
     thread.join(60)
-    engine.dispose()
     assert len(times) == 3
     assert times[1] - times[0] >= 0.3, "a word ends no pause"
 
