@@ -37,12 +37,6 @@ class ApiBody(ApiModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ApiBody(ApiModel):
-    """The body of a request: unknown fields and values of another type are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
 def _described(schema: dict[str, Any]) -> None:
     """Adds the shared description of lists, because a list of a specific type has no docstring."""
     schema.setdefault("description", "One page of a list.")
