@@ -177,7 +177,7 @@ def samples(platform: Platform, key: str, query: SampleQuery) -> Page[Sample]:
             break
     if not behind:
         raise InvalidRequest(
-            f"after {query.after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+            f"after {query.after!r} does not match any item in this list; pass the id of its last item", code="invalid_after", param="after"
         )
     return Page(items=found[: query.limit], has_more=len(found) > query.limit)
 

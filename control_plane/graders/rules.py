@@ -88,7 +88,7 @@ def run(grader: Leaf | Multi, *, item: Any, sample: str) -> Graded:
     """Grade `sample` against `item`; raises ``InvalidRequest`` if they are too long."""
     for what, size in (("model_sample", len(sample)), ("item", len(json.dumps(item, ensure_ascii=False)))):
         if size > MAX_GIVEN:
-            raise InvalidRequest(f"{what} has {size} characters, the limit is {MAX_GIVEN}; leave out what no template names", param=what)
+            raise InvalidRequest(f"{what} has {size} characters, the limit is {MAX_GIVEN}; remove fields that no template uses", param=what)
     began, values = time.perf_counter(), {"item": item, "sample": _sample(sample)}
     errors: set[str] = set()
     leaves = {grader.name: grader} if isinstance(grader, Leaf) else grader.graders

@@ -240,8 +240,8 @@ class TenantLimiter:
                     held.append(limiter)
             if waiting.cancelled_caught:
                 raise Unavailable(
-                    f"no turn to store the body came within {self._wait_s:g} s; {self._each} bodies of a tenant are stored at once, and "
-                    f"{self._total.total_tokens:g} of all: send fewer at once, and this one again",
+                    f"upload not accepted within {self._wait_s:g} s: at most {self._each} uploads per tenant and "
+                    f"{self._total.total_tokens:g} in total are stored concurrently; send fewer in parallel and retry",
                     code="uploads_busy",
                 )
             yield

@@ -59,7 +59,7 @@ def page(
         anchor = conn.execute(query.with_only_columns(*keys).where(id_column == after)).one_or_none()
         if anchor is None:
             raise InvalidRequest(
-                f"after {after!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+                f"after {after!r} does not match any item in this list; pass the id of its last item", code="invalid_after", param="after"
             )
         position, here = sa.tuple_(*keys), sa.tuple_(*anchor, types=[k.type for k in keys])
         query = query.where(position < here if order == "desc" else position > here)

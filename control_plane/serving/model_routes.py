@@ -148,7 +148,9 @@ def choose(name: str, targets: Sequence[Target], *, affinity: str) -> Target:
     pool = [t for t in there if t.served] or there
     if not pool:
         raise Conflict(
-            f"no target of route {name!r} is in production any more; set it to adapters that are", code="model_not_served", param="model"
+            f"no target of route {name!r} is in production any more; point the route to adapters in production",
+            code="model_not_served",
+            param="model",
         )
     return max(pool, key=lambda t: (_draw(name, affinity, t), t.key))
 

@@ -101,7 +101,7 @@ def _seq(after: str | None) -> str | None:
     match = LINE_ID.fullmatch(after)
     if match is None:
         raise InvalidRequest(
-            f"after {after[:60]!r} names nothing in this list; pass the id of its last item", code="invalid_after", param="after"
+            f"after {after[:60]!r} does not match any item in this list; pass the id of its last item", code="invalid_after", param="after"
         )
     return match[1]
 

@@ -23,7 +23,7 @@ def check_rotation(by: Principal, key: ApiKey) -> None:
         return
     if key.member_id is not None and key.member_id != by.member_id:
         raise Forbidden(
-            f"the key {key.id} is of another member, who alone rotates it; revoke it with DELETE /v1/api_keys/{key.id}",
+            f"the key {key.id} belongs to another member, and only they can rotate it; revoke it with DELETE /v1/api_keys/{key.id}",
             code="key_of_another_member",
         )
     if key.names_owners and not by.may_name_owners:

@@ -53,7 +53,7 @@ def header(path: Path) -> dict[str, TensorInfo]:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise IntegrityError(f"{path.name} has a broken safetensors header: {e}") from e
     if any(t.end > size or t.start > t.end for t in tensors.values()):
-        raise IntegrityError(f"{path.name} is cut off: its header speaks of more than its {size} bytes")
+        raise IntegrityError(f"{path.name} is truncated: its header describes more than the file's {size} bytes")
     _check_ranges(path.name, tensors, first=8 + length, size=size)
     return tensors
 

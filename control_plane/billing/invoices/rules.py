@@ -33,7 +33,7 @@ def month_named(name: str, *, now: datetime) -> Month:
         raise InvalidRequest(f"month {name[:40]!r} {wrong}; write e.g. {now:%Y-%m}", code="invalid_month", param="month")
     found = month_of(datetime(int(name[:4]), int(name[5:]), 1, tzinfo=UTC))
     if found.begins > now:
-        raise InvalidRequest(f"month {name} has not begun; the present one is {month_of(now).name}", code="invalid_month", param="month")
+        raise InvalidRequest(f"month {name} has not begun; the current one is {month_of(now).name}", code="invalid_month", param="month")
     return found
 
 

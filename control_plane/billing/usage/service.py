@@ -172,7 +172,7 @@ def _check(start: datetime, end: datetime, width: str, by: Sequence[str], dimens
     unknown = [name for name in by if name not in dimensions]
     if unknown or len(set(by)) < len(by):
         raise InvalidRequest(
-            f"group_by {', '.join(by)[:80]!r} is not valid; name each at most once of {', '.join(dimensions)}",
+            f"group_by {', '.join(by)[:80]!r} is not valid; use each of these at most once: {', '.join(dimensions)}",
             code="invalid_group_by",
             param="group_by",
         )

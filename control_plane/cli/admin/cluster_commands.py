@@ -63,7 +63,7 @@ def pool_manifest(
     max_loras: Annotated[int, typer.Option(min=1, help="Adapters in one batch.")] = 8,
     max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters in a server's memory; at least as many as are loaded.")] = 256,
 ) -> None:
-    """Write the servers of a base model with their adapters: StatefulSet with its Service, NetworkPolicy, InferencePool.
+    """Render the Kubernetes manifests of a base model's servers: StatefulSet with its Service, NetworkPolicy, InferencePool.
 
     Comments at the top give the platform's FT_INFERENCE_URLS and FT_SERVED_ADAPTERS_DIR.
     """

@@ -60,7 +60,7 @@ def list_keys(platform: Platform) -> Any:
 def revoke(
     platform: Platform, key_id: Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft admin operators list`): opk_...")]
 ) -> Any:
-    """Revoke an operator's key at once."""
+    """Revoke an operator's key immediately."""
     from control_plane.tenants import operators
 
     done = operators.revoke(platform, key_id)

@@ -86,8 +86,8 @@ def prove(wanted: Reference, exported: Path, *, stored: str, gguf_file: str | No
     )
     if not proof.mean_difference <= limit:
         raise FtError(
-            f"the export answers otherwise than base and adapter: logits differ by {proof.mean_difference:.3g} of their standard "
-            f"deviation, {limit:g} is allowed; the export is withheld, contact the operator",
+            f"the export's output differs from that of the base with the adapter: logits differ by {proof.mean_difference:.3g} "
+            f"of their standard deviation, {limit:g} is allowed; the export is withheld, contact the operator",
             code="export_not_faithful",
         )
     return proof

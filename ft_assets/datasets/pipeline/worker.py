@@ -154,7 +154,7 @@ def run_blocks(blocks: Iterable[Block], options: BlockOptions, *, workers: int) 
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise Unavailable("a validation worker died, most likely for want of memory; validate the file again") from error
+            raise Unavailable("a validation worker was killed, probably out of memory; validate the file again") from error
         finally:
             for future in waiting:
                 future.cancel()

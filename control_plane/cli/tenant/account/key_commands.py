@@ -80,7 +80,7 @@ def rotate(
     client: FtClient,
     key_id: KeyId,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="SPAN", help="How long the old secret stays valid; 0 ends it at once.")
+        str, typer.Option("--overlap", metavar="SPAN", help="How long the old secret stays valid; 0 ends it immediately.")
     ] = "24h",
     expires_in: Lifetime = None,
 ) -> Any:
@@ -90,7 +90,7 @@ def rotate(
 
 @remote("key {id} ({name}) is revoked")
 def revoke(client: FtClient, key_id: KeyId) -> Any:
-    """Revoke a key at once."""
+    """Revoke a key immediately."""
     return client.api_keys.revoke(key_id)
 
 

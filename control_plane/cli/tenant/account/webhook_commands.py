@@ -60,7 +60,7 @@ def create(
     url: Annotated[str, typer.Argument(help="https://..., at a public address.")],
     event: Events = None,
 ) -> Any:
-    """Send events to a URL. The signing secret is written to stdout, only now."""
+    """Create an endpoint that receives events. The signing secret is written to stdout, only now."""
     return client.webhook_endpoints.create(name=name, url=url, event_types=event or ["*"])
 
 
@@ -118,7 +118,7 @@ def try_out(
 
 def rotate_secret(
     endpoint: EndpointId,
-    now: Annotated[bool, typer.Option("--now", help="End the old secret at once, because it leaked.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End the old secret immediately, because it leaked.")] = False,
     as_json: Json = False,
 ) -> None:
     """Replace the signing secret; the old one also signs for 24 hours, unless you pass --now."""
@@ -146,7 +146,7 @@ def replay(
     delivery: Annotated[str | None, typer.Argument(metavar="[DELIVERY]", help="One delivery; without it, all dead ones.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="2026-11-21, 2026-11-21T15:04 or seconds. Default: a week ago.")] = None,
 ) -> Any:
-    """Send again what an endpoint missed, under the ids that the events always had."""
+    """Resend missed events to an endpoint, with their original ids."""
     if delivery is not None:
         return client.webhook_endpoints.replay(endpoint, delivery)
     start = unix_seconds(since, "since")
@@ -154,7 +154,7 @@ def replay(
 
 
 def types(as_json: Json = False) -> None:
-    """List the types of events and what each tells."""
+    """List the types of events and what each means."""
     from control_plane.notifications.rules import EVENT_TYPES
 
     if as_json:

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from ft_assets.base_models import BaseModel
 
 Map = Annotated[
-    str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (theirs=ours).")
+    str | None, typer.Option("--map", help="Columns of a CSV or Parquet file: `text=prompt,category=completion` (COLUMN=FIELD).")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Base model: counts tokens and finds its control tokens.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Base model: its tokenizer is used to count tokens and detect control tokens.")
+]
 Policy = Annotated[
     list[str] | None,
     typer.Option("--policy", metavar="CHECK=VERDICT", help="Policy of a check, such as `pii=redact`; may be repeated."),
@@ -85,7 +87,10 @@ def check(
     html: Annotated[Path | None, typer.Option("--html", help="Write the report as a page to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a dataset here, without uploading it: the report is the platform's. Exit code 0 valid, 1 not, 2 unreadable."""
+    """Check a dataset locally, without uploading it; the report is the same as the platform's.
+
+    Exit codes: 0 valid, 1 invalid, 2 unreadable.
+    """
     mapping, policies = parse_map(column_map), parse_policies(policy, encoding=encoding, rows_at=rows_at)
     with local_file(file) as path:
         report = _validate(path, file, mapping, model, policies)
@@ -184,7 +189,7 @@ def upload(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until a large file is validated, showing progress.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Upload a dataset; it is validated there. Exit code 1 when it is not valid, with every bad row.
+    """Upload a dataset; the platform validates it. Exit code 1 when it is not valid, with every bad row.
 
     From 64 MiB on it goes up in parts: the same command once more goes on where it was interrupted.
     """
@@ -257,7 +262,7 @@ def show(
 
 @remote("dataset {dataset}: review {review}")
 def approve(client: FtClient, dataset: Annotated[str, typer.Argument(metavar="ID", help="Dataset id.")]) -> Any:
-    """Let jobs train on a dataset that its policies hold back for review."""
+    """Let jobs train on a dataset that a policy holds for review."""
     return client.datasets.approve(dataset)
 
 

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         app,
         "adapters",
         {"list": adapters, "evaluate": evaluate, "evaluations": evaluations},
-        help="List adapters; trace, approve, or evaluate one again.",
+        help="List adapters; trace, approve or re-evaluate them.",
         panel="Models",
     )
     registry_commands.register_adapters(group)
@@ -80,7 +80,7 @@ def _promoted(changed: dict[str, Any]) -> str:
 
 @remote(_promoted)
 def promote(client: FtClient, adapter: AdapterId) -> Any:
-    """Promote an adapter to production: it is loaded on the fleet and answers under its name."""
+    """Promote an adapter to production: loads it on the inference servers and serves it under its model name."""
     return client.adapters.promote(adapter)
 
 
@@ -96,7 +96,7 @@ def evaluate(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the verdict; exit code 1 if the adapter did not pass.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Evaluate an adapter again, on the present files of its base model."""
+    """Evaluate an adapter again, on the current files of its base model."""
     with connect() as client:
         found = client.adapter_evaluations.create(adapter, eval_config=_rules(config))
         if wait:

@@ -26,7 +26,7 @@ def chat(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, max=2.0)] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Ask a model; the answer streams. `ft chat MODEL -` reads the question from standard input."""
+    """Chat with a model; the response is streamed. `ft chat MODEL -` reads the question from standard input."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     options: dict[str, Any] = {"temperature": temperature, **({"max_tokens": max_tokens} if max_tokens else {})}
     with connect() as client:

@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def server(model: Annotated[str, typer.Argument(metavar="ID", help="Id or name of a whole model.")]) -> None:
-    """Write the server of a fully trained model: Deployment, Service, NetworkPolicy."""
+    """Render the Kubernetes manifests of a server for a fully trained model: Deployment, Service, NetworkPolicy."""
     with connect() as client:
         print(client.adapters.manifest(model), end="")
 

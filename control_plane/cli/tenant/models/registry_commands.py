@@ -114,7 +114,7 @@ def approve(
     client: FtClient,
     adapter: Reference,
     note: Note = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Promote it to production at once.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Promote it to production immediately.")] = False,
 ) -> Any:
     """Approve an adapter whose job requires approval, so that it can be promoted."""
     return client.adapters.approve(adapter, note=note, promote=promote)

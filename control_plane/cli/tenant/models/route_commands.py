@@ -51,7 +51,7 @@ def list_routes(client: FtClient) -> Any:
 
 @remote(_show)
 def show(client: FtClient, name: Name) -> Any:
-    """Show a route with the present share of each target."""
+    """Show a route with the current share of each target."""
     return client.model_routes.retrieve(name)
 
 

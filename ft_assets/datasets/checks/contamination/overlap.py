@@ -93,7 +93,7 @@ class SuiteIndex:
         from ft_assets.datasets.checks.contamination import kernels_contamination as kernels
 
         if len(suites) > MAX_SUITES:
-            raise InvalidRequest(f"{len(suites)} suites, over the {MAX_SUITES} of one index; register fewer, or join some", param="suites")
+            raise InvalidRequest(f"{len(suites)} suites, over the {MAX_SUITES} of one index; register fewer, or merge some", param="suites")
         num_items = {name: suite.num_items for name, suite in suites.items()}
         unmatchable = {name: suite.unmatchable for name, suite in suites.items()}
         grams = [suite.grams for suite in suites.values()]
@@ -148,7 +148,7 @@ class SuiteIndex:
             meta: dict[str, Any] = json.loads((directory / "index.json").read_text())
             arrays = {name: read_only(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r"))) for name in ARRAYS}
         except (OSError, ValueError, EOFError) as error:
-            raise IntegrityError(f"no whole contamination index in {directory}: {error}; build it again") from error
+            raise IntegrityError(f"the contamination index in {directory} is incomplete: {error}; build it again") from error
         if meta.get("version") != VERSION:
             raise IntegrityError(
                 f"contamination index of version {meta.get('version')} in {directory}, this is version {VERSION}; build it again"

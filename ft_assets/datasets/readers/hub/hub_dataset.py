@@ -110,7 +110,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
     sources = pick(sorted(files), listing["readme"], config=hub_id.config, path=hub_id.path, split=hub_id.split)
     if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
-        raise InvalidRequest(f"{hub_id} holds a file name that leaves its folder", code="invalid_hub_id")
+        raise InvalidRequest(f"{hub_id} contains a path outside the repository", code="invalid_hub_id")
     num_bytes = sum(files[p]["size"] for p in sources)
     if num_bytes > max_bytes:
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
