@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample, TrainOnInputs
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import num_characters
 

@@ -33,7 +33,8 @@ from ft_assets.datasets.packs.windows import PartManifest, Written, write_table
 from ft_assets.datasets.report.histogram import histogram
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import Part
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.datasets.tokens.token_shards import Tally, TokenShard, clean_batches, encode_or_drop, new_shard
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import InvalidRequest

@@ -23,7 +23,7 @@ from ft_assets.datasets.packs.manifest import MANIFEST, PackManifest, verify
 from ft_assets.datasets.packs.pack_settings import PACK_FORMAT, PackKind, PackSettings, pack_fingerprint
 from ft_assets.datasets.packs.safety_mix import safety_counts
 from ft_assets.datasets.packs.source import Source
-from ft_assets.datasets.packs.tokenization import PackProgress, ProgressCallback, Tokenized, tokenize
+from ft_assets.datasets.packs.token_shard_build import PackProgress, ProgressCallback, Tokenized, tokenize
 from ft_assets.datasets.packs.windows import PartManifest, write_windows
 from ft_assets.datasets.packs.workers import suitable_workers
 from ft_assets.datasets.split import Part

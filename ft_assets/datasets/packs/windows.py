@@ -20,7 +20,7 @@ from ft_assets.datasets.packs.pack_settings import PackSettings
 from ft_assets.datasets.packs.source import MAX_SHARDS
 from ft_assets.datasets.report.histogram import histogram
 from ft_assets.datasets.split import Part, mixed_bits
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.datasets.tokens.token_shards import TokenShard
 from ft_assets.durable_files import sha256_of, write_durable
 

@@ -1,16 +1,10 @@
-"""Converts text to ids with the base model's own tokenizer and template, and determines which ids carry loss.
+"""Converts text to ids with the base model's own tokenizer and template, and labels them (see ``loss_mask``).
 
 Ids and assistant masks equal those of ``apply_chat_template(..., return_assistant_tokens_mask=True)`` of the transformers library, without
-importing it. The rules:
+importing it.
 
-1. Chat: loss on the assistant's turns (see ``assistant_turns``), each with the token that ends it, but not on turns that the template
-   rewrites once more messages follow, even with `train_on_inputs`.
-2. A message of weight 0 carries no loss. With `train_on_inputs` everything else does; ``"auto"`` is no for conversations.
-3. Text: every token, and the end-of-sequence token after it.
-4. A preference: loss on the answers of each side, none on the prompt, whatever its weights; a judged answer likewise.
-5. The first token of an example never carries loss: nothing predicts it, and in a packed window its neighbor must not.
-6. Tokens past `max_seq_len` are truncated, on both sides of a preference alike: the start is kept (TRL's ``keep_start``).
-7. Content that contains a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
+1. Tokens past `max_seq_len` are truncated, on both sides of a preference alike: the start is kept (TRL's ``keep_start``).
+2. Content that contains a control token is refused, because it would become the real one; with `escape_control_tokens` it is tokenized as
    plain text, and decodes to the same characters.
 """
 
@@ -23,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -37,16 +31,12 @@ from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.assistant_turns import Turns, without_thinking
 from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
+from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss, labels, turn_loss
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.templates import ChatTemplate
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 
-IGNORE = -100
-"""The label that carries no loss."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-TrainOnInputs = bool | Literal["auto"]
-TurnLoss = Literal["loss", "weight_0", "rewritten_in_history"]
-"""Whether an assistant turn carries loss, or why not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -406,24 +396,15 @@ class ChatTokenizer:
             everywhere, marks = True, ()
         num_tokens = len(ids)
         ids = ids[:max_seq_len]
-        labels = ids.copy() if everywhere else np.full(len(ids), IGNORE, dtype=np.int32)
-        trained = [weight and not changed for weight, changed in zip(layout.weights, layout.rewritten, strict=True)]
-        for turn, start, end in marks:
-            if turn >= 0 and trained[turn] != everywhere:
-                labels[start:end] = IGNORE if everywhere else ids[start:end]
-        labels[:1] = IGNORE
+        turns = tuple(map(turn_loss, layout.weights, layout.rewritten))
         return TokenizedExample(
             input_ids=ids,
-            labels=labels,
+            labels=labels(ids, marks, turns, everywhere=everywhere),
             truncated=num_tokens > max_seq_len,
             num_tokens=num_tokens,
             text=text,
-            turns=() if layout.is_text else tuple(map(_turn_loss, layout.weights, layout.rewritten)),
+            turns=() if layout.is_text else turns,
         )
-
-
-def _turn_loss(weight: bool, rewritten: bool) -> TurnLoss:
-    return "weight_0" if not weight else "rewritten_in_history" if rewritten else "loss"
 
 
 def preference_sides(example: Example) -> tuple[Example, Example]:

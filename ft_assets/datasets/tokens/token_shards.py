@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TrainOnInputs
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import UNCUT
+from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
 from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import InvalidDataset
 

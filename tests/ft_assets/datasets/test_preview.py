@@ -8,7 +8,8 @@ import pytest
 
 from ft_assets.datasets.preview import TRAINED, Preview, preview, render_lines
 from ft_assets.datasets.schema import Example, Message, ToolCall
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.errors import InvalidRequest
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
 

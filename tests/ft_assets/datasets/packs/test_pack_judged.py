@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ft_assets.datasets.packs.answer_packs import mismatched
 from ft_assets.datasets.packs.build import PackProgress, PackSettings, build_judged_pack, pack_fingerprint, verify
 from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.examples_of import varied_chats
 from tests.ft_assets.datasets.packed_rows import write_rows

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ft_assets.datasets.packs.build import PackSettings, build_pack
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.datasets.tokens.token_shards import piece_starts
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.examples_of import varied_chats, varied_text

@@ -18,7 +18,8 @@ from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.report.histogram import histogram, histogram_svg, length_stats
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import Part
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.errors import IntegrityError, InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.examples_of import chat_example, varied_chats
 from tests.ft_assets.datasets.packed_rows import write_rows

@@ -16,7 +16,8 @@ from ft_assets.datasets.packs.build import PackSettings, build_pack
 from ft_assets.datasets.preview import preview, render_lines
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.datasets.tokens.assistant_turns import reasoning_of
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.tokens.test_templates import build
 

@@ -14,8 +14,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ft_assets.datasets.schema import Example, Message, ToolCall
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer, TokenizedExample
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.encoders import Offsets, Segments
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from tests.ft_assets.datasets.conftest import CORPUS
 from tests.ft_assets.datasets.examples_of import chat_example, varied_text

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.packs.build import PackSettings, build_pack
-from ft_assets.datasets.tokens.chat_tokenizer import IGNORE, ChatTokenizer
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.evals.suites.preferences import held_out
 from tests.ft_assets.datasets.examples_of import varied_chats
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences
