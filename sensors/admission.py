@@ -17,6 +17,4 @@ def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -
     if not due:
         return dg.SkipReason("no job waits for its preparation")
     keys = [partition_key(d.tenant, d.job_id) for d in due]
-    return dg.SensorResult(
-        run_requests=[run_request(d, by="sensor") for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)]
-    )
+    return dg.SensorResult(run_requests=[run_request(d) for d in due], dynamic_partitions_requests=[JOBS.build_add_request(keys)])

@@ -20,4 +20,4 @@ def scheduling(context: dg.SensorEvaluationContext, platform: PlatformResource) 
     for decision in run_cycle(opened):
         context.log.info(str(decision))
     due = missing(opened, context.instance, due_runs(opened, ("train", "evaluate")), by="sensor")
-    return dg.SensorResult(run_requests=[run_request(d, by="sensor") for d in due])
+    return dg.SensorResult(run_requests=[run_request(d) for d in due])
