@@ -12,15 +12,7 @@ from ft_assets.training import assets as training_assets
 from sensors.adapter_stages import adapter_stages
 from sensors.admission import admission
 from sensors.evaluation_runs import evaluations
-from sensors.periodic.billing_cycle import metering
-from sensors.periodic.data_expiry import retention
-from sensors.periodic.fleet_sync import rollout
-from sensors.periodic.mlflow_sync import model_registry
-from sensors.periodic.outbox_relay import outbox
-from sensors.periodic.partition_cleanup import partitions
-from sensors.periodic.quotas import quotas
-from sensors.periodic.sweep_trials import sweeps
-from sensors.periodic.upload_cleanup import uploads
+from sensors.partition_cleanup import partitions
 from sensors.recovery import failures
 from sensors.scheduling_cycle import scheduling
 from sensors.submit_job import submit
@@ -31,21 +23,6 @@ spans.configure("ft-dagster")
 defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets]),
     jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit],
-    sensors=[
-        admission,
-        scheduling,
-        evaluations,
-        adapter_stages,
-        failures,
-        rollout,
-        sweeps,
-        quotas,
-        retention,
-        uploads,
-        model_registry,
-        outbox,
-        metering,
-        partitions,
-    ],
+    sensors=[admission, scheduling, evaluations, adapter_stages, failures, partitions],
     resources={"platform": PlatformResource()},
 )

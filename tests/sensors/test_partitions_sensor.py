@@ -20,7 +20,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue import launches
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
-from sensors.periodic.partition_cleanup import partitions as sensor
+from sensors.partition_cleanup import partitions as sensor
 
 
 @pytest.fixture

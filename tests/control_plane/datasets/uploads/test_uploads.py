@@ -28,9 +28,9 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant, tier_named
+from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
-from sensors.periodic.upload_cleanup import one_round
 from tests.support.jobs.followed_jobs import until
 
 
@@ -116,9 +116,9 @@ def test_an_upload_that_is_over_takes_nothing_and_loses_its_parts(platform: Plat
         with pytest.raises(Conflict) as refused:
             call()
         assert refused.value.code == "upload_expired"
-    one_round(soon)
+    CLEANUP.run(soon)
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    assert "failed" not in one_round(over)
+    assert "failed" not in CLEANUP.run(over)
     assert keys(platform, tenant.id, "uploads") == []
     assert multipart_uploads.get(platform, tenant.id, upload).status == "expired"
 
@@ -145,7 +145,7 @@ def test_parts_of_a_completed_upload_that_were_left_are_removed_later(platform: 
     made = multipart_uploads.complete(replace(platform, objects=Undeletable(platform.objects.root)), tenant.id, upload, part_ids=parts)
     assert made.status == "completed"
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    one_round(platform)
+    CLEANUP.run(platform)
     assert keys(platform, tenant.id, "uploads") == []
     assert made.file is not None
     assert platform.objects.get_bytes(made.file["object_key"]) == rows
@@ -272,16 +272,16 @@ def test_what_a_killed_process_stored_is_removed_when_nobody_can_claim_it_any_mo
     kept = uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="kept.jsonl", purpose="fine-tune")
     lie = {*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")}
     assert (len(lie), len(loose(platform, tenant.id))) == (len(parts) + 1 + 3, 3)
-    one_round(later(platform, hours=1.5))
+    CLEANUP.run(later(platform, hours=1.5))
     assert len(loose(platform, tenant.id)) == 3
-    one_round(later(platform, hours=49))
+    CLEANUP.run(later(platform, hours=49))
     assert [*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")] == [kept["object_key"]]
     assert loose(platform, tenant.id) == []
 
 
 def test_bytes_that_nobody_claimed_in_time_become_no_file(platform: Platform, tenant: Tenant, rows: bytes) -> None:
     stored = uploaded_files.store(platform, tenant.id, io.BytesIO(rows), filename="late.jsonl")
-    one_round(later(platform, hours=49))
+    CLEANUP.run(later(platform, hours=49))
     with pytest.raises(Unavailable, match="send the call again"):
         uploaded_files.register(platform, tenant.id, stored, purpose="fine-tune")
     assert uploaded_files.list_files(platform, tenant.id).items == []
@@ -310,12 +310,12 @@ def test_a_file_that_is_deleted_while_the_store_is_away_is_removed_later_and_hid
         uploaded_files.delete(sticky, tenant.id, file["id"])
     assert uploaded_files.list_files(platform, tenant.id).items == []
     assert len(keys(platform, tenant.id, "files")) == 2
-    one_round(sticky)
+    CLEANUP.run(sticky)
     store.stuck = frozenset([made[0]["object_key"]])
     assert orphaned_objects.remove_due(sticky) == 0  # both were tried a moment ago
-    one_round(later(sticky, minutes=11))
+    CLEANUP.run(later(sticky, minutes=11))
     assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == [made[0]["object_key"]]
-    one_round(later(platform, minutes=30))
+    CLEANUP.run(later(platform, minutes=30))
     assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == []
 
 
