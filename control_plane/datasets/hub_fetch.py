@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,11 @@ NETWORK = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 )  # fmt: skip
 """Environment variables that configure this machine's network access."""
-TOKEN_LOST_AFTER = timedelta(minutes=15)
-"""Age at which an import without its token is given up: the token may be in another process that is busy with other imports."""
 
 
 def is_fetched(file: Mapping[Any, Any] | RowMapping) -> bool:
     """Whether the bytes of `file` are stored; those of an upload always are."""
     return bool(file["sha256"])
-
-
-def waits_for_token(platform: Platform, file: RowMapping, hub_token: str) -> bool:
-    """Whether only another process can fetch `file`, and may still do so: a token is kept in the memory of one process."""
-    if is_fetched(file) or not file["hub_token_given"] or hub_token:
-        return False
-    return bool(file["created_at"] > platform.clock() - TOKEN_LOST_AFTER)
 
 
 def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:

@@ -256,7 +256,7 @@ JOB_PREFIX = "ftjob-"
 def delivery(platform: Platform, attempt: Attempt) -> Iterator[Span]:
     """Log and trace an attempt."""
     job_id = attempt.subject if attempt.subject.startswith(JOB_PREFIX) else None
-    about = {"ft__event": attempt.event_id, "ft__event_type": attempt.type, "ft__delivery_attempt": attempt.attempts}
+    about: dict[str, str | int] = {"ft__event": attempt.event_id, "ft__event_type": attempt.type, "ft__delivery_attempt": attempt.attempts}
     parent = of_job(platform, job_id) if job_id and spans.is_on() else None
     with (
         correlation.scope(tenant=attempt.tenant_id, job=job_id),

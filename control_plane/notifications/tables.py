@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -73,7 +73,7 @@ class Endpoint:
     sealed_url: str
     event_types: tuple[str, ...]
     secrets: tuple[Mapping[str, Any], ...]
-    state: str
+    state: Literal["enabled", "disabled"]
     disabled_reason: str | None
     failing_since: datetime | None
     created_at: datetime
@@ -90,7 +90,7 @@ class Delivery:
     channel: str
     target: str
     subject: str
-    state: str
+    state: Literal["pending", "delivered", "dead"]
     attempts: int
     last_status: int | None
     last_error: str | None

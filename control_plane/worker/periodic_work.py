@@ -22,7 +22,7 @@ from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
 
-QUICK, LONG = "quick", "maintenance"
+QUICK, MAINTENANCE = "quick", "maintenance"
 """Queues of work that takes milliseconds, and of work that may take a minute."""
 BUDGET_S = 10.0
 """Time limit of each kind of retention per round, so that none keeps the others from their turn."""
@@ -58,7 +58,7 @@ class Round:
 SWEEPS = Round(name="sweeps", cron="* * * * * */5", queue=QUICK, steps={"submitted": lambda p: ", ".join(sweeps.advance(p)) or "none"})
 QUOTAS = Round(name="quotas", cron="* * * * * */10", queue=QUICK, steps={"limits enforced": enforcement.enforce})
 METERING = Round(
-    name="metering", cron="* * * * *", queue=LONG,
+    name="metering", cron="* * * * *", queue=MAINTENANCE,
     steps={
         "attempts billed late": metering.settle_due,
         "tenants whose storage was sampled": storage_usage.sample_due,
@@ -68,7 +68,7 @@ METERING = Round(
 )  # fmt: skip
 """In this order, because an invoice waits for unbilled attempts, and alerts count what was just billed."""
 CLEANUP = Round(
-    name="cleanup", cron="* * * * *", queue=LONG,
+    name="cleanup", cron="* * * * *", queue=MAINTENANCE,
     steps={
         "uploads expired": multipart_uploads.tidy,
         "expired files deleted": uploaded_files.delete_expired,
@@ -77,9 +77,9 @@ CLEANUP = Round(
         "leftovers removed": lambda p: len(scratch.remove_leftovers(p.settings.work_dir)),
     },
 )  # fmt: skip
-REGISTRY = Round(name="model-registry", cron="* * * * * */30", queue=LONG, steps={"registry changes": mlflow_mirror.mirror})
+REGISTRY = Round(name="model-registry", cron="* * * * * */30", queue=MAINTENANCE, steps={"registry changes": mlflow_mirror.mirror})
 RETENTION = Round(
-    name="retention", cron="*/10 * * * *", queue=LONG,
+    name="retention", cron="*/10 * * * *", queue=MAINTENANCE,
     steps={
         "deletions done": lambda p: deletion.carry_out_all(p, budget_s=2 * BUDGET_S),
         "adapters archived": deletion_requests.archive_due,

@@ -15,15 +15,19 @@ from pathlib import Path
 from procrastinate import App, PsycopgConnector
 from procrastinate.worker import Worker
 
+from control_plane.adapters.exports import EXPORTS
+from control_plane.datasets.tasks import FETCHES, LONG, SHORT
 from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA
 from control_plane.serving import rollout
-from control_plane.worker.periodic_work import LONG, QUICK
+from control_plane.worker.periodic_work import MAINTENANCE, QUICK
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
 from ft_assets.errors import FtError
 
-CONCURRENCY: Mapping[str, int] = {QUICK: 3, LONG: 2, WEBHOOKS: 16, FAILING: 6, MAIL: 4}
+CONCURRENCY: Mapping[str, int] = {
+    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
+}  # fmt: skip
 """Tasks of each queue that run at once. Queues are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
 no tenant has 16 endpoints."""
 POLL_S = 2.0
@@ -44,13 +48,13 @@ async def run(platform: Platform, ending: asyncio.Event) -> None:
     async with app.open_async():
         await rescue(app.job_manager)
         workers = make_workers(app, platform)
-        work = [asyncio.create_task(each.run()) for each in workers]
+        work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
         beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
         await asyncio.wait([asyncio.create_task(ending.wait()), *work], return_when=asyncio.FIRST_COMPLETED)
         for task in beside:
             task.cancel()
         for worker in workers:
-            worker.stop()
+            worker.stop()  # type: ignore[no-untyped-call]
         done, _ = await asyncio.wait(work, timeout=GRACE_S)
         for worker in workers:
             if worker.worker_id is not None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from procrastinate import App, BaseConnector, BaseRetryStrategy, JobContext, RetryDecision
 from procrastinate.jobs import Job
 from procrastinate.manager import JobManager
 from procrastinate.worker import Worker
 
+from control_plane.adapters import exports
+from control_plane.datasets import tasks as datasets
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
+from control_plane.platform.secrets import unseal
 from control_plane.worker.periodic_work import QUICK, ROUNDS, Round
-from ft_assets.errors import FtError
+from ft_assets.errors import FtError, IntegrityError
 from ft_assets.telemetry import correlation
 
 HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0
@@ -26,14 +31,16 @@ FIRST_RETRY_S, LAST_RETRY_S = 5, 60
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class Again(BaseRetryStrategy):
     """Tries a task again until it succeeds: what cannot succeed is recorded by the task itself."""
 
+    in_turn: bool = False
+    """Whether later tasks of its turn wait for it."""
+
     def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision:  # noqa: ARG002 - the library's signature
-        return RetryDecision(retry_in={"seconds": min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(job.attempts, 8))})
-
-
-AGAIN = Again()
+        pause_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(job.attempts, 8))
+        return RetryDecision(retry_in={"seconds": pause_s}, lock=None if self.in_turn else f"{job.task_name} {job.id}")
 
 
 def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) -> App:
@@ -42,12 +49,25 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     Of each round, at most one runs and one waits.
     """
     app = App(connector=connector)
-    app.task(name=outbox.FAN_OUT, retry=AGAIN)(lambda: outbox.fan_out(platform))
-    app.task(name=outbox.DELIVER, retry=AGAIN)(lambda target: dispatch.deliver(platform, target))
+    app.task(name=outbox.FAN_OUT, retry=Again(in_turn=True))(lambda: outbox.fan_out(platform))
+    app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
+    app.task(name=datasets.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
+    app.task(name=datasets.FETCH, retry=Again())(partial(fetch, platform))
+    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, export_id))  # noqa: ARG005
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
     _add_round(app, "rescue", "* * * * * */10", QUICK, lambda: rescue(app.job_manager), periodic=periodic)
     return app
+
+
+def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:  # noqa: ARG001 - of the log
+    """Fetch an import, with its token if it was given one."""
+    try:
+        token = unseal(platform.settings, sealed_token) if sealed_token else ""
+    except IntegrityError:
+        uploaded_files.refuse_without_token(platform, file_id)
+    else:
+        uploaded_files.fetch(platform, file_id, hub_token=token)
 
 
 def _add_round(app: App, name: str, cron: str, queue: str, work: Callable[[], Any], *, periodic: bool) -> None:
@@ -70,7 +90,7 @@ async def rescue(manager: JobManager) -> None:
 
 def logged(call_next: Callable[[], Any], context: JobContext, _worker: Worker) -> Any:
     """Runs a task with its tenant in every log line, and logs why it failed; the library would log its arguments."""
-    with correlation.scope(tenant=context.job.task_kwargs.get("tenant")):
+    with correlation.scope(tenant=cast(str | None, context.job.task_kwargs.get("tenant"))):
         try:
             return call_next()
         except FtError as error:

@@ -24,6 +24,7 @@ from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.tables import upload_parts, uploads
 from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
+from control_plane.datasets.validation_state import settle
 from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import GIB, Tier, tier_named
@@ -176,7 +177,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
     """Join parts, in the order of `part_ids`, into a file; a completed upload is returned as it is.
 
     One call joins at a time, and a second waits for it; if that takes long, it is asked to retry. The file may still be ``uploaded``: the
-    caller starts its validation.
+    worker validates it.
     """
     done = get(platform, tenant, upload_id)
     if done.status == COMPLETED:
@@ -192,13 +193,14 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
             orphaned_objects.announce(conn, tenant, _file_key(upload, chosen), now=platform.clock())
         stored = _joined(platform, upload, chosen, md5)
         try:
-            file, left = _finished(platform, tenant, upload, stored)
+            at_once = uploaded_files.is_validated_at_once(platform, tenant, stored)
+            file, left = _finished(platform, tenant, upload, stored, at_once=at_once)
         except Conflict as error:
             if error.code != f"upload_{COMPLETED}":
                 raise
             return get(platform, tenant, upload_id)  # another call has finished the join
     orphaned_objects.try_to_remove(platform, left)
-    file = uploaded_files.settled_if_tiny(platform, tenant, file, stored)
+    file = settle(platform, file, None) if at_once else file
     with platform.engine.connect() as conn:
         return _view(platform, conn, _row(conn, tenant, upload_id), file=file)
 
@@ -259,7 +261,9 @@ def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
     return file_key(upload["tenant_id"], _file_id(upload["id"], chosen), upload["filename"])
 
 
-def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored) -> tuple[RowMapping, list[str]]:
+def _finished(
+    platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored, *, at_once: bool
+) -> tuple[RowMapping, list[str]]:
     """Write the file's row and end its upload in one transaction; returns the keys of its parts. On failure, the joined bytes are
     deleted."""
     requested = dict(upload["settings"])
@@ -268,9 +272,9 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploa
         with platform.engine.begin() as conn:
             _pending(platform, _row(conn, tenant, upload["id"], lock=True))
             now = platform.clock()
-            file = uploaded_files.insert_with(
-                conn, tenant, stored.file_id, now=now, filename=stored.filename, purpose=upload["purpose"], num_bytes=stored.num_bytes,
-                sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
+            file = uploaded_files.insert(
+                conn, tenant, stored, now=now, at_once=at_once, purpose=upload["purpose"],
+                expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
             )  # fmt: skip
             ended = {"status": COMPLETED, "file_id": file["id"], "finished_at": now}
             conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))

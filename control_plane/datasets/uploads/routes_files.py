@@ -73,7 +73,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
             await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
     row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **request_fields))
-    return responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
+    return responses.file(await run_in_threadpool(uploaded_files.wait_for_upload, platform, row))
 
 
 def _request_of(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -122,12 +122,10 @@ def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id
 
 
 @router.post("/{file_id}/validate", summary="Validate a file again")
-def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
+def validate(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
     """Validate a file again after a failure of the platform. A file that was already validated is refused, because the result would be
     the same."""
-    row = uploaded_files.validate_again(platform, tenant, file_id)
-    request.app.state.validation.enqueue(file_id)
-    return responses.file(row)
+    return responses.file(uploaded_files.validate_again(platform, tenant, file_id))
 
 
 @router.delete("/{file_id}", summary="Delete a file")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,12 +14,12 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from control_plane.datasets import suites, validation
-from control_plane.datasets.hub_fetch import is_fetched, waits_for_token
+from control_plane.datasets import suites, tasks, validation
+from control_plane.datasets.hub_fetch import is_fetched
 from control_plane.datasets.receiver import receive
 from control_plane.datasets.tables import files
 from control_plane.datasets.uploads import orphaned_objects
-from control_plane.datasets.validation_state import PLATFORM_FAILURES, bring_in, claimed, progress_of, settle
+from control_plane.datasets.validation_state import FETCHING, PLATFORM_FAILURES, Work, bring_in, progress_of, settle, written
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -32,9 +34,15 @@ from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)
-"""A file unvalidated for longer is queued, or was left by a process that died; a file being read is claimed and left alone."""
-LOOK_S = 1.0
-"""Interval of polling a file that another process works on."""
+"""Time after which the worker validates a small file whose upload died before it had done so."""
+LOOK_S = 0.2
+"""Interval of polling a file that the worker is to validate."""
+WAIT_S = 45.0
+"""Seconds that an upload waits for its validation: clients and proxies give up after a minute of silence."""
+MAX_WAITING = 16
+"""Uploads that may wait at once: less than half of the 40 threads that handle requests."""
+
+_waiting = threading.BoundedSemaphore(MAX_WAITING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +68,10 @@ def create(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
 ) -> RowMapping:
-    """Store and register an upload; a tiny one is validated before this returns, any other has status ``uploaded``.
+    """Store and register an upload; a tiny one is validated before this returns, any other by the worker.
 
-    `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. The caller must call
-    :func:`validate` for a file that is still ``uploaded``. Bytes are stored before the row exists: a crash in between leaves an announced
-    object that is deleted later, never a file without its bytes.
+    `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. Bytes are stored before
+    the row exists: a crash in between leaves an announced object that is deleted later, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
     stored = store(platform, tenant, stream, filename=filename)
@@ -104,20 +111,21 @@ def register(
     """Create the file for stored bytes; on failure, the bytes are deleted."""
     try:
         check_request(platform, policies=policies, model=model, purpose=purpose)
-        file = insert(
-            platform, tenant, stored.file_id, filename=stored.filename, purpose=purpose, column_map=column_map, policies=policies,
-            model=model, num_bytes=stored.num_bytes, sha256=stored.sha256, expires_after=expires_after,
-        )  # fmt: skip
+        at_once = is_validated_at_once(platform, tenant, stored)
+        with platform.engine.begin() as conn:
+            file = insert(
+                conn, tenant, stored, now=platform.clock(), at_once=at_once, purpose=purpose, column_map=column_map, policies=policies,
+                model=model, expires_after=expires_after,
+            )  # fmt: skip
     except Exception:
         discard(platform, tenant, stored)
         raise
-    return settled_if_tiny(platform, tenant, file, stored)
+    return settle(platform, file, None) if at_once else file
 
 
-def settled_if_tiny(platform: Platform, tenant: str, file: RowMapping, stored: Stored) -> RowMapping:
-    """Return the file, validated at once if that is quick."""
-    here = validation.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
-    return settle(platform, file, None) if here else file
+def is_validated_at_once(platform: Platform, tenant: str, stored: Stored) -> bool:
+    """Whether the validation of stored bytes is so quick that the caller does it."""
+    return validation.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
 
 
 def check_request(platform: Platform, *, policies: Mapping[str, Any] | None, model: str | None, purpose: str = PURPOSES[0]) -> None:
@@ -135,60 +143,98 @@ def new_id() -> str:
     return f"file-{uuid.uuid4().hex[:24]}"
 
 
-def insert(platform: Platform, tenant: str, file_id: str, **described: Any) -> RowMapping:
-    """:func:`insert_with` in its own transaction."""
-    with platform.engine.begin() as conn:
-        return insert_with(conn, tenant, file_id, now=platform.clock(), **described)
+def insert(conn: Connection, tenant: str, stored: Stored, *, at_once: bool, **described: Any) -> RowMapping:
+    """Insert the row of an unvalidated file, which claims its stored bytes, with the task that validates it; see :func:`insert_row`.
+
+    With `at_once` the caller validates it, and the task does so only if the caller dies before that.
+    """
+    orphaned_objects.claim(conn, file_key(tenant, stored.file_id, stored.filename))
+    file = insert_row(
+        conn, tenant, stored.file_id, filename=stored.filename, num_bytes=stored.num_bytes, sha256=stored.sha256, **described
+    )  # fmt: skip
+    large = validation.is_large(stored.num_bytes, stored.head)
+    tasks.add_validation(conn, file, large=large, after=ABANDONED_AFTER if at_once else None)
+    return file
 
 
-def insert_with(
+def insert_row(
     conn: Connection, tenant: str, file_id: str, *, now: datetime, filename: str, purpose: str = PURPOSES[0],
     column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
 ) -> RowMapping:  # fmt: skip
-    """Insert the row of an unvalidated file, which claims its stored bytes; without `sha256`, of an import to be fetched."""
+    """Insert the row of an unvalidated file; without `sha256`, of an import to be fetched."""
     name = safe_filename(filename)
-    key = file_key(tenant, file_id, name)
     values = {
         "id": file_id, "tenant_id": tenant, "filename": name, "purpose": purpose, "bytes": num_bytes, "sha256": sha256,
-        "object_key": key, "column_map": dict(column_map or {}), "policies": dict(policies or {}),
+        "object_key": file_key(tenant, file_id, name), "column_map": dict(column_map or {}), "policies": dict(policies or {}),
         "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": now,
         "expires_at": None if expires_after is None else now + expires_after,
     }  # fmt: skip
     refuse_while_deleted(conn, tenant)
-    if sha256:
-        orphaned_objects.claim(conn, key)
     return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
 
 
-def validate(
-    platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None, wait: bool = True, hub_token: str = "",
-    only_fetch: bool = False,
-) -> RowMapping:  # fmt: skip
-    """Validate a file and register its dataset version; a second call changes nothing.
+def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> RowMapping:
+    """Validate a file in a child process and register its dataset version; a second call changes nothing.
 
-    A child process reads it, for one caller at a time: a second caller waits for the first, or returns if `wait` is false. The bytes of an
-    import are fetched first, with the tenant's `hub_token` if it has one; `only_fetch` stops there. If the bytes or the database are
-    unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator itself, or whose outcome cannot be
-    recorded, is refused.
+    If the bytes or the database are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator
+    itself, or whose outcome cannot be recorded, is refused. Of two calls at the same time, the one that began later counts.
     """
-    while True:
-        file = find(platform, file_id)
-        if file["status"] != "uploaded" or file["deleted_at"] is not None or (only_fetch and is_fetched(file)):
-            return file
-        if not waits_for_token(platform, file, hub_token):
-            with claimed(platform, file_id, progress) as claim:
-                if claim is not None:
-                    file = find(platform, file_id)  # as the previous holder of the claim left it
-                    file = file if is_fetched(file) else bring_in(platform, file, claim, hub_token=hub_token)
-                    if only_fetch or file["status"] != "uploaded" or file["deleted_at"] is not None:
-                        return file
-                    return settle(platform, file, claim)
-        if not wait:
-            return file
+    file = find(platform, file_id)
+    if not _is_open(file):
+        return file
+    work = Work(platform, file_id, progress)
+    work.begin()
+    try:
+        return settle(platform, file, work)
+    finally:
+        work.end()
+
+
+def fetch(platform: Platform, file_id: str, *, hub_token: str = "") -> RowMapping:
+    """Fetch the bytes of an import, with the tenant's own token if it gave one, and have them validated; a second call changes nothing."""
+    file = find(platform, file_id)
+    if not _is_open(file) or is_fetched(file):
+        return file
+    work = Work(platform, file_id)
+    work.begin(FETCHING)
+    try:
+        return bring_in(platform, file, work, hub_token=hub_token)
+    finally:
+        work.end()
+
+
+def refuse_without_token(platform: Platform, file_id: str) -> RowMapping:
+    """Refuse an import whose stored token cannot be decrypted."""
+    source = find(platform, file_id)["source"]
+    details = f"the key that encrypted the token for {source} is gone; import it again with the token"
+    return written(platform, file_id, validation.Refused(details=details, report=None, code="hub_token_needed"), None)
+
+
+def wait_until_validated(
+    platform: Platform, file_id: str, *, within_s: float = math.inf, progress: Callable[[Progress], None] | None = None
+) -> RowMapping:
+    """Return the file once the worker has validated it, or in its present state after `within_s`."""
+    until = time.monotonic() + within_s
+    while _is_open(file := find(platform, file_id)) and time.monotonic() < until:
         if progress is not None and (seen := progress_of(file)) is not None:
             progress(seen)
         time.sleep(LOOK_S)
+    return file
+
+
+def wait_for_upload(platform: Platform, file: RowMapping) -> RowMapping:
+    """Return a file that was just uploaded once it is validated, or in its present state if that takes long or many wait."""
+    if not _is_open(file) or tasks.is_large(platform, file) or not _waiting.acquire(blocking=False):
+        return file
+    try:
+        return wait_until_validated(platform, file["id"], within_s=WAIT_S)
+    finally:
+        _waiting.release()
+
+
+def _is_open(file: RowMapping) -> bool:
+    return file["status"] == "uploaded" and file["deleted_at"] is None
 
 
 def find(platform: Platform, file_id: str) -> RowMapping:
@@ -200,16 +246,8 @@ def find(platform: Platform, file_id: str) -> RowMapping:
     return file
 
 
-def is_large(platform: Platform, file: RowMapping) -> bool:
-    """Whether the validation of `file` takes longer than a request should wait."""
-    if file["bytes"] < validation.LARGE_COMPRESSED_BYTES:
-        return False
-    with platform.objects.open(file["object_key"]) as stream:
-        return validation.is_large(file["bytes"], stream.read(validation.NUM_HEAD_BYTES))
-
-
 def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
-    """Reset a file that the platform failed to validate to ``uploaded``; the caller has it validated. Other files are refused."""
+    """Have a file validated again that the platform failed to validate. Other files are refused."""
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
         if file["status"] == "uploaded":
@@ -222,18 +260,12 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
         if not is_fetched(file) and file["hub_token_given"]:
             raise Conflict(f"{file['source']} needs a token, and tokens are not stored; import it again", code="hub_token_needed")
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
-        return conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
-
-
-def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Return files waiting for validation for longer than `older_than`, oldest first: left undone by a process that died."""
-    query = (
-        sa.select(files.c.id)
-        .where(files.c.status == "uploaded", files.c.deleted_at.is_(None), files.c.created_at <= platform.clock() - older_than)
-        .order_by(files.c.created_at)
-    )
-    with platform.engine.connect() as conn:
-        return list(conn.execute(query).scalars())
+        again = conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
+        if is_fetched(again):
+            tasks.add_validation(conn, again, large=tasks.is_large(platform, again))
+        else:
+            tasks.add_fetch(platform, conn, again, hub_token="")
+        return again
 
 
 def list_files(

@@ -299,12 +299,12 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     id_ = world.delete_data(tenant)
     job_id, now = world.row(adapter_id).job_id, world.clock.now
     file_id = world_file(world, tenant)
-    claim = validation_state.Claim(None).value(now.timestamp())
     links = {"id": "ev-1", "tenant_id": tenant, "job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "d"}
     with world.platform.engine.begin() as conn:
         conn.execute(sa.insert(evaluations).values(**links, kind="manual", state="running", created_at=now, beat_at=now))
-        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=claim))
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=now))
+        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(status="uploaded"))
+    validation_state.Work(world.platform, file_id).begin()
     forget = {
         f"job {job_id}": sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=None),
         f"file {file_id}": sa.update(files_table).where(files_table.c.id == file_id).values(progress=sa.null()),

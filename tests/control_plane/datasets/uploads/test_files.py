@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,9 +22,10 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from control_plane.worker.validation_worker import ValidationWorker
+from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
+from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import killed_while_working
 
@@ -66,41 +66,44 @@ def test_another_content_under_the_same_name_is_its_next_version(
     assert versions(platform, tenant) == [("support", 1), ("support", 2), ("support", 3)]
 
 
-def test_validating_at_once_registers_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
-    file_id = left_unvalidated(platform, tenant, write_chat_rows())
-    with ThreadPoolExecutor(4) as pool:
-        rows = list(pool.map(lambda _: uploaded_files.validate(platform, file_id), range(4)))
+def test_a_file_that_many_wait_for_is_validated_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    file = upload(platform, tenant, write_chat_rows(3000))
+    assert file["status"] == "uploaded"
+    with working(platform), ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(lambda _: uploaded_files.wait_for_upload(platform, file), range(4)))
     assert {(r["status"], r["dataset_id"]) for r in rows} == {("processed", rows[0]["dataset_id"])}
     assert versions(platform, tenant) == [("support", 1)]
 
 
-def test_what_a_dead_process_left_unvalidated_is_found_and_validated(
+def test_validating_at_once_registers_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = left_unvalidated(platform, tenant, write_chat_rows())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: uploaded_files.validate(platform, file_id), range(4)))
+    assert uploaded_files.get(platform, tenant.id, file_id)["status"] == "processed"
+    assert versions(platform, tenant) == [("support", 1)]
+
+
+def test_a_small_file_whose_upload_died_before_its_validation_is_validated_by_the_worker(
     platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
-    old = left_unvalidated(platform, tenant, write_chat_rows(name="old.jsonl"), age=timedelta(hours=1))
-    new = left_unvalidated(platform, tenant, write_chat_rows(name="new.jsonl"))
-    assert uploaded_files.unvalidated(platform) == [old], "a new one is somebody's work at this moment"
-    worker = ValidationWorker(platform)
-    worker.start()
-    worker.enqueue(new)
-    deadline = time.monotonic() + 20
-    while any(uploaded_files.get(platform, tenant.id, f)["status"] == "uploaded" for f in (old, new)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker.stop()
-    assert uploaded_files.unvalidated(platform, older_than=timedelta()) == []
+    path = write_chat_rows()
+    with path.open("rb") as stream:
+        stored = uploaded_files.store(platform, tenant.id, stream, filename=path.name)
+    with platform.engine.begin() as conn:  # as `register` does before it validates
+        given = {"column_map": None, "policies": None, "model": None}
+        uploaded_files.insert(conn, tenant.id, stored, at_once=True, now=platform.clock(), **given)
+    work_off(platform)
+    assert uploaded_files.get(platform, tenant.id, stored.file_id)["status"] == "uploaded", "it is somebody's work at this moment"
+    pass_time(platform, uploaded_files.ABANDONED_AFTER.total_seconds())
+    work_off(platform)
+    assert uploaded_files.get(platform, tenant.id, stored.file_id)["status"] == "processed"
 
 
-def test_the_api_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
+def test_the_worker_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
     left = killed_while_working(platform.settings.work_dir, tenant.id)
     assert left.exists()
-    worker = ValidationWorker(platform)
-    worker.start()
-    deadline = time.monotonic() + 60
-    while left.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker.stop()
+    assert "leftovers removed: 1" in CLEANUP.run(platform)
+    assert not left.exists()
 
 
 def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
@@ -186,7 +189,6 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
         found = uploaded_files.validate(hasty, file_id)
         assert (found["status"], found["dataset_id"]) == ("uploaded", None)
         assert found["deleted_at"] is not None
-        assert file_id not in uploaded_files.unvalidated(platform, older_than=timedelta())
     assert versions(platform, tenant) == []
 
 
@@ -220,7 +222,6 @@ def test_a_file_whose_outcome_cannot_be_recorded_is_refused_and_not_left_waiting
     file = upload(fresh_platform, made, write_chat_rows())
     assert (file["status"], file["dataset_id"]) == ("error", None)
     assert "tell your operator" in file["status_details"]
-    assert uploaded_files.unvalidated(fresh_platform, older_than=timedelta()) == []
 
 
 def test_an_upload_beyond_the_tier_is_cut_off(platform: Platform, tmp_path: Path) -> None:
