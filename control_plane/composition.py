@@ -24,7 +24,7 @@ from resources.webhook_sender import HttpWebhookSender
 
 
 def open_platform(settings: Settings) -> Platform:
-    """Return the platform that `settings` describe, for the API, the sensors and the assets.
+    """Return the platform that `settings` describe, for the API, the worker, the sensors and the assets.
 
     Connects to nothing yet. Within a process, equal settings return the same platform, so that its connections are shared; a forked child
     gets its own.

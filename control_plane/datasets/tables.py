@@ -20,7 +20,7 @@ files = sa.Table(
     sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as requested with the upload
     sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
     sa.Column("source", sa.Text),  # hf://... of an import
-    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is never stored
+    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is in the task, encrypted
     sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
     sa.Column("status_details", sa.Text),
     sa.Column("status_code", sa.Text),  # code of a refusal

@@ -258,7 +258,7 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
                 code="file_is_validated",
             )
         if not is_fetched(file) and file["hub_token_given"]:
-            raise Conflict(f"{file['source']} needs a token, and tokens are not stored; import it again", code="hub_token_needed")
+            raise Conflict(f"{file['source']} needs a token, and tokens are erased after use; import it again", code="hub_token_needed")
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
         again = conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
         if is_fetched(again):
