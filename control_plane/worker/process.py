@@ -30,8 +30,9 @@ CONCURRENCY: Mapping[str, int] = {
 }  # fmt: skip
 """Tasks of each queue that run at once. Queues are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
 no tenant has 16 endpoints."""
-POLL_S = 2.0
-"""How late a task may run that was added for a later time; others are announced by the database."""
+POLL_S: Mapping[str, float] = {FAILING: 2.0}
+"""How late a task of a queue may run that was added for a later time; others are announced by the database."""
+USUAL_POLL_S = 10.0
 GRACE_S = 5.0
 """Time in which running tasks may end when the process is to end; what is left is run by another worker."""
 RECONCILE_EVERY_S = 1.0
@@ -75,9 +76,10 @@ def make_workers(app: App, platform: Platform, *, wait: bool = True) -> list[Wor
     with_rounds = make_app(app.connector, platform, periodic=True) if wait else app
     return [
         Worker(
-            with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait, fetch_job_polling_interval=POLL_S,
-            abort_job_polling_interval=60.0, delete_jobs="always", install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S,
-            stalled_worker_timeout=LOST_AFTER_S, task_middleware=[logged],
+            with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait,
+            fetch_job_polling_interval=POLL_S.get(queue, USUAL_POLL_S), abort_job_polling_interval=60.0, delete_jobs="always",
+            install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S, stalled_worker_timeout=LOST_AFTER_S,
+            task_middleware=[logged],
         )
         for queue, concurrency in CONCURRENCY.items()
     ]  # fmt: skip

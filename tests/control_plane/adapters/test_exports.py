@@ -60,7 +60,7 @@ def operated(platform: Platform, base: Path) -> Platform:
     return replace(platform, models=catalogue_of(platform.settings))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(operated: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[str]:
     with working(operated):
         yield serve(create_app(operated))
