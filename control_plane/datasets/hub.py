@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets import tasks
+from control_plane.datasets.tables import File
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
@@ -36,7 +36,7 @@ def import_dataset(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
     hub_token: str = "",
-) -> RowMapping:
+) -> File:
     """Create a file for the rows of `hub_id`, which the worker fetches and validates.
 
     `hub_token` is the tenant's own, for a dataset that is not public; the operator's token is never used for tenants. It is stored

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from control_plane.datasets.receiver import receive
+from control_plane.datasets.tables import File
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
@@ -28,26 +27,27 @@ NETWORK = (
 """Environment variables that configure this machine's network access."""
 
 
-def is_fetched(file: Mapping[Any, Any] | RowMapping) -> bool:
+def is_fetched(file: File) -> bool:
     """Whether the bytes of `file` are stored; those of an upload always are."""
-    return bool(file["sha256"])
+    return bool(file.sha256)
 
 
-def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
     """Fetch and store the bytes of an import; returns the values for its row."""
-    tenant = file["tenant_id"]
+    assert file.source is not None, "only an import is fetched"
+    tenant = file.tenant_id
     tier = tier_named(get_tenant(platform, tenant).tier)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         order = {
-            "hub_id": file["source"], "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
+            "hub_id": file.source, "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
             "target": str(directory / "fetched"),
         }  # fmt: skip
         limits = Limits(wall_s=WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
         made = run_sandboxed(
-            FETCHER, order, directory, limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
+            FETCHER, order, directory, limits=limits, what=file.source, progress=progress, secret=hub_token, environment=NETWORK
         )
         name = safe_filename(made["filename"])
-        key = file_key(tenant, file["id"], name)
+        key = file_key(tenant, file.id, name)
         with Path(made["path"]).open("rb") as stream:
             received = receive(platform.objects, key, stream, tier)
     return {"filename": name, "object_key": key, "bytes": received.num_bytes, "sha256": received.sha256.hexdigest()}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -98,3 +103,31 @@ loose_objects = sa.Table(
     timestamp("due_at"),  # when it is deleted, unless a row has claimed it
     sa.Index("ix_loose_objects_due_at", "due_at"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A row of `files`."""
+
+    id: str
+    tenant_id: str
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    object_key: str
+    column_map: Mapping[str, str]
+    policies: dict[str, Any]
+    model: str | None
+    source: str | None
+    hub_token_given: bool
+    status: Literal["uploaded", "processed", "error"]
+    status_details: str | None
+    status_code: str | None
+    progress: Mapping[str, Any] | None
+    dataset_id: str | None
+    report: Mapping[str, Any] | None = None
+    """None in lists, too."""
+    created_at: datetime
+    expires_at: datetime | None
+    deleted_at: datetime | None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.datasets import validation
+from control_plane.datasets.tables import File
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import seal
 from control_plane.platform.task_queue import defer
@@ -19,25 +18,25 @@ SHORT, LONG, FETCHES = "validation", "long-validation", "fetch"
 """Queues of files whose upload waits, of large ones, and of fetches, so that none delays the others. In each, tenants take turns."""
 
 
-def add_validation(conn: Connection, file: RowMapping, *, large: bool, after: timedelta | None = None) -> None:
+def add_validation(conn: Connection, file: File, *, large: bool, after: timedelta | None = None) -> None:
     """Have a file validated once the caller commits; with `after`, unless it is done by then."""
     queue = LONG if large else SHORT
-    turn = f"{queue}:{file['tenant_id']}" if after is None else None  # what waits for its time must not hold up what does not
-    defer(conn, VALIDATE, queue=queue, turn=turn, after=after, file_id=file["id"], tenant=file["tenant_id"])
+    turn = f"{queue}:{file.tenant_id}" if after is None else None  # what waits for its time must not hold up what does not
+    defer(conn, VALIDATE, queue=queue, turn=turn, after=after, file_id=file.id, tenant=file.tenant_id)
 
 
-def add_fetch(platform: Platform, conn: Connection, file: RowMapping, *, hub_token: str) -> None:
+def add_fetch(platform: Platform, conn: Connection, file: File, *, hub_token: str) -> None:
     """Have an import fetched once the caller commits. Its token is encrypted, and is gone with the task."""
     token = seal(platform.settings, hub_token) if hub_token else ""
-    defer(conn, FETCH, queue=FETCHES, turn=f"fetch:{file['tenant_id']}", file_id=file["id"], tenant=file["tenant_id"], sealed_token=token)
+    defer(conn, FETCH, queue=FETCHES, turn=f"fetch:{file.tenant_id}", file_id=file.id, tenant=file.tenant_id, sealed_token=token)
 
 
-def is_large(platform: Platform, file: Mapping[Any, Any] | RowMapping) -> bool:
-    """Whether the validation of `file` takes longer than a request should wait; yes if its bytes cannot be read now."""
-    if file["bytes"] < validation.LARGE_COMPRESSED_BYTES:
+def is_large(platform: Platform, *, num_bytes: int, object_key: str) -> bool:
+    """Whether the validation of a file takes longer than a request should wait; yes if its bytes cannot be read now."""
+    if num_bytes < validation.LARGE_COMPRESSED_BYTES:
         return False
     try:
-        with platform.objects.open(file["object_key"]) as stream:
-            return validation.is_large(file["bytes"], stream.read(validation.NUM_HEAD_BYTES))
+        with platform.objects.open(object_key) as stream:
+            return validation.is_large(num_bytes, stream.read(validation.NUM_HEAD_BYTES))
     except Unavailable:
         return True

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.datasets import hub_fetch, tasks, validation
-from control_plane.datasets.tables import files
+from control_plane.datasets.tables import File, files
 from control_plane.notifications.outbox import publish
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED
 from ft_assets.datasets.pass_progress import Progress
@@ -32,9 +33,9 @@ PLATFORM_FAILURES = (CRASHED, "server_error", HUB_AWAY, IntegrityError.default_c
 log = logging.getLogger(__name__)
 
 
-def bring_in(platform: Platform, file: RowMapping, work: Work, *, hub_token: str) -> RowMapping:
+def bring_in(platform: Platform, file: File, work: Work, *, hub_token: str) -> File:
     """Fetch the bytes of an import and record them in its row with the task that validates them, or the reason for the failure."""
-    file_id = file["id"]
+    file_id = file.id
     try:
         values = hub_fetch.fetched(platform, file, hub_token=hub_token, progress=work)
     except FtError as error:
@@ -44,21 +45,21 @@ def bring_in(platform: Platform, file: RowMapping, work: Work, *, hub_token: str
     except Exception:
         log.exception("the fetch of %s broke", file_id)
         return written(platform, file_id, _broken(file_id), work)
-    large = tasks.is_large(platform, values)
+    large = tasks.is_large(platform, num_bytes=values["bytes"], object_key=values["object_key"])
     with platform.engine.begin() as conn:
         now = _locked(conn, file_id)
-        if now["status"] == "uploaded" and now["deleted_at"] is None and work.is_current(now):
-            fetched = conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
+        if now.status == "uploaded" and now.deleted_at is None and work.is_current(now):
+            fetched = records.one(conn, sa.update(files).where(files.c.id == file_id).values(**values).returning(files), File)
             tasks.add_validation(conn, fetched, large=large)
             return fetched
-    if now["deleted_at"] is not None:
+    if now.deleted_at is not None:
         platform.objects.delete(values["object_key"])  # stored after the deletion of the file
     return now
 
 
-def settle(platform: Platform, file: RowMapping, work: Work | None) -> RowMapping:
+def settle(platform: Platform, file: File, work: Work | None) -> File:
     """Validate a file and record the outcome; with `work` in a child process, without in this process."""
-    file_id = file["id"]
+    file_id = file.id
     try:
         outcome = validation.examine(platform, file, apart=work is not None, progress=work)
     except FtError as error:
@@ -71,7 +72,7 @@ def settle(platform: Platform, file: RowMapping, work: Work | None) -> RowMappin
     return written(platform, file_id, outcome, work)
 
 
-def written(platform: Platform, file_id: str, outcome: validation.Outcome, work: Work | None) -> RowMapping:
+def written(platform: Platform, file_id: str, outcome: validation.Outcome, work: Work | None) -> File:
     """Record the outcome of the work on a file."""
     try:
         with platform.engine.begin() as conn:
@@ -84,10 +85,10 @@ def written(platform: Platform, file_id: str, outcome: validation.Outcome, work:
         return _record(platform, conn, file_id, _broken(file_id), work)
 
 
-def _record(platform: Platform, conn: Connection, file_id: str, outcome: validation.Outcome, work: Work | None) -> RowMapping:
+def _record(platform: Platform, conn: Connection, file_id: str, outcome: validation.Outcome, work: Work | None) -> File:
     """Records nothing if the file was deleted meanwhile, or another run of the work began since."""
     file = _locked(conn, file_id)
-    if file["status"] != "uploaded" or file["deleted_at"] is not None or (work is not None and not work.is_current(file)):
+    if file.status != "uploaded" or file.deleted_at is not None or (work is not None and not work.is_current(file)):
         return file
     if isinstance(outcome, validation.Refused):
         values: dict[str, Any] = {
@@ -99,13 +100,13 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: validat
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
     reported: dict[str, Any] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
     kind = "file.refused" if values["status"] == "error" else "file.processed"
-    publish(conn, file["tenant_id"], kind, file_id, reported, now=platform.clock())
+    publish(conn, file.tenant_id, kind, file_id, reported, now=platform.clock())
     values["progress"] = sa.null()
-    return conn.execute(sa.update(files).where(files.c.id == file_id).values(**values).returning(files)).mappings().one()
+    return records.one(conn, sa.update(files).where(files.c.id == file_id).values(**values).returning(files), File)
 
 
-def _locked(conn: Connection, file_id: str) -> RowMapping:
-    return conn.execute(sa.select(files).where(files.c.id == file_id).with_for_update()).mappings().one()
+def _locked(conn: Connection, file_id: str) -> File:
+    return records.one(conn, sa.select(files).where(files.c.id == file_id).with_for_update(), File)
 
 
 def _broken(file_id: str) -> validation.Refused:
@@ -160,9 +161,9 @@ class Work:
         with contextlib.suppress(SQLAlchemyError):
             self._write(sa.null(), sa.cast(files.c.progress["token"].as_string(), sa.Text) == self._token)
 
-    def is_current(self, file: Mapping[Any, Any] | RowMapping) -> bool:
+    def is_current(self, file: File) -> bool:
         """Whether no other run has begun since."""
-        return bool(file["progress"]) and file["progress"].get("token") == self._token
+        return (file.progress or {}).get("token") == self._token
 
     def _value(self, progress: Progress) -> dict[str, Any]:
         return asdict(progress) | {"at": self._platform.clock().timestamp(), "token": self._token}
@@ -173,7 +174,7 @@ class Work:
             conn.execute(query.values(progress=value))
 
 
-def progress_of(file: Mapping[Any, Any] | RowMapping) -> Progress | None:
+def progress_of(file: File) -> Progress | None:
     """Return the progress of the work on a file; None while none is under way."""
-    stored: Mapping[str, Any] | None = file["progress"] if file["status"] == "uploaded" else None
+    stored: Mapping[str, Any] | None = file.progress if file.status == "uploaded" else None
     return None if stored is None else Progress(**{name: stored[name] for name in ("stage", "rows", "bytes", "total_bytes")})

@@ -128,7 +128,7 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
 
 def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
     found = uploaded_files.wait_until_validated(platform, file_id, progress=progress)
-    if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this is the next one
+    if found.status_code in PLATFORM_FAILURES:  # an earlier attempt died: this is the next one
         uploaded_files.validate_again(platform, tenant, file_id)
         uploaded_files.wait_until_validated(platform, file_id, progress=progress)
     with platform.engine.connect() as conn:

@@ -139,7 +139,7 @@ def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) ->
 def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> StreamingResponse:
     """Download the content of a file as it was uploaded."""
     row, stream = uploaded_files.content(platform, tenant, file_id)
-    headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{row["filename"]}"'}
+    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.filename}"'}
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
 
 
@@ -152,7 +152,7 @@ class _Changes:
 
     def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
         row = uploaded_files.get(self._platform, self._tenant, self._file_id)
-        event, over = responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
+        event, over = responses.file_event(row).model_dump_json(), row.status != "uploaded"
         if event == self._last_event:
             return [], over
         self._last_event = event

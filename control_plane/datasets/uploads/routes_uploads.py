@@ -11,6 +11,7 @@ from sqlalchemy.engine import RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import responses
+from control_plane.datasets.tables import File
 from control_plane.datasets.uploads import multipart_uploads, schemas, uploaded_files
 from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
@@ -83,11 +84,11 @@ def cancel(platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId
     return _upload(multipart_uploads.cancel(platform, tenant, upload_id))
 
 
-def _upload(view: multipart_uploads.View, *, file: RowMapping | None = None) -> schemas.Upload:
+def _upload(view: multipart_uploads.View, *, file: File | None = None) -> schemas.Upload:
     return schemas.Upload(**_fields(view, file=file))
 
 
-def _fields(view: multipart_uploads.View, *, file: RowMapping | None = None) -> dict[str, Any]:
+def _fields(view: multipart_uploads.View, *, file: File | None = None) -> dict[str, Any]:
     row, made = view.row, file or view.file
     is_done = view.status == multipart_uploads.COMPLETED
     return {

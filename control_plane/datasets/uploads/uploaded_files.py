@@ -12,15 +12,16 @@ from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.datasets import suites, tasks, validation
 from control_plane.datasets.hub_fetch import is_fetched
 from control_plane.datasets.receiver import receive
-from control_plane.datasets.tables import files
+from control_plane.datasets.tables import File, files
 from control_plane.datasets.uploads import orphaned_objects
 from control_plane.datasets.validation_state import FETCHING, PLATFORM_FAILURES, Work, bring_in, progress_of, settle, written
 from control_plane.jobs.tables import jobs
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.pagination import Order, Page, page
@@ -67,7 +68,7 @@ def create(
     column_map: Mapping[str, str] | None = None,
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
-) -> RowMapping:
+) -> File:
     """Store and register an upload; a tiny one is validated before this returns, any other by the worker.
 
     `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. Bytes are stored before
@@ -107,7 +108,7 @@ def register(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
     expires_after: timedelta | None = None,
-) -> RowMapping:
+) -> File:
     """Create the file for stored bytes; on failure, the bytes are deleted."""
     try:
         check_request(platform, policies=policies, model=model, purpose=purpose)
@@ -143,7 +144,7 @@ def new_id() -> str:
     return f"file-{uuid.uuid4().hex[:24]}"
 
 
-def insert(conn: Connection, tenant: str, stored: Stored, *, at_once: bool, **described: Any) -> RowMapping:
+def insert(conn: Connection, tenant: str, stored: Stored, *, at_once: bool, **described: Any) -> File:
     """Insert the row of an unvalidated file, which claims its stored bytes, with the task that validates it; see :func:`insert_row`.
 
     With `at_once` the caller validates it, and the task does so only if the caller dies before that.
@@ -161,7 +162,7 @@ def insert_row(
     conn: Connection, tenant: str, file_id: str, *, now: datetime, filename: str, purpose: str = PURPOSES[0],
     column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
-) -> RowMapping:  # fmt: skip
+) -> File:  # fmt: skip
     """Insert the row of an unvalidated file; without `sha256`, of an import to be fetched."""
     name = safe_filename(filename)
     values = {
@@ -171,10 +172,10 @@ def insert_row(
         "expires_at": None if expires_after is None else now + expires_after,
     }  # fmt: skip
     refuse_while_deleted(conn, tenant)
-    return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
+    return records.one(conn, sa.insert(files).values(**values).returning(files), File)
 
 
-def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> RowMapping:
+def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> File:
     """Validate a file in a child process and register its dataset version; a second call changes nothing.
 
     If the bytes or the database are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator
@@ -191,7 +192,7 @@ def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress],
         work.end()
 
 
-def fetch(platform: Platform, file_id: str, *, hub_token: str = "") -> RowMapping:
+def fetch(platform: Platform, file_id: str, *, hub_token: str = "") -> File:
     """Fetch the bytes of an import, with the tenant's own token if it gave one, and have them validated; a second call changes nothing."""
     file = find(platform, file_id)
     if not _is_open(file) or is_fetched(file):
@@ -204,16 +205,16 @@ def fetch(platform: Platform, file_id: str, *, hub_token: str = "") -> RowMappin
         work.end()
 
 
-def refuse_without_token(platform: Platform, file_id: str) -> RowMapping:
+def refuse_without_token(platform: Platform, file_id: str) -> File:
     """Refuse an import whose stored token cannot be decrypted."""
-    source = find(platform, file_id)["source"]
+    source = find(platform, file_id).source
     details = f"the key that encrypted the token for {source} is gone; import it again with the token"
     return written(platform, file_id, validation.Refused(details=details, report=None, code="hub_token_needed"), None)
 
 
 def wait_until_validated(
     platform: Platform, file_id: str, *, within_s: float = math.inf, progress: Callable[[Progress], None] | None = None
-) -> RowMapping:
+) -> File:
     """Return the file once the worker has validated it, or in its present state after `within_s`."""
     until = time.monotonic() + within_s
     while _is_open(file := find(platform, file_id)) and time.monotonic() < until:
@@ -223,46 +224,50 @@ def wait_until_validated(
     return file
 
 
-def wait_for_upload(platform: Platform, file: RowMapping) -> RowMapping:
+def wait_for_upload(platform: Platform, file: File) -> File:
     """Return a file that was just uploaded once it is validated, or in its present state if that takes long or many wait."""
-    if not _is_open(file) or tasks.is_large(platform, file) or not _waiting.acquire(blocking=False):
+    if (
+        not _is_open(file)
+        or tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key)
+        or not _waiting.acquire(blocking=False)
+    ):
         return file
     try:
-        return wait_until_validated(platform, file["id"], within_s=WAIT_S)
+        return wait_until_validated(platform, file.id, within_s=WAIT_S)
     finally:
         _waiting.release()
 
 
-def _is_open(file: RowMapping) -> bool:
-    return file["status"] == "uploaded" and file["deleted_at"] is None
+def _is_open(file: File) -> bool:
+    return file.status == "uploaded" and file.deleted_at is None
 
 
-def find(platform: Platform, file_id: str) -> RowMapping:
+def find(platform: Platform, file_id: str) -> File:
     """Return the file, whatever its tenant and even if it was deleted."""
     with platform.engine.connect() as conn:
-        file = conn.execute(sa.select(files).where(files.c.id == file_id)).mappings().one_or_none()
+        file = records.one_or_none(conn, sa.select(files).where(files.c.id == file_id), File)
     if file is None:
         raise NotFound(f"no file {file_id!r}", code="file_not_found", param="file_id")
     return file
 
 
-def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
+def validate_again(platform: Platform, tenant: str, file_id: str) -> File:
     """Have a file validated again that the platform failed to validate. Other files are refused."""
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
-        if file["status"] == "uploaded":
+        if file.status == "uploaded":
             return file
-        if file["status_code"] not in PLATFORM_FAILURES:
+        if file.status_code not in PLATFORM_FAILURES:
             raise Conflict(
-                f"file {file_id} is {file['status']}, and validating the same bytes again gives the same; upload a corrected file",
+                f"file {file_id} is {file.status}, and validating the same bytes again gives the same; upload a corrected file",
                 code="file_is_validated",
             )
-        if not is_fetched(file) and file["hub_token_given"]:
-            raise Conflict(f"{file['source']} needs a token, and tokens are erased after use; import it again", code="hub_token_needed")
+        if not is_fetched(file) and file.hub_token_given:
+            raise Conflict(f"{file.source} needs a token, and tokens are erased after use; import it again", code="hub_token_needed")
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
-        again = conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
+        again = records.one(conn, sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files), File)
         if is_fetched(again):
-            tasks.add_validation(conn, again, large=tasks.is_large(platform, again))
+            tasks.add_validation(conn, again, large=tasks.is_large(platform, num_bytes=again.bytes, object_key=again.object_key))
         else:
             tasks.add_fetch(platform, conn, again, hub_token="")
         return again
@@ -270,28 +275,28 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
 
 def list_files(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
-) -> Page[RowMapping]:
+) -> Page[File]:
     """Return the tenant's files, newest first unless `order` is ``asc``."""
     query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
     with platform.engine.connect() as conn:
         keys = (files.c.created_at, files.c.id)
-        return page(conn, query, keys, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)
+        return page(conn, query, keys, of=File, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)
 
 
-def get(platform: Platform, tenant: str, file_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, file_id: str) -> File:
     """Return the file; ``NotFound`` for another tenant's and for a deleted one."""
     with platform.engine.connect() as conn:
         return _get(conn, tenant, file_id)
 
 
-def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, BinaryIO]:
+def content(platform: Platform, tenant: str, file_id: str) -> tuple[File, BinaryIO]:
     """Return the file and its bytes as uploaded; the caller closes the stream."""
     file = get(platform, tenant, file_id)
     if not is_fetched(file):
-        raise Conflict(f"{file['source']} is not fetched; ask again when it is (GET /v1/files/{file_id}/events)", code="file_not_fetched")
-    return file, platform.objects.open(file["object_key"])
+        raise Conflict(f"{file.source} is not fetched; ask again when it is (GET /v1/files/{file_id}/events)", code="file_not_fetched")
+    return file, platform.objects.open(file.object_key)
 
 
 def delete(platform: Platform, tenant: str, file_id: str) -> None:
@@ -305,8 +310,8 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
         if user is not None:
             raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
         conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock(), report=sa.null()))
-        orphaned_objects.release(conn, tenant, [file["object_key"]], now=platform.clock())
-    orphaned_objects.try_to_remove(platform, [file["object_key"]])
+        orphaned_objects.release(conn, tenant, [file.object_key], now=platform.clock())
+    orphaned_objects.try_to_remove(platform, [file.object_key])
 
 
 def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
@@ -330,9 +335,9 @@ def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:
     return sa.and_(naming, jobs.c.state.not_in([s.value for s in FINAL]))
 
 
-def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> RowMapping:
+def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> File:
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
-    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    row = records.one_or_none(conn, query.with_for_update() if lock else query, File)
     if row is None:
         raise NotFound(f"no file {file_id!r}; list yours with GET /v1/files", code="file_not_found", param="file_id")
     return row

@@ -20,7 +20,7 @@ from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_format
-from control_plane.datasets.tables import datasets
+from control_plane.datasets.tables import File, datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -78,7 +78,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     plan = placed.plan
     method = methods.get(request.method)
     file, version = _training_data(platform, tenant, request.training_file)
-    check_format(version["format"], request.method, file["id"], param="training_file")
+    check_format(version["format"], request.method, file.id, param="training_file")
     splits = (version["report"].get("stats") or {}).get("splits")
     num_examples = expected_time.num_training(version["row_count"], splits, own_validation=request.validation_file is not None)
     tokens = _tokens(platform, tenant, file, version, model, method, plan.max_seq_len, share=num_examples / version["row_count"])
@@ -100,7 +100,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     start = _start(platform, this, now)
     return {
         "model": model.id,
-        "training_file": file["id"],
+        "training_file": file.id,
         "dataset_id": version["id"],
         "num_examples": num_examples,
         "max_seq_len": plan.max_seq_len,
@@ -124,18 +124,18 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> dict[str, 
     }
 
 
-def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, RowMapping]:
+def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[File, RowMapping]:
     """Return the file and its dataset version; refused with the reason if it has none."""
     file = uploaded_files.get(platform, tenant, file_id)
-    if file["status"] == "uploaded":
+    if file.status == "uploaded":
         raise Conflict(
             f"file {file_id} is not validated yet; retry when it is (GET /v1/files/{file_id}/events shows when)",
             code="file_not_validated",
             param="training_file",
         )
-    if file["status"] == "error":
-        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file['status_details']}", param="training_file")
-    query = sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file["dataset_id"])
+    if file.status == "error":
+        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file.status_details}", param="training_file")
+    query = sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)
     with platform.engine.connect() as conn:
         version = conn.execute(query).mappings().one()
     check_enough_to_train(version["row_count"], training_file=file_id)
@@ -145,7 +145,7 @@ def _training_data(platform: Platform, tenant: str, file_id: str) -> tuple[RowMa
 def _tokens(
     platform: Platform,
     tenant: str,
-    file: RowMapping,
+    file: File,
     version: RowMapping,
     model: BaseModel,
     method: Method,
@@ -154,14 +154,14 @@ def _tokens(
     share: float,
 ) -> Tokens:
     """Use the report's count if it is for this model and nothing is truncated; else sample rows."""
-    report: Mapping[str, Any] = file["report"] or version["report"]
-    policies = Policies.from_request(file["policies"])
+    report: Mapping[str, Any] = file.report or version["report"]
+    policies = Policies.from_request(file.policies)
     counted = expected_time.counted_tokens(report, model, method, policies, max_seq_len, share=share)
     if counted is not None:
         return Tokens(per_epoch=counted, error=0, counted=True, how=f"counted at validation with {model.id}")
     if model.directory is None:
         raise Conflict(
-            f"{model.id} has no tokenizer on this machine and the report of {file['id']} counts no tokens of it; the job itself is not "
+            f"{model.id} has no tokenizer on this machine and the report of {file.id} counts no tokens of it; the job itself is not "
             "affected",
             code="estimate_needs_tokenizer",
             param="model",

@@ -51,25 +51,25 @@ def near(platform: Platform, server: Hub) -> Platform:
 def worked_off(platform: Platform, file: Any) -> Any:
     """The file, once the worker has done what there is to do."""
     work_off(platform)
-    return uploaded_files.find(platform, file["id"])
+    return uploaded_files.find(platform, file.id)
 
 
 def test_an_import_is_a_validated_file_that_says_where_it_is_from(near: Platform, tenant: Tenant, server: Hub) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"}, policies={"pii": "redact"})
-    assert (made["status"], made["source"], made["bytes"]) == ("uploaded", f"hf://datasets/acme/sums@{SHA}:train", 0)
+    assert (made.status, made.source, made.bytes) == ("uploaded", f"hf://datasets/acme/sums@{SHA}:train", 0)
     assert server.asked == [], "nothing is fetched before the answer"
     with pytest.raises(Conflict) as early:
-        uploaded_files.content(near, tenant.id, made["id"])
+        uploaded_files.content(near, tenant.id, made.id)
     assert early.value.code == "file_not_fetched"
     seen: list[str] = []
     with working(near):
-        file = uploaded_files.wait_until_validated(near, made["id"], progress=lambda p: seen.append(p.stage))
-    assert (file["status"], file["filename"]) == ("processed", "train.jsonl")
-    assert file["bytes"] == len(server.repos["acme/sums"]["train.jsonl"])
+        file = uploaded_files.wait_until_validated(near, made.id, progress=lambda p: seen.append(p.stage))
+    assert (file.status, file.filename) == ("processed", "train.jsonl")
+    assert file.bytes == len(server.repos["acme/sums"]["train.jsonl"])
     assert seen[0] == validation_state.FETCHING
-    assert file["report"]["examples"] > 100
-    assert file["report"]["stats"]["personal_data"]["rows"] == 120
-    with uploaded_files.content(near, tenant.id, made["id"])[1] as stream:
+    assert file.report["examples"] > 100
+    assert file.report["stats"]["personal_data"]["rows"] == 120
+    with uploaded_files.content(near, tenant.id, made.id)[1] as stream:
         assert stream.read() == server.repos["acme/sums"]["train.jsonl"]
 
 
@@ -79,22 +79,22 @@ def test_an_import_that_cannot_be_is_refused_with_the_reason(near: Platform, ten
     assert branch.value.code == "hub_revision_not_pinned"
     assert uploaded_files.list_files(near, tenant.id).items == []
     absent = worked_off(near, hub.import_dataset(near, tenant.id, hub_id=f"hf://acme/nothing@{SHA}"))
-    assert (absent["status"], absent["status_code"], absent["dataset_id"]) == ("error", "hub_dataset_not_found", None)
+    assert (absent.status, absent.status_code, absent.dataset_id) == ("error", "hub_dataset_not_found", None)
 
 
 def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(near: Platform, tenant: Tenant, server: Hub) -> None:
     server.gated = {"acme/secret"}
     closed = worked_off(near, hub.import_dataset(near, tenant.id, hub_id=PRIVATE))
-    assert (closed["status"], closed["status_code"]) == ("error", "hub_dataset_gated")
+    assert (closed.status, closed.status_code) == ("error", "hub_dataset_gated")
     assert "hf_theOperators" not in str(server.asked)
     mapping = {"q": "prompt", "a": "completion"}
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, column_map=mapping, hub_token=TOKEN)
     with near.engine.connect() as conn:
         tasks = str(conn.execute(sa.text("SELECT * FROM tasks.procrastinate_jobs")).all())
-    assert made["id"] in tasks and TOKEN not in tasks, "it is encrypted until it is used"
-    assert worked_off(near, made)["status"] == "processed"
+    assert made.id in tasks and TOKEN not in tasks, "it is encrypted until it is used"
+    assert worked_off(near, made).status == "processed"
     with near.engine.connect() as conn:
-        assert made["id"] not in str(conn.execute(sa.text("SELECT * FROM tasks.procrastinate_jobs")).all())
+        assert made.id not in str(conn.execute(sa.text("SELECT * FROM tasks.procrastinate_jobs")).all())
     assert f"Bearer {TOKEN}" in [authorization for *_, authorization in server.asked], "it was used"
     with near.engine.connect() as conn:
         stored = [str(row) for table in metadata.sorted_tables for row in conn.execute(sa.select(table))]
@@ -108,8 +108,8 @@ def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(
 def test_an_import_whose_token_no_key_decrypts_is_refused(near: Platform, tenant: Tenant, server: Hub, tmp_path: Path) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, hub_token=TOKEN)
     refused = worked_off(replace(near, settings=replace(near.settings, secrets_key_file=tmp_path / "another.key")), made)
-    assert (refused["status"], refused["status_code"]) == ("error", "hub_token_needed")
-    assert "import it again with the token" in refused["status_details"]
+    assert (refused.status, refused.status_code) == ("error", "hub_token_needed")
+    assert "import it again with the token" in refused.status_details
     assert server.asked == []
 
 
@@ -117,14 +117,14 @@ def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tena
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
     cut_off = replace(near, settings=replace(near.settings, hub_endpoint="http://127.0.0.1:9"))
     refused = worked_off(cut_off, made)
-    assert (refused["status"], refused["status_code"]) == ("error", "hub_unavailable")
-    assert uploaded_files.validate_again(near, tenant.id, made["id"])["status"] == "uploaded"
-    assert worked_off(near, made)["status"] == "processed"
+    assert (refused.status, refused.status_code) == ("error", "hub_unavailable")
+    assert uploaded_files.validate_again(near, tenant.id, made.id).status == "uploaded"
+    assert worked_off(near, made).status == "processed"
 
 
 def test_a_tenant_has_a_bounded_number_of_imports_in_line(near: Platform) -> None:
     busy, other = (tenants.create(near, name)[0].id for name in ("busy", "other"))
-    made = [hub.import_dataset(near, busy, hub_id=PUBLIC)["id"] for _ in range(hub.MAX_PENDING)]
+    made = [hub.import_dataset(near, busy, hub_id=PUBLIC).id for _ in range(hub.MAX_PENDING)]
     with pytest.raises(QuotaExceeded) as refused:
         hub.import_dataset(near, busy, hub_id=PUBLIC)
     assert refused.value.code == "too_many_imports"

@@ -44,7 +44,7 @@ def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_r
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     with spans.span("request", parent=CALLER):
-        job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
     assert dispatch.of_job(fresh_platform, job["id"]) == CALLER
     assert dispatch.of_job(fresh_platform, "ftjob-none") is None
     url = fresh_platform.engine.url.render_as_string(hide_password=False)

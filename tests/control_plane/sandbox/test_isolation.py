@@ -53,8 +53,8 @@ def order(path: Path, directory: Path) -> Order:
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
         file = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
-    assert file["status"] == "uploaded"
-    return str(file["id"])
+    assert file.status == "uploaded"
+    return str(file.id)
 
 
 def validator_of(process: psutil.Process, *, within_s: float = 60) -> psutil.Process:
@@ -217,15 +217,15 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
     killer.start()
     refused = uploaded_files.validate(platform, file_id)
     killer.join()
-    assert (refused["status"], refused["status_code"], refused["report"], refused["progress"]) == (
+    assert (refused.status, refused.status_code, refused.report, refused.progress) == (
         "error",
         CRASHED,
         None,
         None,
     )
-    assert f"POST /v1/files/{file_id}/validate" in refused["status_details"]
-    assert uploaded_files.validate_again(platform, tenant.id, file_id)["status"] == "uploaded"
-    assert uploaded_files.validate(platform, file_id)["status"] == "processed"
+    assert f"POST /v1/files/{file_id}/validate" in refused.status_details
+    assert uploaded_files.validate_again(platform, tenant.id, file_id).status == "uploaded"
+    assert uploaded_files.validate(platform, file_id).status == "processed"
     with pytest.raises(Conflict, match="gives the same"):
         uploaded_files.validate_again(platform, tenant.id, file_id)
 
@@ -244,7 +244,7 @@ def test_who_waits_for_a_large_file_hears_how_far_it_is(platform: Platform, tena
     assert heard[0].rows == 7
     uploaded_files.validate(platform, file_id)
     waiting.join(60)
-    assert not waiting.is_alive() and uploaded_files.get(platform, tenant.id, file_id)["status"] == "processed"
+    assert not waiting.is_alive() and uploaded_files.get(platform, tenant.id, file_id).status == "processed"
 
 
 def test_a_run_that_was_given_up_neither_writes_over_the_next_ones_progress_nor_clears_it(
@@ -258,11 +258,11 @@ def test_a_run_that_was_given_up_neither_writes_over_the_next_ones_progress_nor_
     assert new.is_current(held) and not stalled.is_current(held)
     stalled(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
     stalled.end()
-    assert uploaded_files.find(platform, file_id)["progress"] == held["progress"]
+    assert uploaded_files.find(platform, file_id).progress == held.progress
     new(Progress(stage="reading", rows=8, bytes=8, total_bytes=9))
-    assert uploaded_files.find(platform, file_id)["progress"]["rows"] == 8
+    assert uploaded_files.find(platform, file_id).progress["rows"] == 8
     new.end()
-    assert uploaded_files.find(platform, file_id)["progress"] is None
+    assert uploaded_files.find(platform, file_id).progress is None
 
 
 def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_ones_work(
@@ -273,8 +273,8 @@ def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_one
     stalled.begin()
     new.begin()
     short = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1))
-    assert validation_state.settle(short, uploaded_files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
-    assert validation_state.settle(platform, uploaded_files.find(platform, file_id), new)["status"] == "processed"
+    assert validation_state.settle(short, uploaded_files.find(platform, file_id), stalled).status == "uploaded", "its child was ended"
+    assert validation_state.settle(platform, uploaded_files.find(platform, file_id), new).status == "processed"
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:

@@ -227,7 +227,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     assert traced["holds"], "every digest stays; what is not there has its proof"
     with world.write(salt="again").open("rb") as stream:
         again = uploaded_files.create(world.platform, tenant, stream, filename="new.jsonl", purpose="fine-tune")
-    assert again["status"] == "processed", "the tenant itself goes on"
+    assert again.status == "processed", "the tenant itself goes on"
 
 
 def world_file(world: World, tenant: str) -> str:

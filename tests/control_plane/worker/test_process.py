@@ -71,11 +71,11 @@ def add_file(platform: Platform, tenant: str, path: Path, name: str, *, claimed_
     stored = stored if claimed_bytes is None else replace(stored, num_bytes=claimed_bytes)
     with platform.engine.begin() as conn:
         given: dict[str, Any] = {"column_map": None, "policies": None, "model": None}
-        return str(uploaded_files.insert(conn, tenant, stored, at_once=False, now=platform.clock(), **given)["id"])
+        return str(uploaded_files.insert(conn, tenant, stored, at_once=False, now=platform.clock(), **given).id)
 
 
 def is_processed(platform: Platform, file_id: str) -> bool:
-    return bool(uploaded_files.find(platform, file_id)["status"] == "processed")
+    return bool(uploaded_files.find(platform, file_id).status == "processed")
 
 
 def test_files_of_a_tenant_that_hang_stop_no_other_tenant(held: Platform, store: Held, write_chat_rows: Callable[..., Path]) -> None:
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_now_is_tried_again_and_delays_no_other_file(
     other = add_file(held, tenant, rows, "other.jsonl")
     with working(held):
         until(lambda: is_processed(held, other))
-        assert uploaded_files.find(held, away)["status"] == "uploaded"
+        assert uploaded_files.find(held, away).status == "uploaded"
         store.released.set()
         until(lambda: is_processed(held, away))
 
