@@ -16,12 +16,13 @@ from typing import Any, BinaryIO
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import service as adapters
-from control_plane.adapters.tables import exports
+from control_plane.adapters.tables import Export, exports
 from control_plane.jobs.tables import jobs
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import defer
 from control_plane.sandbox import scratch
@@ -56,7 +57,7 @@ BROKEN = "the export could not be made; that is the platform's failure: ask for 
 log = logging.getLogger(__name__)
 
 
-def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> RowMapping:
+def request(platform: Platform, tenant: str, reference: str, *, format: str, precision: str | None = None) -> Export:
     """Return the export of an adapter in this form: the existing one, or a new order. A failed one is ordered again."""
     kind, exact = checked(format, precision)
     adapter = adapters.get_adapter(platform, tenant, reference)
@@ -64,13 +65,13 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
     same = sa.and_(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"], exports.c.key == key)
     requested_before = sa.select(exports).where(same, exports.c.status != FAILED)
     with platform.engine.connect() as conn:
-        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
+        if (known := records.one_or_none(conn, requested_before, Export)) is not None:
             return known
     if (directory := platform.models.card(adapter["base_model"]).directory) is not None:
         check_memory(adapter["base_model"], directory, kind, host=host_bytes())
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
-        if (known := conn.execute(requested_before).mappings().one_or_none()) is not None:
+        if (known := records.one_or_none(conn, requested_before, Export)) is not None:
             return known
         waiting = sa.select(sa.func.count()).where(exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
         if (num := conn.execute(waiting).scalar_one()) >= MAX_PENDING:
@@ -86,17 +87,17 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
         )  # fmt: skip
         conn.execute(again)
-        ordered = conn.execute(sa.select(exports).where(same)).mappings().one()
-        defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{tenant}", export_id=ordered["id"], tenant=tenant)
+        ordered = records.one(conn, sa.select(exports).where(same), Export)
+        defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{tenant}", export_id=ordered.id, tenant=tenant)
         return ordered
 
 
-def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, reference: str, export_id: str) -> Export:
     """Return one export of an adapter of the tenant."""
     adapter = adapters.get_adapter(platform, tenant, reference)
     query = sa.select(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
     with platform.engine.connect() as conn:
-        row = conn.execute(query).mappings().one_or_none()
+        row = records.one_or_none(conn, query, Export)
     if row is None:
         raise NotFound(
             f"no export {export_id[:80]!r} of {adapter['id']}; ask for one with POST", code="export_not_found", param="export_id"
@@ -104,28 +105,29 @@ def get(platform: Platform, tenant: str, reference: str, export_id: str) -> RowM
     return row
 
 
-def list_exports(platform: Platform, tenant: str, reference: str) -> list[RowMapping]:
+def list_exports(platform: Platform, tenant: str, reference: str) -> list[Export]:
     """Return the exports of an adapter, newest first; at most one per form."""
     adapter = adapters.get_adapter(platform, tenant, reference)
     query = sa.select(exports).where(exports.c.tenant_id == tenant, exports.c.adapter_id == adapter["id"])
     with platform.engine.connect() as conn:
-        return list(conn.execute(query.order_by(exports.c.created_at.desc(), exports.c.id)).mappings())
+        return records.many(conn, query.order_by(exports.c.created_at.desc(), exports.c.id), Export)
 
 
-def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[RowMapping, BinaryIO]:
+def content(platform: Platform, tenant: str, reference: str, export_id: str) -> tuple[Export, BinaryIO]:
     """Return the archive; ``Conflict`` while it is being made, and with the reason if it failed."""
     row = get(platform, tenant, reference, export_id)
-    if row["status"] != READY:
-        why = f": {row['error']['message']}" if row["error"] else ""
-        raise Conflict(f"export {export_id} is {row['status']}{why}; it can be downloaded when it is {READY}", code="export_not_ready")
-    return row, platform.objects.open(row["object_key"])
+    if row.status != READY:
+        why = f": {row.error['message']}" if row.error else ""
+        raise Conflict(f"export {export_id} is {row.status}{why}; it can be downloaded when it is {READY}", code="export_not_ready")
+    assert row.object_key is not None, "it is ready"
+    return row, platform.objects.open(row.object_key)
 
 
 def delete(platform: Platform, tenant: str, reference: str, export_id: str) -> None:
     """Delete an export with its archive; one that is being made is abandoned."""
     row = get(platform, tenant, reference, export_id)
     with platform.engine.begin() as conn:
-        _remove(platform, conn, exports.c.id == row["id"])
+        _remove(platform, conn, exports.c.id == row.id)
 
 
 def expire(platform: Platform) -> int:
@@ -137,10 +139,10 @@ def expire(platform: Platform) -> int:
 
 def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool]) -> int:
     """Delete rows and archives in one transaction, so that what fails is found again."""
-    removed = list(conn.execute(sa.delete(exports).where(which).returning(exports)).mappings())
+    removed = records.many(conn, sa.delete(exports).where(which).returning(exports), Export)
     for row in removed:
-        if row["object_key"]:
-            platform.objects.delete(row["object_key"])
+        if row.object_key:
+            platform.objects.delete(row.object_key)
     return len(removed)
 
 
@@ -152,7 +154,8 @@ def make(platform: Platform, export_id: str) -> str | None:
     claim = uuid.uuid4().hex
     query = sa.update(exports).where(exports.c.id == export_id, exports.c.status.in_((QUEUED, RUNNING)))
     with platform.engine.begin() as conn:
-        row = conn.execute(query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)).mappings().one_or_none()
+        begun = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
+        row = records.one_or_none(conn, begun, Export)
     if row is None:
         return None
     try:
@@ -199,10 +202,10 @@ class _Hold:
             log.warning("the progress of an export was not recorded: %s", error)
 
 
-def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
-    record = AdapterRecord.from_row(adapters.get_adapter(platform, row["tenant_id"], row["adapter_id"]))
+def _made(platform: Platform, row: Export, hold: _Hold) -> dict[str, Any]:
+    record = AdapterRecord.from_row(adapters.get_adapter(platform, row.tenant_id, row.adapter_id))
     model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
-    kind, precision = Format(row["format"]), Precision(row["precision"]) if row["precision"] else None
+    kind, precision = Format(row.format), Precision(row.precision) if row.precision else None
     check_memory(model.id, base_dir, kind, host=host_bytes())
     order = Order(
         format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute(),
@@ -212,7 +215,7 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     )  # fmt: skip
     hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
-    with scratch.directory(platform.settings.work_dir, row["tenant_id"]) as directory:
+    with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
         made = run_sandboxed(
             MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
@@ -223,18 +226,18 @@ def _made(platform: Platform, row: RowMapping, hold: _Hold) -> dict[str, Any]:
     return {"object_key": _object_key(row), **reported}
 
 
-def _give_up(platform: Platform, row: RowMapping) -> None:
+def _give_up(platform: Platform, row: Export) -> None:
     """Delete the archive of a deleted order, unless another process makes it for the same order."""
     with platform.engine.connect() as conn:
-        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row["id"])).one_or_none()
-    log.warning("export %s is %s", row["id"], "made by another process" if there else "deleted")
+        there = conn.execute(sa.select(exports.c.id).where(exports.c.id == row.id)).one_or_none()
+    log.warning("export %s is %s", row.id, "made by another process" if there else "deleted")
     if there is None:
         platform.objects.delete(_object_key(row))
 
 
-def _object_key(row: RowMapping) -> str:
+def _object_key(row: Export) -> str:
     """Key of this order alone: the archive of a later order for the same form is another object, and either can be deleted."""
-    return object_key(row["tenant_id"], row["adapter_id"], f"{row['key']}-{row['id']}")
+    return object_key(row.tenant_id, row.adapter_id, f"{row.key}-{row.id}")
 
 
 def _memory(base_dir: Path) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from control_plane.adapters import schemas, service
+from control_plane.adapters.tables import Export
 from control_plane.jobs import schemas as jobs_schemas
 from control_plane.platform.epoch_time import epoch_seconds
 
@@ -31,13 +30,10 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def export(row: RowMapping) -> schemas.Export:
-    shown = {name: row[name] for name in ("id", "adapter_id", "format", "precision", "status", "progress", "bytes", "sha256", "manifest")}
-    ready = row["status"] == "ready"
+def export(of: Export) -> schemas.Export:
     return schemas.Export(
-        **shown,
-        error=jobs_schemas.JobError(**row["error"]) if row["error"] else None,
-        content_url=f"/v1/adapters/{row['adapter_id']}/exports/{row['id']}/content" if ready else None,
-        created_at=epoch_seconds(row["created_at"]),
-        finished_at=epoch_seconds(row["finished_at"]),
-    )
+        id=of.id, adapter_id=of.adapter_id, format=of.format, precision=of.precision, status=of.status, progress=of.progress,
+        bytes=of.bytes, sha256=of.sha256, manifest=of.manifest, error=jobs_schemas.JobError(**of.error) if of.error else None,
+        content_url=f"/v1/adapters/{of.adapter_id}/exports/{of.id}/content" if of.status == "ready" else None,
+        created_at=epoch_seconds(of.created_at), finished_at=epoch_seconds(of.finished_at),
+    )  # fmt: skip

@@ -47,8 +47,8 @@ def delete(platform: PlatformDep, tenant: Writer, adapter_id: parameters.Adapter
 def content(platform: PlatformDep, tenant: Reader, adapter_id: parameters.AdapterId, export_id: parameters.ExportId) -> StreamingResponse:
     """Download the archive of a finished export: a tar of its files with a manifest of their hashes."""
     row, stream = exports.content(platform, tenant, adapter_id, export_id)
-    name = f"{row['adapter_id']}-{row['format']}{'-' + row['precision'] if row['precision'] else ''}.tar"
-    headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{name}"', "x-sha256": row["sha256"]}
+    name = f"{row.adapter_id}-{row.format}{'-' + row.precision if row.precision else ''}.tar"
+    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{name}"', "x-sha256": str(row.sha256)}
     return StreamingResponse(_chunks(stream), media_type="application/x-tar", headers=headers)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -67,3 +72,26 @@ exports = sa.Table(
     timestamp("finished_at", nullable=True),
     sa.UniqueConstraint("tenant_id", "adapter_id", "key"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A row of `exports`."""
+
+    id: str
+    tenant_id: str
+    adapter_id: str
+    key: str
+    format: str
+    precision: str | None
+    status: Literal["queued", "running", "ready", "failed"]
+    error: Mapping[str, Any] | None
+    progress: dict[str, Any] | None
+    claim: str | None
+    object_key: str | None
+    bytes: int | None
+    sha256: str | None
+    manifest: dict[str, Any] | None
+    created_at: datetime
+    beat_at: datetime | None
+    finished_at: datetime | None

@@ -20,7 +20,7 @@ from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import unseal
 from control_plane.worker.periodic_work import QUICK, ROUNDS, Round
-from ft_assets.errors import FtError, IntegrityError
+from ft_assets.errors import FtError, IntegrityError, NotFound
 from ft_assets.telemetry import correlation
 
 HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0
@@ -93,6 +93,8 @@ def logged(call_next: Callable[[], Any], context: JobContext, _worker: Worker) -
     with correlation.scope(tenant=cast(str | None, context.job.task_kwargs.get("tenant"))):
         try:
             return call_next()
+        except NotFound as error:
+            log.info("task %s has nothing to do: %s", context.job.task_name, error.message)  # it was deleted meanwhile
         except FtError as error:
             log.warning("task %s is tried again: %s", context.job.task_name, error.message)
             raise

@@ -111,7 +111,7 @@ def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
         sha256 = client.exports.download(adapter_id, asked["id"], tmp_path / "export.tar")
         assert sha256 == ready["sha256"]
         again = client.exports.create(adapter_id, format="merged")
-        assert (again["id"], again["finished_at"]) == (asked["id"], ready["finished_at"])
+        assert (again.id, again.finished_at) == (asked["id"], ready["finished_at"])
         assert [e["id"] for e in client.exports.list(adapter_id).all()] == [asked["id"]]
     with tarfile.open(tmp_path / "export.tar") as tar:
         assert {"model.safetensors", "config.json", "tokenizer.json", "manifest.json"} <= set(tar.getnames())
@@ -125,12 +125,12 @@ def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
 def test_another_tenant_sees_nothing(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, row["id"]) == "ready"
+    assert exports.make(operated, row.id) == "ready"
     other, _ = tenants.create(operated, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     uses: list[Callable[[], object]] = [
         lambda: exports.request(operated, other.id, adapter_id, format="adapter"),
-        lambda: exports.get(operated, other.id, adapter_id, row["id"]),
-        lambda: exports.content(operated, other.id, adapter_id, row["id"]),
+        lambda: exports.get(operated, other.id, adapter_id, row.id),
+        lambda: exports.content(operated, other.id, adapter_id, row.id),
     ]
     for use in uses:
         with pytest.raises(NotFound):
@@ -141,12 +141,12 @@ def test_an_export_whose_maker_died_is_made_by_the_next(operated: Platform, base
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="adapter")
     with pytest.raises(Conflict) as early:
-        exports.content(operated, owner[0], adapter_id, row["id"])
+        exports.content(operated, owner[0], adapter_id, row.id)
     assert early.value.code == "export_not_ready"
     with operated.engine.begin() as conn:
-        conn.execute(sa.update(exports_table).where(exports_table.c.id == row["id"]).values(status="running", claim="of the dead"))
-    assert exports.make(operated, row["id"]) == "ready"
-    assert exports.make(operated, row["id"]) is None, "its task may be run twice"
+        conn.execute(sa.update(exports_table).where(exports_table.c.id == row.id).values(status="running", claim="of the dead"))
+    assert exports.make(operated, row.id) == "ready"
+    assert exports.make(operated, row.id) is None, "its task may be run twice"
 
 
 @pytest.mark.slow
@@ -159,13 +159,13 @@ def test_a_changed_base_fails_the_export_and_it_can_be_asked_for_again(operated:
     row = exports.request(mine, owner[0], adapter_id, format="gguf")
     weights = (own / "model.safetensors").read_bytes()
     (own / "model.safetensors").write_bytes(weights[:-1] + b"\0" if weights[-1:] != b"\0" else weights[:-1] + b"\1")
-    assert exports.make(mine, row["id"]) == "failed"
-    assert exports.get(mine, owner[0], adapter_id, row["id"])["error"]["code"] == CHANGED
+    assert exports.make(mine, row.id) == "failed"
+    assert exports.get(mine, owner[0], adapter_id, row.id).error["code"] == CHANGED
     (own / "model.safetensors").write_bytes(weights)
     again = exports.request(mine, owner[0], adapter_id, format="gguf")
-    assert (again["id"], again["status"], again["error"]) == (row["id"], "queued", None)
-    assert exports.make(mine, row["id"]) == "ready"
-    assert exports.get(mine, owner[0], adapter_id, row["id"])["precision"] == "f16"
+    assert (again.id, again.status, again.error) == (row.id, "queued", None)
+    assert exports.make(mine, row.id) == "ready"
+    assert exports.get(mine, owner[0], adapter_id, row.id).precision == "f16"
 
 
 def test_what_cannot_be_exported_is_refused(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
@@ -234,12 +234,12 @@ def test_a_maker_whose_order_was_taken_over_says_nothing_of_it(
 
     def taken_over() -> None:
         with operated.engine.begin() as conn:
-            conn.execute(sa.update(exports_table).where(exports_table.c.id == row["id"]).values(claim="another"))
+            conn.execute(sa.update(exports_table).where(exports_table.c.id == row.id).values(claim="another"))
 
-    assert exports.make(with_uploads(operated, taken_over), row["id"]) is None
-    found = exports.get(operated, owner[0], row["adapter_id"], row["id"])
-    assert (found["status"], found["claim"]) == ("running", "another")
-    exports.delete(operated, owner[0], row["adapter_id"], row["id"])
+    assert exports.make(with_uploads(operated, taken_over), row.id) is None
+    found = exports.get(operated, owner[0], row.adapter_id, row.id)
+    assert (found.status, found.claim) == ("running", "another")
+    exports.delete(operated, owner[0], row.adapter_id, row.id)
 
 
 def test_an_export_that_is_deleted_is_gone_with_its_archive_also_while_it_is_made(
@@ -249,13 +249,13 @@ def test_an_export_that_is_deleted_is_gone_with_its_archive_also_while_it_is_mad
     row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
     other, _ = tenants.create(operated, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with pytest.raises(NotFound):
-        exports.delete(operated, other.id, adapter_id, row["id"])
-    delete = lambda: exports.delete(operated, owner[0], adapter_id, row["id"])  # noqa: E731
-    assert exports.make(with_uploads(operated, delete), row["id"]) is None
+        exports.delete(operated, other.id, adapter_id, row.id)
+    delete = lambda: exports.delete(operated, owner[0], adapter_id, row.id)  # noqa: E731
+    assert exports.make(with_uploads(operated, delete), row.id) is None
     assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
     again = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, again["id"]) == "ready"
-    exports.delete(operated, owner[0], adapter_id, again["id"])
+    assert exports.make(operated, again.id) == "ready"
+    exports.delete(operated, owner[0], adapter_id, again.id)
     assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
     assert exports.list_exports(operated, owner[0], adapter_id) == []
 
@@ -265,14 +265,14 @@ def test_an_export_is_kept_for_a_week_and_made_again_on_request(
 ) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, row["id"]) == "ready"
+    assert exports.make(operated, row.id) == "ready"
     exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR - timedelta(minutes=1)))
-    assert exports.get(operated, owner[0], adapter_id, row["id"])["status"] == "ready"
+    assert exports.get(operated, owner[0], adapter_id, row.id).status == "ready"
     exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR + timedelta(minutes=1)))
     assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
     again = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert (again["id"] == row["id"], again["status"]) == (False, "queued")
-    exports.delete(operated, owner[0], adapter_id, again["id"])
+    assert (again.id == row.id, again.status) == (False, "queued")
+    exports.delete(operated, owner[0], adapter_id, again.id)
 
 
 def test_of_many_requests_at_once_as_many_enter_as_there_is_room_for(
@@ -305,7 +305,7 @@ def test_what_the_machine_has_no_memory_for_is_refused_when_it_is_asked_for(
         exports.request(mine, owner[0], adapter_id, format="merged")
     assert refused.value.code == "export_too_large"
     row = exports.request(mine, owner[0], adapter_id, format="tokenizer")
-    exports.delete(mine, owner[0], adapter_id, row["id"])
+    exports.delete(mine, owner[0], adapter_id, row.id)
 
 
 def test_nothing_is_pushed_into_a_repository_that_everybody_reads_unless_that_is_said(base: Path) -> None:
