@@ -42,13 +42,13 @@ BEAT_S = 1.0
 log = logging.getLogger(__name__)
 
 
-async def run(platform: Platform, ending: asyncio.Event) -> None:
-    """Work until `ending` is set; raises what ended the work otherwise, such as an unavailable database."""
+async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = True) -> None:
+    """Work until `ending` is set, if `periodic` also on what is due at intervals; raises what ended the work otherwise."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(sum(CONCURRENCY.values()) + 4, thread_name_prefix="task"))
     app = make_app(connector(platform), platform, periodic=False)
     async with app.open_async():
         await rescue(app.job_manager)
-        workers = make_workers(app, platform)
+        workers = make_workers(app, platform, periodic=periodic)
         work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
         beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
         await asyncio.wait([asyncio.create_task(ending.wait()), *work], return_when=asyncio.FIRST_COMPLETED)
@@ -71,9 +71,9 @@ def connector(platform: Platform) -> PsycopgConnector:
     return PsycopgConnector(conninfo=url, kwargs={"application_name": "ft-worker", "options": options}, min_size=1, max_size=4)
 
 
-def make_workers(app: App, platform: Platform, *, wait: bool = True) -> list[Worker]:
-    """Return a worker for each queue; one of them also adds what is due at intervals. Without `wait`, they end when nothing is due."""
-    with_rounds = make_app(app.connector, platform, periodic=True) if wait else app
+def make_workers(app: App, platform: Platform, *, periodic: bool, wait: bool = True) -> list[Worker]:
+    """Return a worker for each queue; if `periodic`, one adds what is due at intervals. Without `wait`, they end when nothing is due."""
+    with_rounds = make_app(app.connector, platform, periodic=True) if periodic else app
     return [
         Worker(
             with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait,

@@ -185,7 +185,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload.id})).job["id"]
     model = f"ft:tiny-base:{tenant}::m"
     adapter = add_adapter(platform, tenant, name=model, stage="production", loaded=True)
-    export = exports.request(platform, tenant, adapter, format="adapter", precision=None)["id"]
+    export = exports.request(platform, tenant, adapter, format="adapter", precision=None).id
     person = members.add(platform, tenant, email="a@example.com", role="viewer")["id"]
     make("PUT", "/v1/model_routes/support-bot", {"targets": [{"model": model, "weight": 1}]})
     evaluation = world.call("POST", f"/v1/adapters/{adapter}/evaluations", world.keys["admin"]).json()

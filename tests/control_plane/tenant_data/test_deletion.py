@@ -338,7 +338,7 @@ def test_nothing_new_is_taken_while_everything_is_deleted_and_the_same_file_is_w
     assert world.carried_out(id_)
     again = upload(world, tenant)
     with world.platform.engine.connect() as conn:
-        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == again["dataset_id"])
+        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == again.dataset_id)
         report = conn.execute(sa.select(datasets.c.report).where(this)).scalar_one()
     assert "erased" not in report and report["stats"], "the same content: the same dataset, with a report again"
 

@@ -1,4 +1,4 @@
-"""The worker of a platform in a thread of the test: until the test is done with it, or until nothing is due."""
+"""The worker of a platform in a thread of the test, without periodic work: until the test is done with it, or until nothing is due."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ ENDS_S = 60.0
 def working(platform: Platform) -> Iterator[None]:
     """Run the worker beside the test."""
     loop, ending = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(process.run(platform, ending)), name="worker", daemon=True)
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(process.run(platform, ending, periodic=False)), name="worker", daemon=True
+    )
     thread.start()
     try:
         yield
@@ -38,7 +40,7 @@ def work_off(platform: Platform) -> None:
         app = make_app(process.connector(platform), platform, periodic=False)
         async with app.open_async():
             while _num_due(platform):
-                await asyncio.gather(*(worker.run() for worker in process.make_workers(app, platform, wait=False)))
+                await asyncio.gather(*(worker.run() for worker in process.make_workers(app, platform, periodic=False, wait=False)))
 
     asyncio.run(until_idle())
 
