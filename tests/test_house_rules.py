@@ -113,10 +113,7 @@ def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object],
             "tokenized_pack": asset("datasets", "dataset", checks=("packing_exact",)),
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "submit", "train"],
-        "sensors": [
-            "adapter_stages", "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas",
-            "retention", "rollout", "scheduling", "sweeps", "uploads",
-        ],
+        "sensors": ["adapter_stages", "admission", "evaluations", "failures", "partitions", "scheduling"],
     }  # fmt: skip
 
 

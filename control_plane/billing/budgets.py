@@ -12,13 +12,13 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RowMapping
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.prices import MICROS
 from control_plane.billing.tables import budget_alerts, budgets, ledger_entries
 from control_plane.billing.usage.service import unbilled
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from control_plane.datasets import tasks
+from control_plane.datasets import validation_tasks
 from control_plane.datasets.tables import File
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
@@ -54,7 +54,7 @@ def import_dataset(
             conn, tenant, uploaded_files.new_id(), now=platform.clock(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1],
             column_map=column_map, policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
         )  # fmt: skip
-        tasks.add_fetch(platform, conn, file, hub_token=hub_token)
+        validation_tasks.add_fetch(platform, conn, file, hub_token=hub_token)
     return file
 
 

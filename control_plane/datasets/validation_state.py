@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from control_plane.datasets import hub_fetch, tasks, validation
+from control_plane.datasets import hub_fetch, validation, validation_tasks
 from control_plane.datasets.tables import File, files
 from control_plane.notifications.outbox import publish
 from control_plane.platform import records
@@ -45,12 +45,12 @@ def bring_in(platform: Platform, file: File, work: Work, *, hub_token: str) -> F
     except Exception:
         log.exception("the fetch of %s broke", file_id)
         return written(platform, file_id, _broken(file_id), work)
-    large = tasks.is_large(platform, num_bytes=values["bytes"], object_key=values["object_key"])
+    large = validation_tasks.is_large(platform, num_bytes=values["bytes"], object_key=values["object_key"])
     with platform.engine.begin() as conn:
         now = _locked(conn, file_id)
         if now.status == "uploaded" and now.deleted_at is None and work.is_current(now):
             fetched = records.one(conn, sa.update(files).where(files.c.id == file_id).values(**values).returning(files), File)
-            tasks.add_validation(conn, fetched, large=large)
+            validation_tasks.add_validation(conn, fetched, large=large)
             return fetched
     if now.deleted_at is not None:
         platform.objects.delete(values["object_key"])  # stored after the deletion of the file

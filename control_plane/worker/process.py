@@ -16,7 +16,7 @@ from procrastinate import App, PsycopgConnector
 from procrastinate.worker import Worker
 
 from control_plane.adapters.exports import EXPORTS
-from control_plane.datasets.tasks import FETCHES, LONG, SHORT
+from control_plane.datasets.validation_tasks import FETCHES, LONG, SHORT
 from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA

@@ -14,7 +14,7 @@ from procrastinate.manager import JobManager
 from procrastinate.worker import Worker
 
 from control_plane.adapters import exports
-from control_plane.datasets import tasks as datasets
+from control_plane.datasets import validation_tasks
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
@@ -51,8 +51,8 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app = App(connector=connector)
     app.task(name=outbox.FAN_OUT, retry=Again(in_turn=True))(lambda: outbox.fan_out(platform))
     app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
-    app.task(name=datasets.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
-    app.task(name=datasets.FETCH, retry=Again())(partial(fetch, platform))
+    app.task(name=validation_tasks.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
+    app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
     app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, export_id))  # noqa: ARG005
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)

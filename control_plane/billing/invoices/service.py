@@ -20,13 +20,13 @@ from sqlalchemy.engine import Connection, RowMapping
 from control_plane.billing import ledger
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.metering import service as metering
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.tables import invoice_entries, invoices, ledger_entries, meter_events, unbilled_attempts
 from control_plane.billing.usage.service import Unbilled, unbilled
 from control_plane.jobs.tables import jobs
 from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import tenant_of
 from control_plane.tenants.tables import tenants

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control_plane.datasets import suites, tasks, validation
+from control_plane.datasets import suites, validation, validation_tasks
 from control_plane.datasets.hub_fetch import is_fetched
 from control_plane.datasets.receiver import receive
 from control_plane.datasets.tables import File, files
@@ -154,7 +154,7 @@ def insert(conn: Connection, tenant: str, stored: Stored, *, at_once: bool, **de
         conn, tenant, stored.file_id, filename=stored.filename, num_bytes=stored.num_bytes, sha256=stored.sha256, **described
     )  # fmt: skip
     large = validation.is_large(stored.num_bytes, stored.head)
-    tasks.add_validation(conn, file, large=large, after=ABANDONED_AFTER if at_once else None)
+    validation_tasks.add_validation(conn, file, large=large, after=ABANDONED_AFTER if at_once else None)
     return file
 
 
@@ -228,7 +228,7 @@ def wait_for_upload(platform: Platform, file: File) -> File:
     """Return a file that was just uploaded once it is validated, or in its present state if that takes long or many wait."""
     if (
         not _is_open(file)
-        or tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key)
+        or validation_tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key)
         or not _waiting.acquire(blocking=False)
     ):
         return file
@@ -267,9 +267,11 @@ def validate_again(platform: Platform, tenant: str, file_id: str) -> File:
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
         again = records.one(conn, sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files), File)
         if is_fetched(again):
-            tasks.add_validation(conn, again, large=tasks.is_large(platform, num_bytes=again.bytes, object_key=again.object_key))
+            validation_tasks.add_validation(
+                conn, again, large=validation_tasks.is_large(platform, num_bytes=again.bytes, object_key=again.object_key)
+            )
         else:
-            tasks.add_fetch(platform, conn, again, hub_token="")
+            validation_tasks.add_fetch(platform, conn, again, hub_token="")
         return again
 
 
