@@ -25,7 +25,7 @@ from resources.webhook_sender import HttpWebhookSender
 
 
 def open_platform(settings: Settings, *, client_options: tuple[tuple[str, Any], ...] = ()) -> Platform:
-    """Return the platform that `settings` describe, for the API, the sensors and the assets.
+    """Return the platform that `settings` describe, for the API, the worker, the sensors and the assets.
 
     `client_options`: options of a bucket's client, as ``boto3.client`` takes them; the environment gives the others.
 

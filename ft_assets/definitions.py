@@ -14,15 +14,7 @@ from resources.dagster.configured_resources import configured_resources
 from sensors.adapter_stages import adapter_stages
 from sensors.admission import admission
 from sensors.evaluation_runs import evaluations
-from sensors.periodic.billing_cycle import metering
-from sensors.periodic.data_expiry import retention
-from sensors.periodic.fleet_sync import rollout
-from sensors.periodic.mlflow_sync import model_registry
-from sensors.periodic.outbox_relay import outbox
-from sensors.periodic.partition_cleanup import partitions
-from sensors.periodic.quotas import quotas
-from sensors.periodic.sweep_trials import sweeps
-from sensors.periodic.upload_cleanup import uploads
+from sensors.partition_cleanup import partitions
 from sensors.recovery import failures
 from sensors.run_retention import daily_run_retention, run_retention
 from sensors.scheduling_cycle import scheduling
@@ -37,22 +29,6 @@ defs = dg.Definitions(
     assets=dg.load_assets_from_modules([dataset_assets, training_assets, eval_assets, adapter_assets], include_specs=True),
     jobs=[PREPARE, TRAIN, EVALUATE, REEVALUATE, submit, run_retention],
     schedules=[daily_run_retention],
-    sensors=[
-        admission,
-        scheduling,
-        evaluations,
-        validated_datasets,
-        adapter_stages,
-        failures,
-        rollout,
-        sweeps,
-        quotas,
-        retention,
-        uploads,
-        model_registry,
-        outbox,
-        metering,
-        partitions,
-    ],
+    sensors=[admission, scheduling, evaluations, validated_datasets, adapter_stages, failures, partitions],
     resources={**connected, "platform": PlatformResource(**connected)},
 )

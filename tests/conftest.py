@@ -268,11 +268,13 @@ def serve() -> Iterator[Callable[[ASGIApp], str]]:
 
 
 @pytest.fixture(scope="module")
-def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> str:
-    """Root URL of the API over `platform`."""
+def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[str]:
+    """Root URL of the API over `platform`, whose worker runs beside it."""
     from control_plane.api.app import create_app
+    from tests.support.platform.background_worker import working
 
-    return serve(create_app(platform))
+    with working(platform):
+        yield serve(create_app(platform))
 
 
 @pytest.fixture

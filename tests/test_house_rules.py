@@ -114,10 +114,7 @@ def test_the_asset_graph_is_the_documented_one(defined: tuple[dict[str, object],
             "validated_dataset": asset("datasets") | {"partitions": "datasets", "code_version": None},
         },
         "jobs": ["evaluate", "prepare", "reevaluate", "run_retention", "submit", "train"],
-        "sensors": [
-            "adapter_stages", "admission", "evaluations", "failures", "metering", "model_registry", "outbox", "partitions", "quotas",
-            "retention", "rollout", "scheduling", "sweeps", "uploads", "validated_datasets",
-        ],
+        "sensors": ["adapter_stages", "admission", "evaluations", "failures", "partitions", "scheduling", "validated_datasets"],
     }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ class Bench:
         rows.write_text("".join(f"{json.dumps({'messages': _turns(i)})}\n" for i in range(120)))
         with rows.open("rb") as stream:
             file = uploaded_files.create(self.platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
-        job = jobs.submit(self.platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        job = jobs.submit(self.platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
         spec = replace(
             SPEC,
             base_model="tiny-base",

@@ -1,6 +1,6 @@
 """Exports of adapters: requested, made once in a child process, stored under the tenant, downloaded by anyone with read access.
 
-A row is the order; the process that claims it makes the archive. An export is identified by adapter, base, format and precision, so that a
+A row is the order; the worker makes the archive. An export is identified by adapter, base, format and precision, so that a
 repeated request returns the existing one. It is kept for a week, or until its tenant deletes it, and made again on request.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,6 +24,7 @@ from control_plane.adapters.tables import Export, exports
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one, one_or_none
+from control_plane.platform.task_queue import defer
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_bytes, run_sandboxed
 from control_plane.serving import rollout
@@ -37,14 +36,12 @@ from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaE
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable_text import printable
 
+EXPORT, EXPORTS = "export", "exports"
+"""Task of the worker, and its queue, in which tenants take turns."""
 QUEUED, RUNNING, READY, FAILED = "queued", "running", "ready", "failed"
 MAKER = "control_plane.sandbox.task_export"
 MAX_PENDING = 10
 """Unfinished exports per tenant: each loads a model, and a long backlog helps no tenant."""
-LOST_AFTER = timedelta(seconds=60)
-"""Time without a heartbeat after which the maker of an export counts as dead."""
-BEAT_EVERY_S = 5.0
-"""Interval of heartbeats while an export is made (hashing its base, uploading its archive): twelve may fail before the claim is lost."""
 KEPT_FOR = timedelta(days=7)
 """How long an export is kept: it is as large as the model, and can be made again."""
 WALL_S = 6 * 3600.0
@@ -89,7 +86,9 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
             index_elements=["tenant_id", "adapter_id", "key"], set_=fresh, where=exports.c.status == FAILED
         )  # fmt: skip
         conn.execute(again)
-        return one(conn, sa.select(exports).where(same), Export)
+        ordered = one(conn, sa.select(exports).where(same), Export)
+        defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{tenant}", export_id=ordered.id, tenant=tenant)
+        return ordered
 
 
 def get(platform: Platform, tenant: str, reference: str, export_id: str) -> Export:
@@ -142,24 +141,20 @@ def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool])
     return len(keys)
 
 
-def pending(platform: Platform) -> list[Export]:
-    """Return unclaimed orders, oldest first: new ones, and those of a process that died."""
-    with platform.engine.connect() as conn:
-        return many(conn, sa.select(exports).where(_unclaimed(platform)).order_by(exports.c.created_at), Export)
+def make(platform: Platform, export_id: str) -> str | None:
+    """Make an export and store it; returns its new status, None if it exists already or was deleted meanwhile.
 
-
-def make(platform: Platform, export_id: str, *, beat_every_s: float = BEAT_EVERY_S) -> str | None:
-    """Make an export and store it; returns its new status, None if another process makes it or it was deleted meanwhile."""
+    Of two calls at the same time, the one that began later counts: the other's worker was given up because it did not answer.
+    """
     claim = uuid.uuid4().hex
-    query = sa.update(exports).where(exports.c.id == export_id, _unclaimed(platform))
+    query = sa.update(exports).where(exports.c.id == export_id, exports.c.status.in_((QUEUED, RUNNING)))
     with platform.engine.begin() as conn:
-        taken = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
-        row = one_or_none(conn, taken, Export)
+        begun = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
+        row = one_or_none(conn, begun, Export)
     if row is None:
         return None
     try:
-        with _beating(platform, export_id, claim, every_s=beat_every_s) as hold:
-            values: dict[str, Any] = {"status": READY, **_made(platform, row, hold), "error": sa.null()}
+        values: dict[str, Any] = {"status": READY, **_made(platform, row, _Hold(platform, export_id, claim)), "error": sa.null()}
     except _Lost:
         _give_up(platform, row)
         return None
@@ -183,48 +178,23 @@ class _Lost(Exception):
 
 
 class _Hold:
-    """The claim on an order, held while its maker sends heartbeats."""
+    """The claim on an order: fails its maker once it is lost."""
 
     def __init__(self, platform: Platform, export_id: str, claim: str) -> None:
         self._platform = platform
         self._mine = sa.update(exports).where(exports.c.id == export_id, exports.c.claim == claim)
-        self._lost = threading.Event()
 
-    def beat(self, **values: Any) -> bool:
-        """Renew the claim; returns False once it is lost. An unavailable database does not lose it yet."""
+    def tell(self, progress: Progress) -> None:
+        self.check(progress={"stage": progress.stage, "seconds": progress.rows})
+
+    def check(self, **values: Any) -> None:
+        """Write `values`; raises :class:`_Lost` if the claim is. An unavailable database does not lose it."""
         try:
             with self._platform.engine.begin() as conn:
                 if not conn.execute(self._mine.values(beat_at=self._platform.clock(), **values)).rowcount:
-                    self._lost.set()
+                    raise _Lost
         except SQLAlchemyError as error:
-            log.warning("a beat of an export was not recorded: %s", error)
-        return not self._lost.is_set()
-
-    def check(self) -> None:
-        if self._lost.is_set():
-            raise _Lost
-
-    def tell(self, progress: Progress) -> None:
-        self.beat(progress={"stage": progress.stage, "seconds": progress.rows})
-        self.check()
-
-
-@contextmanager
-def _beating(platform: Platform, export_id: str, claim: str, *, every_s: float) -> Iterator[_Hold]:
-    """Holds a claim with a heartbeat thread, whatever its maker waits for."""
-    hold, over = _Hold(platform, export_id, claim), threading.Event()
-
-    def beat() -> None:
-        while not over.wait(every_s) and hold.beat():
-            pass
-
-    thread = threading.Thread(target=beat, name=f"beat-{export_id}", daemon=True)
-    thread.start()
-    try:
-        yield hold
-    finally:
-        over.set()
-        thread.join()
+            log.warning("the progress of an export was not recorded: %s", error)
 
 
 def _made(platform: Platform, row: Export, hold: _Hold) -> dict[str, Any]:
@@ -279,11 +249,6 @@ def check_memory(model_id: str, base_dir: Path, kind: Format, *, host: int) -> N
             code="export_too_large",
             param="format",
         )
-
-
-def _unclaimed(platform: Platform) -> sa.ColumnElement[bool]:
-    lost = sa.and_(exports.c.status == RUNNING, exports.c.beat_at < platform.clock() - LOST_AFTER)
-    return sa.or_(exports.c.status == QUEUED, lost)
 
 
 def _trained_in_4_bit(platform: Platform, job_id: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from control_plane.adapters import exports, schemas
@@ -21,12 +21,9 @@ router = APIRouter(prefix="/v1/adapters", tags=["exports"])
 
 
 @router.post("/{adapter_id:path}/exports", summary="Create an export", response_model=schemas.Export)
-def create(request: Request, platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateExport) -> Export:
+def create(platform: PlatformDep, tenant: Writer, adapter_id: parameters.AdapterId, body: schemas.CreateExport) -> Export:
     """Export an adapter as an archive of files. Requesting the same export again returns the existing one."""
-    found = exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
-    if found.status == exports.QUEUED:
-        request.app.state.exports.enqueue(found.id, tenant)
-    return found
+    return exports.request(platform, tenant, adapter_id, format=body.format, precision=body.precision)
 
 
 @router.get("/{adapter_id:path}/exports", summary="List the exports of an adapter", response_model=http_schemas.ListOf[schemas.Export])

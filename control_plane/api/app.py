@@ -1,4 +1,4 @@
-"""The application: routes, error bodies, request ids, and the workers that validate files and make exports."""
+"""The application: routes, error bodies and request ids."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
 from control_plane.tenants import routes_audit as audit_log
 from control_plane.tenants import routes_keys as api_keys
-from control_plane.worker.dispatch_worker import DispatchWorker
-from control_plane.worker.export_worker import ExportWorker
-from control_plane.worker.rollout_worker import ReconcileWorker
-from control_plane.worker.validation_worker import ValidationWorker
 
 VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
@@ -62,21 +58,9 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        worker = ValidationWorker(platform)
-        maker = ExportWorker(platform)
-        reconciler = ReconcileWorker(platform)
-        worker.start()
-        maker.start()
-        reconciler.start()
-        dispatcher = DispatchWorker(platform)
-        dispatcher.start()
         async with gateway.client(inference_token(platform.settings), transport) as client:
-            app.state.validation, app.state.exports, app.state.inference = worker, maker, gateway.Gateway(client)
+            app.state.inference = gateway.Gateway(client)
             yield
-        dispatcher.stop()
-        reconciler.stop()
-        maker.stop()
-        worker.stop()
 
     app = Described(
         title="ft-platform",

@@ -33,7 +33,7 @@ KEPT_AFTER_END = timedelta(days=7)
 MAX_JOBS = 50
 """Ended jobs read per query."""
 BUDGET_S = 30.0
-"""Time limit of a call in seconds, apart from the deletion under way: a sensor's tick has a minute."""
+"""Time limit of a call in seconds, apart from the deletion under way."""
 
 
 def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:

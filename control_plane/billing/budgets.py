@@ -12,6 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.prices import MICROS
 from control_plane.billing.tables import Budget, budget_alerts, budgets, ledger_entries
 from control_plane.billing.usage.service import unbilled
@@ -19,7 +20,6 @@ from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
-from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import find_tenant
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded

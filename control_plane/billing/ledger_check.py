@@ -116,7 +116,7 @@ def _not_as_metered(intervals: list[Interval], entries: Mapping[str, Entry], boo
             continue
         expected |= {usage_id(*of), refund_id(*of), part_id(*of)}
         if usage_id(*of) not in entries:
-            yield Difference(code="not_billed", id=usage_id(*of), detail="its reports are complete; the sensor `metering` bills it")
+            yield Difference(code="not_billed", id=usage_id(*of), detail="its reports are complete; the worker bills it")
             continue
         for entry in billed.values():
             yield from _compared(entry, entries.get(entry.id))

@@ -18,12 +18,12 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.adapters.tables import exports
 from control_plane.billing import ledger, prices
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.prices import PriceBook
 from control_plane.billing.rules import Entry, storage_id
 from control_plane.billing.tables import storage_samples
 from control_plane.datasets.tables import files
 from control_plane.platform.context import Platform
-from control_plane.platform.rounds import Round
 from control_plane.tenants.tables import tenants
 from ft_assets import layout
 from ft_assets.errors import FtError

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
+from control_plane.datasets import validation_tasks
+from control_plane.datasets.tables import File
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
@@ -35,10 +36,11 @@ def import_dataset(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
     hub_token: str = "",
-) -> RowMapping:
-    """Create a file for the rows of `hub_id`; the caller must then call :func:`files.validate` with the token.
+) -> File:
+    """Create a file for the rows of `hub_id`, which the worker fetches and validates.
 
-    `hub_token` is the tenant's own, for a dataset that is not public; the operator's token is never used for tenants. It is not stored.
+    `hub_token` is the tenant's own, for a dataset that is not public; the operator's token is never used for tenants. It is stored
+    encrypted until the dataset is fetched.
     """
     uploaded_files.check_request(platform, policies=policies, model=model)
     if not platform.settings.hub_endpoint:
@@ -47,10 +49,13 @@ def import_dataset(
         )
     pinned = _pinned(platform.settings, hub_id, hub_token)
     _check_pending(platform, tenant)
-    return uploaded_files.insert(
-        platform, tenant, uploaded_files.new_id(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1], column_map=column_map,
-        policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
-    )  # fmt: skip
+    with platform.engine.begin() as conn:
+        file = uploaded_files.insert_row(
+            conn, tenant, uploaded_files.new_id(), now=platform.clock(), filename=(pinned.path or pinned.split).rsplit("/", 1)[-1],
+            column_map=column_map, policies=policies, model=model, source=str(pinned), hub_token_given=bool(hub_token),
+        )  # fmt: skip
+        validation_tasks.add_fetch(platform, conn, file, hub_token=hub_token)
+    return file
 
 
 def _pinned(settings: Settings, hub_id: str, token: str) -> HubId:

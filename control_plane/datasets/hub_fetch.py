@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy.engine import RowMapping
-
 from control_plane.datasets.receiver import receive
+from control_plane.datasets.tables import File
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
@@ -27,37 +25,29 @@ NETWORK = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 )  # fmt: skip
 """Environment variables that configure this machine's network access."""
-TOKEN_LOST_AFTER = timedelta(minutes=15)
-"""Age at which an import without its token is given up: the token may be in another process that is busy with other imports."""
 
 
-def is_fetched(file: Mapping[Any, Any] | RowMapping) -> bool:
+def is_fetched(file: File) -> bool:
     """Whether the bytes of `file` are stored; those of an upload always are."""
-    return bool(file["sha256"])
+    return bool(file.sha256)
 
 
-def waits_for_token(platform: Platform, file: RowMapping, hub_token: str) -> bool:
-    """Whether only another process can fetch `file`, and may still do so: a token is kept in the memory of one process."""
-    if is_fetched(file) or not file["hub_token_given"] or hub_token:
-        return False
-    return bool(file["created_at"] > platform.clock() - TOKEN_LOST_AFTER)
-
-
-def fetched(platform: Platform, file: RowMapping, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
     """Fetch and store the bytes of an import; returns the values for its row."""
-    tenant = file["tenant_id"]
+    assert file.source is not None, "only an import is fetched"
+    tenant = file.tenant_id
     tier = tier_named(get_tenant(platform, tenant).tier)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         order = {
-            "hub_id": file["source"], "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
+            "hub_id": file.source, "endpoint": platform.settings.hub_endpoint, "max_bytes": tier.max_file_bytes,
             "target": str(directory / "fetched"),
         }  # fmt: skip
         limits = Limits(wall_s=WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
         made = run_sandboxed(
-            FETCHER, order, directory, limits=limits, what=file["source"], progress=progress, secret=hub_token, environment=NETWORK
+            FETCHER, order, directory, limits=limits, what=file.source, progress=progress, secret=hub_token, environment=NETWORK
         )
         name = safe_filename(made["filename"])
-        key = file_key(tenant, file["id"], name)
+        key = file_key(tenant, file.id, name)
         with Path(made["path"]).open("rb") as stream:
             received = receive(platform.objects, key, stream, tier)
     return {"filename": name, "object_key": key, "bytes": received.num_bytes, "sha256": received.sha256.hexdigest()}

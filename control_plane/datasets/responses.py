@@ -9,45 +9,31 @@ from typing import Any
 from sqlalchemy.engine import RowMapping
 
 from control_plane.datasets import schemas, suites
+from control_plane.datasets.tables import File
 from control_plane.datasets.validation_state import progress_of
 from control_plane.jobs import results
 from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 
 
-def file(row: RowMapping) -> schemas.File:
+def file(of: File) -> schemas.File:
+    has_report = of.status != "uploaded" and of.purpose != results.PURPOSE
     return schemas.File(
-        id=row["id"],
-        bytes=row["bytes"],
-        created_at=epoch_seconds(row["created_at"]),
-        expires_at=epoch_seconds(row["expires_at"]),
-        filename=row["filename"],
-        purpose=row["purpose"],
-        status=row["status"],
-        status_details=row["status_details"],
-        sha256=row["sha256"],
-        dataset_id=row["dataset_id"],
-        report_url=None if row["status"] == "uploaded" or row["purpose"] == results.PURPOSE else f"/v1/datasets/{row['id']}/report",
-        status_code=row["status_code"],
-        policies=row["policies"],
-        model=row["model"],
-        source=row["source"],
-        progress=_progress(row),
-    )
+        id=of.id, bytes=of.bytes, created_at=epoch_seconds(of.created_at), expires_at=epoch_seconds(of.expires_at), filename=of.filename,
+        purpose=of.purpose, status=of.status, status_details=of.status_details, sha256=of.sha256, dataset_id=of.dataset_id,
+        report_url=f"/v1/datasets/{of.id}/report" if has_report else None, status_code=of.status_code, policies=of.policies,
+        model=of.model, source=of.source, progress=_progress(of),
+    )  # fmt: skip
 
 
-def file_event(row: RowMapping) -> schemas.FileEvent:
+def file_event(of: File) -> schemas.FileEvent:
     return schemas.FileEvent(
-        file_id=row["id"],
-        status=row["status"],
-        status_details=row["status_details"],
-        dataset_id=row["dataset_id"],
-        progress=_progress(row),
+        file_id=of.id, status=of.status, status_details=of.status_details, dataset_id=of.dataset_id, progress=_progress(of)
     )
 
 
-def _progress(row: RowMapping) -> schemas.Progress | None:
-    found = progress_of(row)
+def _progress(of: File) -> schemas.Progress | None:
+    found = progress_of(of)
     return None if found is None else schemas.Progress(**asdict(found))
 
 

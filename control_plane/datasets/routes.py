@@ -30,14 +30,18 @@ def list_datasets(
 
 
 @datasets_router.post("/import", summary="Import a dataset from the Hub")
-def import_dataset(request: Request, platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
+def import_dataset(platform: PlatformDep, tenant: Writer, body: schemas.ImportDataset) -> schemas.File:
     """Create a file from a Hugging Face dataset at a pinned revision. It is fetched after this returns, then validated like an upload."""
-    token = body.hub_token or ""
     policies = forms.with_reading(body.policies, encoding=body.encoding, rows_at=body.rows_at)
     row = hub.import_dataset(
-        platform, tenant, hub_id=body.hub_id, column_map=body.column_map, policies=policies, model=body.model, hub_token=token
+        platform,
+        tenant,
+        hub_id=body.hub_id,
+        column_map=body.column_map,
+        policies=policies,
+        model=body.model,
+        hub_token=body.hub_token or "",
     )
-    request.app.state.validation.enqueue(row["id"], hub_token=token)
     return responses.file(row)
 
 

@@ -135,7 +135,7 @@ class ImportDataset(ApiModel):
     model: str | None = None
     """Base model whose tokenizer counts the tokens. If absent, tokens are not counted."""
     hub_token: str | None = None
-    """Your Hub token, for a dataset that is not public. Used for the fetch and never stored."""
+    """Your Hub token, for a dataset that is not public. Used for the fetch, and stored encrypted until then."""
 
 
 class Suite(ApiModel):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -20,7 +25,7 @@ files = sa.Table(
     sa.Column("policies", JSONB, nullable=False, server_default="{}"),  # as requested with the upload
     sa.Column("model", sa.Text),  # base model whose tokenizer counts, if one was named
     sa.Column("source", sa.Text),  # hf://... of an import
-    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is never stored
+    sa.Column("hub_token_given", sa.Boolean, nullable=False, server_default=sa.false()),  # the token itself is in the task, encrypted
     sa.Column("status", sa.Text, nullable=False),  # uploaded | processed | error
     sa.Column("status_details", sa.Text),
     sa.Column("status_code", sa.Text),  # code of a refusal
@@ -98,3 +103,31 @@ loose_objects = sa.Table(
     timestamp("due_at"),  # when it is deleted, unless a row has claimed it
     sa.Index("ix_loose_objects_due_at", "due_at"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A row of `files`."""
+
+    id: str
+    tenant_id: str
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    object_key: str
+    column_map: Mapping[str, str]
+    policies: dict[str, Any]
+    model: str | None
+    source: str | None
+    hub_token_given: bool
+    status: Literal["uploaded", "processed", "error"]
+    status_details: str | None
+    status_code: str | None
+    progress: Mapping[str, Any] | None
+    dataset_id: str | None
+    report: Mapping[str, Any] | None = None
+    """None in lists, too."""
+    created_at: datetime
+    expires_at: datetime | None
+    deleted_at: datetime | None

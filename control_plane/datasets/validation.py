@@ -11,11 +11,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.datasets import suites
 from control_plane.datasets.service import dataset_name
-from control_plane.datasets.tables import datasets
+from control_plane.datasets.tables import File, datasets
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, validate_sandboxed, wall_s
@@ -86,22 +86,22 @@ def limits(platform: Platform, tenant: str) -> dict[str, int]:
     return {"max_examples": tier.max_examples}
 
 
-def examine(platform: Platform, file: RowMapping, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
+def examine(platform: Platform, file: File, *, apart: bool = True, progress: Callable[[Progress], None] | None = None) -> Outcome:
     """Validate the bytes of `file` and store the result under the tenant's prefix; repeating it writes nothing.
 
     `apart`: in a child process, which is killed if it takes too much memory or time.
     """
-    model = _model(platform, file["model"])
-    with scratch.directory(platform.settings.work_dir, file["tenant_id"]) as directory:
+    model = _model(platform, file.model)
+    with scratch.directory(platform.settings.work_dir, file.tenant_id) as directory:
         order = _order(platform, file, directory, model)
-        platform.objects.get_file(file["object_key"], order.path)
+        platform.objects.get_file(file.object_key, order.path)
         if apart:
             validated = validate_sandboxed(order, directory, limits=_child_limits(platform, order.path), progress=progress)
         else:
             validated = carry_out(order, progress=progress)
         report = validated.report | {"model": None if model is None else counted_by(model)}
         if not report["valid"]:
-            return Refused(details=summary(report, file["id"]), report=report)
+            return Refused(details=summary(report, file.id), report=report)
         return _store(platform, file, validated, report, order.output)
 
 
@@ -113,15 +113,15 @@ def _child_limits(platform: Platform, path: Path) -> Limits:
     return Limits(wall_s=wall_s(num_bytes), memory_bytes=platform.settings.validation_memory_bytes)
 
 
-def _order(platform: Platform, file: RowMapping, directory: Path, model: BaseModel | None) -> Order:
-    tenant = file["tenant_id"]
-    policies = Policies.from_request(file["policies"], **limits(platform, tenant))
+def _order(platform: Platform, file: File, directory: Path, model: BaseModel | None) -> Order:
+    tenant = file.tenant_id
+    policies = Policies.from_request(file.policies, **limits(platform, tenant))
     return Order(
         path=directory / "upload",
-        filename=file["filename"],
-        called=file["source"] or file["filename"],
+        filename=file.filename,
+        called=file.source or file.filename,
         output=directory / ROWS,
-        column_map=file["column_map"],
+        column_map=file.column_map,
         policies=policies,
         max_workers=max(1, platform.settings.validation_memory_bytes // WORKER_BYTES),
         model_dir=model.directory if model else None,
@@ -144,10 +144,10 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
     return model
 
 
-def _store(platform: Platform, file: RowMapping, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
+def _store(platform: Platform, file: File, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
     """Store rows, report and record, unless this dataset version is registered: jobs may depend on its objects."""
     dataset_id = str(report["dataset_id"])
-    prefix = dataset_prefix(file["tenant_id"], dataset_id)
+    prefix = dataset_prefix(file.tenant_id, dataset_id)
     accepted = Accepted(
         dataset_id=dataset_id,
         content_sha256=validated.content_sha256,
@@ -155,7 +155,7 @@ def _store(platform: Platform, file: RowMapping, validated: Validated, report: d
         uri=platform.objects.uri(f"{prefix}/{ROWS}"),
         report=report,
     )
-    if not (_is_registered(platform, file["tenant_id"], dataset_id) and platform.objects.exists(f"{prefix}/{ROWS}")):
+    if not (_is_registered(platform, file.tenant_id, dataset_id) and platform.objects.exists(f"{prefix}/{ROWS}")):
         platform.objects.put_file(f"{prefix}/{ROWS}", rows)
         platform.objects.put_bytes(f"{prefix}/{REPORT}", _json(report))
         platform.objects.put_bytes(f"{prefix}/{DATASET}", _json(_record(file, accepted)))
@@ -168,15 +168,15 @@ def _is_registered(platform: Platform, tenant: str, dataset_id: str) -> bool:
         return conn.execute(query).first() is not None
 
 
-def register(conn: Connection, file: RowMapping, accepted: Accepted, *, now: datetime) -> None:
+def register(conn: Connection, file: File, accepted: Accepted, *, now: datetime) -> None:
     """Register the dataset version of `file`; content that the tenant already has keeps its name, version and approval.
 
     A dataset is named after its file; other content under the same name is its next version. A version whose report was erased with the
     tenant's data gets a report again.
     """
-    tenant = file["tenant_id"]
+    tenant = file.tenant_id
     conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # so that each version gets its own number
-    name = dataset_name(file["filename"])
+    name = dataset_name(file.filename)
     newest = sa.select(sa.func.coalesce(sa.func.max(datasets.c.version), 0)).where(datasets.c.tenant_id == tenant, datasets.c.name == name)
     new = insert(datasets).values(
         tenant_id=tenant,
@@ -218,18 +218,18 @@ def _place(problem: Mapping[str, Any]) -> str:
     return f"{where}: {problem['message']} ({problem['code']})"
 
 
-def _record(file: RowMapping, accepted: Accepted) -> dict[str, Any]:
+def _record(file: File, accepted: Accepted) -> dict[str, Any]:
     return {
         "id": accepted.dataset_id,
-        "name": dataset_name(file["filename"]),
+        "name": dataset_name(file.filename),
         "format": accepted.report["format"],
         "row_count": accepted.num_rows,
         "content_sha256": accepted.content_sha256,
         "uri": accepted.uri,
-        "source": file["source"],
-        "source_sha256": file["sha256"],
-        "column_map": file["column_map"],
-        "policies": file["policies"],
+        "source": file.source,
+        "source_sha256": file.sha256,
+        "column_map": file.column_map,
+        "policies": file.policies,
     }
 
 

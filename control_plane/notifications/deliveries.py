@@ -7,10 +7,11 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
+from control_plane.notifications import outbox as box
 from control_plane.notifications import webhook_endpoints
-from control_plane.notifications.tables import deliveries, outbox
+from control_plane.notifications.tables import Delivery, deliveries, outbox
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from ft_assets.errors import InvalidRequest, NotFound
@@ -35,7 +36,7 @@ class Backlog:
 
 def list_deliveries(
     platform: Platform, tenant: str, endpoint_id: str, *, state: str | None = None, after: str | None = None, limit: int = 20
-) -> Page[RowMapping]:
+) -> Page[Delivery]:
     """Return the deliveries of the last 30 days, newest first."""
     if state is not None and state not in STATES:
         raise InvalidRequest(f"state {state[:80]!r} is not one of {', '.join(STATES)}", code="invalid_delivery_state", param="state")
@@ -45,10 +46,10 @@ def list_deliveries(
         query = query.where(deliveries.c.state == state)
     keys = (deliveries.c.created_at, deliveries.c.id)
     with platform.engine.connect() as conn:
-        return page(conn, query, keys, id_column=deliveries.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+        return page(conn, query, keys, of=Delivery, id_column=deliveries.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
-def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) -> RowMapping:
+def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) -> Delivery:
     """Send an event to its endpoint again with a fresh set of attempts, whatever its state; a pending one is sent now."""
     with platform.engine.begin() as conn:
         webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
@@ -59,7 +60,8 @@ def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) 
                 code="delivery_not_found",
                 param="delivery_id",
             )
-        return conn.execute(_select(tenant, endpoint_id).where(deliveries.c.id == delivery_id)).mappings().one()
+        box.send(conn, [endpoint_id])
+        return records.one(conn, _select(tenant, endpoint_id).where(deliveries.c.id == delivery_id), Delivery)
 
 
 def replay_dead(platform: Platform, tenant: str, endpoint_id: str, *, since: datetime) -> int:
@@ -69,6 +71,7 @@ def replay_dead(platform: Platform, tenant: str, endpoint_id: str, *, since: dat
         webhook_endpoints.check_enabled(webhook_endpoints.locked(conn, tenant, endpoint_id))
         dead = (d.target == endpoint_id) & (d.tenant_id == tenant) & (d.state == "dead") & (d.created_at >= since)
         oldest = sa.select(d.id).where(dead).order_by(d.created_at, d.id).limit(REPLAYED_AT_ONCE)
+        box.send(conn, [endpoint_id])
         return conn.execute(_again(d.id.in_(oldest), platform.clock())).rowcount
 
 
@@ -87,13 +90,12 @@ def backlog(platform: Platform) -> Backlog:
 
 
 def _again(which: sa.ColumnElement[bool], now: datetime) -> sa.Update:
-    """Void the present claim: its holder finds another number of claims."""
-    values = {"state": "pending", "attempts": 0, "next_attempt_at": now, "claimed_until": None, "delivered_at": None}
-    return sa.update(deliveries).where(which).values(**values, claims=deliveries.c.claims + 1)
+    """An attempt in progress is void: it finds another number of attempts."""
+    return sa.update(deliveries).where(which).values(state="pending", attempts=0, next_attempt_at=now, delivered_at=None)
 
 
 def _select(tenant: str, endpoint_id: str) -> sa.Select[Any]:
     event = (outbox.c.id.label("event_id"), outbox.c.type.label("event_type"))
     joined = deliveries.join(outbox, outbox.c.seq == deliveries.c.event_seq)
     mine = (deliveries.c.tenant_id == tenant) & (deliveries.c.target == endpoint_id)
-    return sa.select(deliveries, *event).select_from(joined).where(mine)
+    return sa.select(*records.columns(deliveries, Delivery), *event).select_from(joined).where(mine)

@@ -1,8 +1,9 @@
-"""Sends deliveries: claim, send, record the result. At least once, even if processes die in between.
+"""Sends deliveries and records the results. At least once, even if processes die in between.
 
-A claim is a row's `claimed_until`; `claims`, which only grows, identifies its holder: one that comes back late finds another number and
-changes nothing. Receivers recognize repeated events by their id, which stays the same over all attempts. Every failure counts as an
-attempt, so nothing is retried forever or waits forever behind it.
+The task of a target sends what is due there, one delivery after another: events of a subject arrive in order, because a later one waits
+until the earlier one is delivered or given up. After a second the task makes room for those of other targets and goes to the end of its
+queue. Receivers recognize repeated events by their id, which stays the same over all attempts. Every failure counts as an attempt, so
+nothing is retried forever or waits forever behind it.
 """
 
 from __future__ import annotations
@@ -11,78 +12,58 @@ import contextlib
 import json
 import logging
 import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.jobs.tables import jobs
 from control_plane.notifications import emails, signatures
 from control_plane.notifications import outbox as box
-from control_plane.notifications.rules import AT_ONCE_TO_ONE_TARGET, DELAYS_S, DISABLED_AFTER, EVENT_TYPES, Due, Slots, choose, next_attempt
+from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, next_attempt
 from control_plane.notifications.signatures import opened
-from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
+from control_plane.notifications.tables import Endpoint, deliveries, outbox, webhook_endpoints
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.tenants.tables import members
-from ft_assets.errors import Conflict, FtError, Unavailable
+from ft_assets.errors import Conflict, Unavailable
 from ft_assets.storable_text import printable
 from ft_assets.telemetry import correlation, spans
 from ft_assets.telemetry.spans import Span
 
-LEASE = timedelta(seconds=60)
-"""Duration of a claim: several times what a delivery may take. After a kill, the delivery is sent again that much later."""
-SLOTS = Slots(total=16, failing=6, mail=4)
-"""Threads, which mostly wait for receivers."""
-BETWEEN_ROUNDS_S = 0.02
-"""Pause between rounds while there is work, so that one round handles deliveries that end together."""
+TURN_S = 1.0
+"""After this long, a target's further deliveries wait for those of other targets."""
 GONE = 410
 MAX_ERROR_CHARS = 300
 UNKNOWN = "what became of its last attempt is not known: the process that made it did not come to an end"
 
 log = logging.getLogger(__name__)
 
-DUE = sa.text("""
-WITH RECURSIVE targets AS (
-    (SELECT target FROM deliveries WHERE state = 'pending' ORDER BY target LIMIT 1)
-    UNION ALL
-    SELECT (SELECT d.target FROM deliveries d WHERE d.state = 'pending' AND d.target > t.target ORDER BY d.target LIMIT 1)
-    FROM targets t WHERE t.target IS NOT NULL
-)
-SELECT d.id, d.tenant_id, d.target, d.channel, d.next_attempt_at, d.event_seq, d.attempts, w.failing_since IS NOT NULL AS failing
-FROM targets t
-CROSS JOIN LATERAL (
-    SELECT * FROM deliveries d
-    WHERE d.target = t.target AND d.state = 'pending' AND d.next_attempt_at <= :now
-        AND (d.claimed_until IS NULL OR d.claimed_until <= :now)
-        AND NOT EXISTS (
-            SELECT FROM deliveries e
-            WHERE e.target = d.target AND e.subject = d.subject AND e.state = 'pending' AND e.event_seq < d.event_seq)
-    ORDER BY d.next_attempt_at, d.event_seq LIMIT :per_target
-) d
-LEFT JOIN webhook_endpoints w ON w.id = d.target
-""")
-"""The first delivery of each target that could be sent now: no earlier event of the same subject is pending there."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    """A delivery that this process sends."""
+class Attempt:
+    """An attempt at a delivery, with its event."""
 
     id: str
-    attempt: int
-    number: int
-    """Number of the claim; unique for this delivery."""
-    is_mail: bool
-    failing: bool
+    tenant_id: str
+    channel: str
+    target: str
+    subject: str
+    attempts: int
+    """Its number, since the delivery was created or replayed."""
+    last_attempt_at: datetime
+    """When it began, which with its number identifies it: a replay begins to count again."""
+    event_id: str
+    type: str
+    data: Mapping[str, Any]
+    happened_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,90 +76,81 @@ class Outcome:
     """No further attempt can succeed."""
 
 
-def claim(platform: Platform, slots: Slots) -> list[Claim]:
-    """Claim deliveries to send now, chosen by :func:`control_plane.notifications.rules.choose`; one process chooses at a time.
-
-    Deliveries that used their last attempt without a recorded result are given up here.
-    """
-    now = platform.clock()
-    d = deliveries.c
-    with platform.whole.engine.begin() as conn:
-        if not box.alone(conn, box.CLAIM_LOCK):
-            return []
-        rows = conn.execute(DUE, {"now": now, "per_target": AT_ONCE_TO_ONE_TARGET}).mappings().all()
-        if ended := [row["id"] for row in rows if row["attempts"] >= len(DELAYS_S)]:
-            conn.execute(_given_up(d.id.in_(_free(ended, now).where(d.attempts >= len(DELAYS_S))), UNKNOWN))
-        due = {row["id"]: _due(row) for row in rows if row["id"] not in ended}
-        if not due:
-            return []
-        query = sa.select(d.target, d.tenant_id, sa.func.count()).where(d.claimed_until > now).group_by(d.target, d.tenant_id)
-        on_the_way: Counter[str] = Counter()
-        of_tenants: Counter[str] = Counter()
-        for target, tenant, count in conn.execute(query):
-            on_the_way[target] += count
-            of_tenants[tenant] += count
-        chosen = [one.id for one in choose(due.values(), on_the_way=on_the_way, tenants_on_the_way=of_tenants, slots=slots)]
-        values = {"claimed_until": now + LEASE, "attempts": d.attempts + 1, "claims": d.claims + 1, "last_attempt_at": now}
-        ours = sa.update(deliveries).where(d.id.in_(_free(chosen, now)))
-        taken = conn.execute(ours.values(**values).returning(d.id, d.attempts, d.claims)).all()
-    return [
-        Claim(id=id_, attempt=attempt, number=number, is_mail=due[id_].is_mail, failing=due[id_].failing) for id_, attempt, number in taken
-    ]
+def deliver(platform: Platform, target: str) -> None:
+    """Send what is due to `target`, for :data:`TURN_S` or until an attempt fails, and add the task for the rest."""
+    platform, until = platform.whole, time.monotonic() + TURN_S
+    while time.monotonic() < until and (attempt := begin(platform, target)) is not None:
+        if not carry_out(platform, attempt).delivered:
+            break
+    with platform.engine.begin() as conn:
+        first = conn.execute(sa.select(sa.func.min(deliveries.c.next_attempt_at)).where(_next_in_order(target))).scalar()
+        if first is not None:
+            mail = conn.execute(sa.select(members.c.id).where(members.c.id == target)).scalar()
+            box.send(conn, [target], queue=box.MAIL if mail else None, after=max(timedelta(), first - platform.clock()))
 
 
-def _free(ids: list[str], now: datetime) -> sa.Select[tuple[str]]:
-    """Lock those of `ids` that are still unclaimed: another process may have taken some in between."""
-    d = deliveries.c
-    unclaimed = sa.or_(d.claimed_until.is_(None), d.claimed_until <= now)
-    return sa.select(d.id).where(d.id.in_(ids), d.state == "pending", unclaimed).with_for_update(skip_locked=True)
+def _next_in_order(target: str) -> sa.ColumnElement[bool]:
+    """Deliveries to `target` that wait for no earlier event of their subject."""
+    d, earlier = deliveries.c, deliveries.alias("earlier")
+    same = (earlier.c.target == d.target) & (earlier.c.subject == d.subject) & (earlier.c.state == "pending")
+    return (d.target == target) & (d.state == "pending") & ~sa.exists().where(same, earlier.c.event_seq < d.event_seq)
 
 
-def _due(row: RowMapping) -> Due:
-    return Due(
-        id=row["id"], tenant=row["tenant_id"], target=row["target"], is_mail=row["channel"] == box.EMAIL, failing=row["failing"],
-        due_since=row["next_attempt_at"], seq=row["event_seq"],
-    )  # fmt: skip
+def begin(platform: Platform, target: str) -> Attempt | None:
+    """Count an attempt at the delivery that is due first; those whose last attempt has no recorded result are given up here."""
+    now, d = platform.clock(), deliveries.c
+    due = _next_in_order(target) & (d.next_attempt_at <= now)
+    first = sa.select(d.id).where(due).order_by(d.next_attempt_at, d.event_seq).limit(1).scalar_subquery()
+    values = {"attempts": d.attempts + 1, "last_attempt_at": now}
+    with platform.engine.begin() as conn:
+        while conn.execute(_given_up(due & (d.attempts >= len(DELAYS_S)), UNKNOWN)).rowcount:  # the next of their subjects may be due
+            pass
+        begun = conn.execute(sa.update(deliveries).where(d.id == first).values(**values).returning(d.id)).scalar()
+        return None if begun is None else _attempt(conn, begun)
 
 
-def deliver(platform: Platform, claimed: Claim) -> None:
-    """Send a claimed delivery and record the result."""
-    joined = deliveries.join(outbox, outbox.c.seq == deliveries.c.event_seq)
+def _attempt(conn: Connection, delivery_id: str) -> Attempt:
     event = (outbox.c.id.label("event_id"), outbox.c.type, outbox.c.data, outbox.c.created_at.label("happened_at"))
-    query = sa.select(deliveries, *event).select_from(joined).where(deliveries.c.id == claimed.id)
-    with platform.whole.engine.connect() as conn:
-        row = conn.execute(query).mappings().one()
-        table = members if claimed.is_mail else webhook_endpoints
-        target = conn.execute(sa.select(table).where(table.c.id == row["target"])).mappings().one()
+    of_delivery = [c for c in records.columns(deliveries, Attempt) if c.name not in ("type", "data")]
+    query = sa.select(*of_delivery, *event).join(outbox, outbox.c.seq == deliveries.c.event_seq).where(deliveries.c.id == delivery_id)
+    return records.one(conn, query, Attempt)
+
+
+def carry_out(platform: Platform, attempt: Attempt) -> Outcome:
+    """Send, and record the result."""
     try:
-        outcome = _sent(platform, claimed, row, target)
+        outcome = _sent(platform, attempt)
     except (OperationalError, InterfaceError, PoolTimeout):
         raise
     except Exception:
-        log.exception("delivery %s failed by an error of ours", claimed.id)
+        log.exception("delivery %s failed by an error of ours", attempt.id)
         outcome = Outcome(delivered=False, error="internal error")
-    with platform.whole.engine.begin() as conn:
-        finish(conn, row, claimed, outcome, now=platform.clock())
+    with platform.engine.begin() as conn:
+        finish(conn, attempt, outcome, now=platform.clock())
+    return outcome
 
 
-def _sent(platform: Platform, claimed: Claim, row: RowMapping, target: RowMapping) -> Outcome:
-    if not row["data"]:
+def _sent(platform: Platform, attempt: Attempt) -> Outcome:
+    if not attempt.data:
         return Outcome(delivered=False, error="the tenant had its data deleted, this event's too", final=True)
-    with delivery(platform, row) as span:
-        outcome = _mail(platform, row, target) if claimed.is_mail else _post(platform, row, target)
+    with delivery(platform, attempt) as span:
+        outcome = _mail(platform, attempt) if attempt.channel == box.EMAIL else _post(platform, attempt)
         if not outcome.delivered:
             span.fail(str(outcome.status or "undelivered"))
     return outcome
 
 
-def _post(platform: Platform, row: RowMapping, target: RowMapping) -> Outcome:
-    if target["deleted_at"] is not None or target["state"] != "enabled":
+def _post(platform: Platform, attempt: Attempt) -> Outcome:
+    with platform.engine.connect() as conn:
+        endpoint = records.one(conn, sa.select(webhook_endpoints).where(webhook_endpoints.c.id == attempt.target), Endpoint)
+    if endpoint.deleted_at is not None or endpoint.state != "enabled":
         return Outcome(delivered=False, error="the endpoint was disabled or deleted before this could be sent", final=True)
     if platform.webhooks is None:
         return Outcome(delivered=False, error="this process sends no webhooks")
-    body = event_body(row["event_id"], row["type"], row["data"], row["happened_at"])
-    now, endpoint = platform.clock(), opened(platform.settings, target)
-    headers = signatures.headers(event_id=row["event_id"], body=body, live=live_secrets(endpoint["secrets"], now), now=now)
-    return judged(platform.webhooks.send(endpoint["url"], headers=headers, body=body))
+    body = event_body(attempt.event_id, attempt.type, attempt.data, attempt.happened_at)
+    now, endpoint = platform.clock(), opened(platform.settings, endpoint)
+    headers = signatures.headers(event_id=attempt.event_id, body=body, live=live_secrets(endpoint.secrets, now), now=now)
+    return judged(platform.webhooks.send(endpoint.url, headers=headers, body=body))
 
 
 def judged(answer: WebhookAnswer) -> Outcome:
@@ -194,14 +166,18 @@ def judged(answer: WebhookAnswer) -> Outcome:
     )  # fmt: skip
 
 
-def _mail(platform: Platform, row: RowMapping, member: RowMapping) -> Outcome:
-    if member["removed_at"] is not None or not member["notify"]:
+def _mail(platform: Platform, attempt: Attempt) -> Outcome:
+    with platform.engine.connect() as conn:
+        member = conn.execute(
+            sa.select(members.c.email, members.c.removed_at, members.c.notify).where(members.c.id == attempt.target)
+        ).one()
+    if member.removed_at is not None or not member.notify:
         return Outcome(delivered=False, error="the member was removed, or wants no e-mail", final=True)
     if platform.mailer is None:
         return Outcome(delivered=False, error="this process sends no e-mail")
-    mail = emails.compose(row["type"], EVENT_TYPES[row["type"]], row["data"], tenant=row["tenant_id"], url=platform.settings.public_url)
+    mail = emails.compose(attempt.type, EVENT_TYPES[attempt.type], attempt.data, tenant=attempt.tenant_id, url=platform.settings.public_url)
     try:
-        platform.mailer.send(to=member["email"], subject=mail.subject, text=mail.text, message_id=row["id"])
+        platform.mailer.send(to=member.email, subject=mail.subject, text=mail.text, message_id=attempt.id)
     except Unavailable as e:
         return Outcome(delivered=False, error=e.message)
     except Conflict as e:
@@ -209,46 +185,45 @@ def _mail(platform: Platform, row: RowMapping, member: RowMapping) -> Outcome:
     return Outcome(delivered=True)
 
 
-def event_body(event_id: str, kind: str, data: dict[str, Any], at: datetime) -> bytes:
+def event_body(event_id: str, kind: str, data: Mapping[str, Any], at: datetime) -> bytes:
     """The signed body, identical for every attempt."""
     body = {"id": event_id, "object": "event", "created_at": int(at.timestamp()), "type": kind, "data": data}
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
-def live_secrets(secrets: list[dict[str, Any]], now: datetime) -> list[str]:
+def live_secrets(secrets: Sequence[Mapping[str, Any]], now: datetime) -> list[str]:
     """Secrets, newest first; a replaced one signs until its end."""
     return [s["secret"] for s in secrets if s["until"] is None or s["until"] > now.timestamp()]
 
 
-def finish(conn: Connection, row: RowMapping, claimed: Claim, outcome: Outcome, *, now: datetime) -> None:
-    """Record the result of an attempt unless its claim is void; locks the endpoint's row before the delivery's."""
+def finish(conn: Connection, attempt: Attempt, outcome: Outcome, *, now: datetime) -> None:
+    """Record the result of an attempt unless a replay voided it; locks the endpoint's row before the delivery's."""
     endpoint = None
-    if row["channel"] == box.WEBHOOK:
-        locked = sa.select(webhook_endpoints).where(webhook_endpoints.c.id == row["target"]).with_for_update()
-        endpoint = conn.execute(locked).mappings().one()
+    if attempt.channel == box.WEBHOOK:
+        locked = sa.select(webhook_endpoints).where(webhook_endpoints.c.id == attempt.target).with_for_update()
+        endpoint = records.one(conn, locked, Endpoint)
     chance = random.random()
-    again = None if outcome.final else next_attempt(claimed.attempt, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
-    error = printable(outcome.error or "")[:MAX_ERROR_CHARS]
-    values: dict[str, Any] = {"claimed_until": None, "last_status": outcome.status, "last_error": error}
+    again = None if outcome.final else next_attempt(attempt.attempts, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
+    values: dict[str, Any] = {"last_status": outcome.status, "last_error": printable(outcome.error or "")[:MAX_ERROR_CHARS]}
     if outcome.delivered:
         values |= {"state": "delivered", "delivered_at": now, "last_error": None}
-    elif again is None:
-        values |= {"state": "dead"}
     else:
-        values |= {"next_attempt_at": again}
-    mine = (deliveries.c.id == row["id"]) & (deliveries.c.state == "pending") & (deliveries.c.claims == claimed.number)
-    if conn.execute(sa.update(deliveries).where(mine).values(**values)).rowcount and endpoint is not None:
+        values |= {"state": "dead"} if again is None else {"next_attempt_at": again}
+    d = deliveries.c
+    same = (d.attempts == attempt.attempts) & (d.last_attempt_at == attempt.last_attempt_at)
+    mine = sa.update(deliveries).where(d.id == attempt.id, d.state == "pending", same)
+    if conn.execute(mine.values(**values)).rowcount and endpoint is not None:
         _judge_endpoint(conn, endpoint, outcome, now)
 
 
-def _judge_endpoint(conn: Connection, endpoint: RowMapping, outcome: Outcome, now: datetime) -> None:
-    since = endpoint["failing_since"]
-    this = sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint["id"])
+def _judge_endpoint(conn: Connection, endpoint: Endpoint, outcome: Outcome, now: datetime) -> None:
+    since = endpoint.failing_since
+    this = sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint.id)
     if outcome.delivered:
         if since is not None:
             conn.execute(this.values(failing_since=None))
         return
-    if endpoint["state"] != "enabled":
+    if endpoint.state != "enabled":
         return
     if since is None:
         conn.execute(this.values(failing_since=now))
@@ -258,11 +233,11 @@ def _judge_endpoint(conn: Connection, endpoint: RowMapping, outcome: Outcome, no
         _disable(conn, endpoint, "failing", f"it has not answered with 2xx since {since:%Y-%m-%d %H:%M} UTC", now)
 
 
-def _disable(conn: Connection, endpoint: RowMapping, code: str, why: str, now: datetime) -> None:
+def _disable(conn: Connection, endpoint: Endpoint, code: str, why: str, now: datetime) -> None:
     values = {"state": "disabled", "disabled_reason": why, "updated_at": now}
-    conn.execute(sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint["id"]).values(**values))
-    give_up(conn, endpoint["id"], f"the endpoint was disabled: {why}")
-    box.publish(conn, endpoint["tenant_id"], "webhook_endpoint.disabled", endpoint["id"], {"reason": code}, now=now)
+    conn.execute(sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint.id).values(**values))
+    give_up(conn, endpoint.id, f"the endpoint was disabled: {why}")
+    box.publish(conn, endpoint.tenant_id, "webhook_endpoint.disabled", endpoint.id, {"reason": code}, now=now)
 
 
 def give_up(conn: Connection, endpoint_id: str, why: str) -> None:
@@ -271,90 +246,21 @@ def give_up(conn: Connection, endpoint_id: str, why: str) -> None:
 
 
 def _given_up(which: sa.ColumnElement[bool], why: str) -> sa.Update:
-    return sa.update(deliveries).where(which).values(state="dead", claimed_until=None, last_error=why)
-
-
-class Dispatcher:
-    """Runs rounds of fan-out and claims; deliveries run in their own threads, so that none waits for another's receiver."""
-
-    def __init__(self, platform: Platform, *, slots: Slots = SLOTS) -> None:
-        self._platform = platform
-        self._slots = slots
-        self._changed = threading.Condition()
-        self._running: list[Claim] = []
-        self._ended = threading.Event()
-
-    def round(self) -> int:
-        """Start as many deliveries as there is room for; returns how many events were fanned out and deliveries started."""
-        self._ended.clear()
-        done = box.fan_out(self._platform)
-        with self._changed:
-            failing = sum(c.failing for c in self._running)
-            mail = sum(c.is_mail for c in self._running)
-            free = Slots(
-                total=self._slots.total - len(self._running), failing=self._slots.failing - failing, mail=self._slots.mail - mail
-            )  # fmt: skip
-        if free.total <= 0:
-            return done
-        claims = claim(self._platform, free)
-        for claimed in claims:
-            with self._changed:
-                self._running.append(claimed)
-            threading.Thread(target=self._deliver, args=(claimed,), name="deliver", daemon=True).start()
-        return done + len(claims)
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until nothing is being sent; False on time-out."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._running, timeout_s)
-
-    def pause(self, timeout_s: float) -> None:
-        """Wait until a delivery has ended since the last round began, :meth:`wake` is called, or time is up."""
-        self._ended.wait(timeout_s)
-
-    def wake(self) -> None:
-        self._ended.set()
-
-    def drain(self, *, for_s: float) -> int:
-        """Run rounds until nothing is left to do now, or time is up; returns how much was done."""
-        deadline, done = time.monotonic() + for_s, 0
-        while time.monotonic() < deadline:
-            idle = self.wait(0)
-            begun = self.round()
-            done += begun
-            if idle and not begun:
-                return done
-            self.pause(BETWEEN_ROUNDS_S if begun else 0.5)
-        self.wait(LEASE.total_seconds() / 4)
-        return done
-
-    def _deliver(self, claimed: Claim) -> None:
-        try:
-            deliver(self._platform, claimed)
-        except FtError as e:
-            log.warning("delivery %s is tried again after its lease: %s", claimed.id, e.message)
-        except Exception:
-            log.exception("delivery %s is tried again after its lease", claimed.id)
-        finally:
-            with self._changed:
-                self._running.remove(claimed)
-                self._changed.notify_all()
-            self._ended.set()
+    return sa.update(deliveries).where(which).values(state="dead", last_error=why)
 
 
 JOB_PREFIX = "ftjob-"
 
 
 @contextlib.contextmanager
-def delivery(platform: Platform, row: RowMapping) -> Iterator[Span]:
-    """Log and trace one attempt at a delivery: `row` is the delivery's, with the event's ``event_id`` and ``type``."""
-    subject = str(row["subject"])
-    job_id = subject if subject.startswith(JOB_PREFIX) else None
-    about = {"ft__event": row["event_id"], "ft__event_type": row["type"], "ft__delivery_attempt": row["attempts"]}
+def delivery(platform: Platform, attempt: Attempt) -> Iterator[Span]:
+    """Log and trace an attempt."""
+    job_id = attempt.subject if attempt.subject.startswith(JOB_PREFIX) else None
+    about: dict[str, str | int] = {"ft__event": attempt.event_id, "ft__event_type": attempt.type, "ft__delivery_attempt": attempt.attempts}
     parent = of_job(platform, job_id) if job_id and spans.is_on() else None
     with (
-        correlation.scope(tenant=row["tenant_id"], job=job_id),
-        spans.span(f"deliver {row['channel']}", parent=parent, kind="client") as span,
+        correlation.scope(tenant=attempt.tenant_id, job=job_id),
+        spans.span(f"deliver {attempt.channel}", parent=parent, kind="client") as span,
     ):
         span.set(**about)
         yield span

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -15,13 +15,16 @@ from control_plane.notifications.emails import LETTERS, is_mailed
 from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE, KEPT_FOR
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
+from control_plane.platform.task_queue import defer
 from control_plane.tenants.tables import members
 
 BATCH = 500
-"""Events per round: a short transaction, even if each goes to ten endpoints."""
+"""Events per transaction: a short transaction, even if each goes to ten endpoints."""
 FORGOTTEN_AT_ONCE = 2000
-FAN_OUT_LOCK, CLAIM_LOCK = 0x66740001, 0x66740002
-"""Advisory locks of the database, released with the transaction even if its process is killed."""
+FAN_OUT, DELIVER = "fan_out", "deliver"
+"""Tasks of the worker; the database itself adds the first one with each event."""
+WEBHOOKS, FAILING, MAIL = "webhooks", "failing-webhooks", "mail"
+"""Queues of deliveries: a receiver that hangs delays only others of its queue, and a hanging endpoint is failing from then on."""
 WEBHOOK, EMAIL = "webhook", "email"
 DISABLED = "the endpoint was disabled when this happened; enable it, then replay"
 
@@ -58,51 +61,60 @@ def publish_many(conn: Connection, notices: Sequence[OutboxEvent], *, now: datet
     return [str(row["id"]) for row in rows]
 
 
-def alone(conn: Connection, lock: int) -> bool:
-    """Whether this transaction is the only one of its kind until it ends; the database ends it if its process hangs."""
-    conn.execute(sa.text("SET LOCAL idle_in_transaction_session_timeout = '30s'"))
-    return bool(conn.execute(sa.select(sa.func.pg_try_advisory_xact_lock(lock))).scalar_one())
-
-
 def fan_out(platform: Platform) -> int:
-    """Create the deliveries of up to :data:`BATCH` events without any; returns the number of events.
+    """Create the deliveries of events without any, and the tasks that send them; returns the number of events.
 
     1. One for each endpoint subscribed to the type. For a disabled endpoint it is dead from the start, and can be replayed.
     2. One for each member with e-mail enabled, if the type is mailed to their role.
-    3. One process at a time, in order of writing: no event of a subject gets its deliveries before an earlier one.
+    3. In order of writing: no event of a subject gets its deliveries before an earlier one.
     """
+    done = 0
+    while num_events := _fan_out_batch(platform):
+        done += num_events
+    return done
+
+
+def _fan_out_batch(platform: Platform) -> int:
     now = platform.clock()
+    query = sa.select(outbox.c.seq, outbox.c.type, outbox.c.data).where(outbox.c.fanned_out_at.is_(None))
     with platform.whole.engine.begin() as conn:
-        if not alone(conn, FAN_OUT_LOCK):
-            return 0
-        query = sa.select(outbox.c.seq, outbox.c.type, outbox.c.data).where(outbox.c.fanned_out_at.is_(None))
-        events = conn.execute(query.order_by(outbox.c.seq).limit(BATCH)).all()
+        events = conn.execute(query.order_by(outbox.c.seq).limit(BATCH).with_for_update()).all()
         if not events:
             return 0
         seqs = [e.seq for e in events]
-        _to_endpoints(conn, seqs, now)
+        send(conn, _to_endpoints(conn, seqs, now))
         if platform.mailer is not None:
-            _to_members(conn, [e.seq for e in events if is_mailed(e.type, e.data)], now)
+            send(conn, _to_members(conn, [e.seq for e in events if is_mailed(e.type, e.data)], now), queue=MAIL)
         conn.execute(sa.update(outbox).where(outbox.c.seq.in_(seqs)).values(fanned_out_at=now))
     return len(seqs)
 
 
-def _to_endpoints(conn: Connection, seqs: Sequence[int], now: datetime) -> None:
+def send(conn: Connection, targets: Collection[str], *, queue: str | None = None, after: timedelta | None = None) -> None:
+    """Add a task for each of `targets`, which sends what is due there; failing endpoints have a queue of their own."""
+    failing = sa.select(webhook_endpoints.c.id).where(webhook_endpoints.c.id.in_(targets), webhook_endpoints.c.failing_since.is_not(None))
+    apart = set(conn.execute(failing).scalars()) if targets and queue is None else ()
+    for target in sorted(targets):
+        defer(
+            conn, DELIVER, queue=queue or (FAILING if target in apart else WEBHOOKS), turn=target, once=target, after=after, target=target
+        )
+
+
+def _to_endpoints(conn: Connection, seqs: Sequence[int], now: datetime) -> set[str]:
     w = webhook_endpoints.c
     wanted = sa.or_(w.event_types.has_key(outbox.c.type), w.event_types.has_key(EVERY_TYPE))
     enabled = w.state == "enabled"
     state = sa.case((enabled, "pending"), else_="dead")
     error = sa.case((enabled, None), else_=DISABLED)
     joined = outbox.join(webhook_endpoints, (w.tenant_id == outbox.c.tenant_id) & w.deleted_at.is_(None) & wanted)
-    _insert(conn, sa.select(*_columns(WEBHOOK, w.id, state, error, now)).select_from(joined).where(outbox.c.seq.in_(seqs)))
+    return _insert(conn, sa.select(*_columns(WEBHOOK, w.id, state, error, now)).select_from(joined).where(outbox.c.seq.in_(seqs)))
 
 
-def _to_members(conn: Connection, seqs: Sequence[int], now: datetime) -> None:
+def _to_members(conn: Connection, seqs: Sequence[int], now: datetime) -> set[str]:
     m = members.c
     of_role = sa.or_(*((outbox.c.type == kind) & m.role.in_(letter.to) for kind, letter in LETTERS.items()))
     joined = outbox.join(members, (m.tenant_id == outbox.c.tenant_id) & m.removed_at.is_(None) & m.notify & of_role)
     columns = _columns(EMAIL, m.id, sa.literal("pending"), sa.null(), now)
-    _insert(conn, sa.select(*columns).select_from(joined).where(outbox.c.seq.in_(seqs)))
+    return _insert(conn, sa.select(*columns).select_from(joined).where(outbox.c.seq.in_(seqs)))
 
 
 def _columns(
@@ -116,8 +128,10 @@ def _columns(
 INSERTED = ("id", "tenant_id", "channel", "target", "event_seq", "subject", "state", "last_error", "created_at", "next_attempt_at")
 
 
-def _insert(conn: Connection, rows: sa.Select[Any]) -> None:
-    conn.execute(insert(deliveries).from_select(INSERTED, rows).on_conflict_do_nothing())
+def _insert(conn: Connection, rows: sa.Select[Any]) -> set[str]:
+    """Insert the deliveries, and return the targets that something is to be sent to."""
+    made = insert(deliveries).from_select(INSERTED, rows).on_conflict_do_nothing().returning(deliveries.c.target, deliveries.c.state)
+    return {row.target for row in conn.execute(made) if row.state == "pending"}
 
 
 def forget(platform: Platform) -> int:

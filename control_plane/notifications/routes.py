@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
-from sqlalchemy.engine import RowMapping
 
 from control_plane.http import parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
+from control_plane.notifications.tables import Delivery, Endpoint
 from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
@@ -39,8 +38,8 @@ def list_endpoints(
     platform: PlatformDep, tenant: Reader, after: parameters.After = None, limit: parameters.Limit = 20
 ) -> http_schemas.ListOf[schemas.WebhookEndpoint]:
     """List your webhook endpoints without their secrets, newest first."""
-    found, has_more = webhook_endpoints.list_endpoints(platform, tenant, after=after, limit=limit)
-    return http_schemas.ListOf(data=[_endpoint(row) for row in found], has_more=has_more)
+    found = webhook_endpoints.list_endpoints(platform, tenant, after=after, limit=limit)
+    return http_schemas.ListOf(data=[_endpoint(each) for each in found.items], has_more=found.has_more)
 
 
 @router.get("/webhook_endpoints/{webhook_endpoint_id}", summary="Retrieve a webhook endpoint")
@@ -96,7 +95,7 @@ def list_deliveries(
 ) -> http_schemas.ListOf[schemas.WebhookDelivery]:
     """List the deliveries of the last 30 days to an endpoint, pending ones included, newest first."""
     found = deliveries.list_deliveries(platform, tenant, webhook_endpoint_id, state=state, after=after, limit=limit)
-    return http_schemas.ListOf(data=[_delivery(row) for row in found.items], has_more=found.has_more)
+    return http_schemas.ListOf(data=[_delivery(each) for each in found.items], has_more=found.has_more)
 
 
 @router.post("/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay", summary="Replay a delivery")
@@ -120,24 +119,22 @@ def replay_dead(
     return schemas.Replayed(webhook_endpoint_id=webhook_endpoint_id, replayed=count)
 
 
-def _endpoint(row: Mapping[str, Any]) -> schemas.WebhookEndpoint:
+def _endpoint(of: Endpoint) -> schemas.WebhookEndpoint:
     return schemas.WebhookEndpoint(
-        id=row["id"], name=row["name"], url=row["url"], event_types=row["event_types"], state=row["state"],
-        signing_secret_hint=signatures.hint(row["secrets"][0]["secret"]) if row["secrets"] else "", disabled_reason=row["disabled_reason"],
-        failing_since=epoch_seconds(row["failing_since"]), created_at=epoch_seconds(row["created_at"]),
-        updated_at=epoch_seconds(row["updated_at"]),
+        id=of.id, name=of.name, url=of.url, event_types=list(of.event_types), state=of.state,
+        signing_secret_hint=signatures.hint(of.secrets[0]["secret"]) if of.secrets else "", disabled_reason=of.disabled_reason,
+        failing_since=epoch_seconds(of.failing_since), created_at=epoch_seconds(of.created_at), updated_at=epoch_seconds(of.updated_at),
     )  # fmt: skip
 
 
 def _with_secret(made: webhook_endpoints.WithSecret) -> schemas.WebhookEndpointWithSecret:
-    return schemas.WebhookEndpointWithSecret(**_endpoint(made.row).model_dump(), signing_secret=made.secret)
+    return schemas.WebhookEndpointWithSecret(**_endpoint(made.endpoint).model_dump(), signing_secret=made.secret)
 
 
-def _delivery(row: RowMapping) -> schemas.WebhookDelivery:
+def _delivery(of: Delivery) -> schemas.WebhookDelivery:
     return schemas.WebhookDelivery(
-        id=row["id"], webhook_endpoint_id=row["target"], event_id=row["event_id"], event_type=row["event_type"], subject=row["subject"],
-        state=row["state"], attempts=row["attempts"], last_status_code=row["last_status"], last_error=row["last_error"] or None,
-        created_at=epoch_seconds(row["created_at"]), last_attempt_at=epoch_seconds(row["last_attempt_at"]),
-        delivered_at=epoch_seconds(row["delivered_at"]),
-        next_attempt_at=epoch_seconds(row["next_attempt_at"]) if row["state"] == "pending" else None,
+        id=of.id, webhook_endpoint_id=of.target, event_id=of.event_id, event_type=of.event_type, subject=of.subject, state=of.state,
+        attempts=of.attempts, last_status_code=of.last_status, last_error=of.last_error or None, created_at=epoch_seconds(of.created_at),
+        last_attempt_at=epoch_seconds(of.last_attempt_at), delivered_at=epoch_seconds(of.delivered_at),
+        next_attempt_at=epoch_seconds(of.next_attempt_at) if of.state == "pending" else None,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Notifications: event types, retry schedule, and the choice of deliveries. Pure.
+"""Notifications: event types and the retry schedule. Pure.
 
 Types are stable, and OpenAI's where it has one. The data of an event has the object's ``id`` and its new state, but no text that the tenant
 uploaded: receivers fetch what they need with their own key.
@@ -6,8 +6,7 @@ uploaded: receivers fetch what they need with their own key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 EVENT_TYPES: Mapping[str, str] = {
@@ -60,62 +59,3 @@ def next_attempt(attempts: int, *, now: datetime, retry_after_s: float | None, c
         return None
     delay = DELAYS_S[attempts] * (1 + JITTER * chance)
     return now + timedelta(seconds=max(delay, min(retry_after_s or 0.0, LONGEST_RETRY_AFTER_S)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Due:
-    """A delivery that could be sent now."""
-
-    id: str
-    tenant: str
-    target: str
-    is_mail: bool
-    failing: bool
-    """Whether its endpoint's last answer was a failure."""
-    due_since: datetime
-    seq: int
-    """Sequence number of the event."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slots:
-    """How many deliveries a dispatcher runs at once; separate shares keep hanging receivers from using all of them."""
-
-    total: int
-    failing: int
-    """Share of failing endpoints; a hanging one belongs to them from its second delivery on."""
-    mail: int
-    """Share of mail: the mail server may hang, too."""
-
-
-AT_ONCE_TO_ONE_TARGET = 2
-AT_ONCE_FOR_ONE_TENANT = 4
-
-
-def choose(due: Iterable[Due], *, on_the_way: Mapping[str, int], tenants_on_the_way: Mapping[str, int], slots: Slots) -> list[Due]:
-    """Choose the deliveries to start now, given the number in progress by target and by tenant.
-
-    1. Tenants take turns: the first of each before the second of any, starting with the tenant with the fewest in progress.
-    2. At most :data:`AT_ONCE_TO_ONE_TARGET` per target, 1 if it is failing, and :data:`AT_ONCE_FOR_ONE_TENANT` per tenant.
-    3. Within `slots`: failing endpoints and mail have their own shares.
-    4. Longest due first, then the earlier event.
-    """
-    by_target, by_tenant = dict(on_the_way), dict(tenants_on_the_way)
-    turns: list[tuple[int, Due]] = []
-    for one in sorted(due, key=lambda d: (d.due_since, d.seq, d.id)):
-        most = 1 if one.failing or one.is_mail else AT_ONCE_TO_ONE_TARGET
-        if by_target.get(one.target, 0) >= most or by_tenant.get(one.tenant, 0) >= AT_ONCE_FOR_ONE_TENANT:
-            continue
-        by_target[one.target] = by_target.get(one.target, 0) + 1
-        by_tenant[one.tenant] = by_tenant.get(one.tenant, 0) + 1
-        turns.append((by_tenant[one.tenant], one))
-    chosen: list[Due] = []
-    left = {"failing": slots.failing, "mail": slots.mail}
-    for _, one in sorted(turns, key=lambda t: (t[0], t[1].due_since, t[1].seq, t[1].id)):
-        share = "mail" if one.is_mail else "failing" if one.failing else None
-        if len(chosen) >= slots.total or (share and left[share] <= 0):
-            continue
-        if share:
-            left[share] -= 1
-        chosen.append(one)
-    return chosen

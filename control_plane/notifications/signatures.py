@@ -10,10 +10,12 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from control_plane.notifications.tables import Endpoint
 from control_plane.platform.secrets import seal, unseal
 from control_plane.platform.settings import Settings
 
@@ -61,8 +63,8 @@ def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> 
     return {"secrets": [{**s, "secret": seal(settings, s["secret"])} for s in secrets]}
 
 
-def opened(settings: Settings, row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of ``webhook_endpoints`` with its URL and secrets decrypted."""
-    secrets = [{**s, "secret": unseal(settings, s["secret"])} for s in row["secrets"]]
-    url = unseal(settings, row["sealed_url"]) if row["sealed_url"] else row["url"]  # a deleted endpoint has none
-    return {**row, "url": url, "secrets": secrets}
+def opened(settings: Settings, endpoint: Endpoint) -> Endpoint:
+    """Return `endpoint` with its URL and secrets decrypted."""
+    secrets = tuple({**s, "secret": unseal(settings, s["secret"])} for s in endpoint.secrets)
+    url = unseal(settings, endpoint.sealed_url) if endpoint.sealed_url else endpoint.url  # a deleted endpoint has none
+    return replace(endpoint, url=url, secrets=secrets)

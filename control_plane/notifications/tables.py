@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -46,14 +51,52 @@ deliveries = sa.Table(
     sa.Column("subject", sa.Text, nullable=False),  # of the event
     sa.Column("state", sa.Text, nullable=False),  # pending | delivered | dead
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),  # since it was created or replayed
-    sa.Column("claims", sa.Integer, nullable=False, server_default="0"),  # only ever grows; identifies the holder of the present claim
     sa.Column("last_status", sa.Integer), sa.Column("last_error", sa.Text),
-    timestamp("created_at"), timestamp("next_attempt_at"), timestamp("claimed_until", nullable=True),
-    timestamp("last_attempt_at", nullable=True), timestamp("delivered_at", nullable=True),
+    timestamp("created_at"), timestamp("next_attempt_at"), timestamp("last_attempt_at", nullable=True),
+    timestamp("delivered_at", nullable=True),
     sa.UniqueConstraint("event_seq", "target"),
     sa.Index("ix_deliveries_due", "target", "next_attempt_at", postgresql_where=sa.text("state = 'pending'")),
     sa.Index("ix_deliveries_in_order", "target", "subject", "event_seq", postgresql_where=sa.text("state = 'pending'")),
-    sa.Index("ix_deliveries_claimed", "claimed_until", postgresql_where=sa.text("claimed_until IS NOT NULL")),
     sa.Index("ix_deliveries_dead", "created_at", postgresql_where=sa.text("state = 'dead'")),
     sa.Index("ix_deliveries_target_created", "target", "created_at", "id"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """A row of `webhook_endpoints`; see :func:`control_plane.notifications.signatures.opened` for its URL and secrets."""
+
+    id: str
+    tenant_id: str
+    name: str
+    url: str
+    sealed_url: str
+    event_types: tuple[str, ...]
+    secrets: tuple[Mapping[str, Any], ...]
+    state: Literal["enabled", "disabled"]
+    disabled_reason: str | None
+    failing_since: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    deleted_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """A row of `deliveries` with its event's id and type."""
+
+    id: str
+    tenant_id: str
+    channel: str
+    target: str
+    subject: str
+    state: Literal["pending", "delivered", "dead"]
+    attempts: int
+    last_status: int | None
+    last_error: str | None
+    created_at: datetime
+    next_attempt_at: datetime
+    last_attempt_at: datetime | None
+    delivered_at: datetime | None
+    event_id: str
+    event_type: str

@@ -7,19 +7,20 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
 from control_plane.notifications import dispatch, signatures
 from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE
 from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
-from control_plane.notifications.tables import webhook_endpoints
+from control_plane.notifications.tables import Endpoint, webhook_endpoints
+from control_plane.platform import records
 from control_plane.platform.context import Platform
-from control_plane.platform.pagination import page
+from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import WebhookSender
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound, QuotaExceeded, Unavailable
 
@@ -43,7 +44,7 @@ _outside: Counter[str] = Counter()
 class WithSecret:
     """A new endpoint, or one with a new secret; the only time that the secret is returned."""
 
-    row: Mapping[str, Any]
+    endpoint: Endpoint
     secret: str
 
 
@@ -75,48 +76,50 @@ def create(platform: Platform, tenant: str, *, name: str, url: str, event_types:
                 f"the tenant has {count} webhook endpoints, at most {MAX_ENDPOINTS} are allowed; delete one",
                 code="too_many_webhook_endpoints",
             )
-        row = conn.execute(sa.insert(webhook_endpoints).values(**values).returning(webhook_endpoints)).mappings().one()
-    return WithSecret(row=opened(platform.settings, row), secret=secret)
+        made = records.one(conn, sa.insert(webhook_endpoints).values(**values).returning(webhook_endpoints), Endpoint)
+    return WithSecret(endpoint=opened(platform.settings, made), secret=secret)
 
 
-def list_endpoints(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> tuple[list[dict[str, Any]], bool]:
-    """Return the endpoints, newest first, and whether more follow."""
+def list_endpoints(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[Endpoint]:
+    """Return the endpoints, newest first."""
     keys = (webhook_endpoints.c.created_at, webhook_endpoints.c.id)
     with platform.engine.connect() as conn:
-        found = page(conn, _mine(tenant), keys, id_column=webhook_endpoints.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
-    return [_shown(platform, row) for row in found.items], found.has_more
+        found = page(
+            conn, _mine(tenant), keys, of=Endpoint, id_column=webhook_endpoints.c.id, after=after, limit=limit, max_limit=MAX_PAGE
+        )  # fmt: skip
+    return replace(found, items=[_shown(platform, endpoint) for endpoint in found.items])
 
 
-def _shown(platform: Platform, row: RowMapping) -> dict[str, Any]:
-    """Decrypt `row`; if no key decrypts it, only scheme and host are shown, so that it can be found and deleted."""
+def _shown(platform: Platform, endpoint: Endpoint) -> Endpoint:
+    """Decrypt `endpoint`; if no key decrypts it, only scheme and host are shown, so that it can be found and deleted."""
     try:
-        return opened(platform.settings, row)
+        return opened(platform.settings, endpoint)
     except IntegrityError:
-        return {**row, "secrets": []}
+        return replace(endpoint, secrets=())
 
 
-def get(platform: Platform, tenant: str, endpoint_id: str) -> dict[str, Any]:
+def get(platform: Platform, tenant: str, endpoint_id: str) -> Endpoint:
     with platform.engine.connect() as conn:
         return opened(platform.settings, _one(conn, _mine(tenant).where(webhook_endpoints.c.id == endpoint_id), endpoint_id))
 
 
-def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def update(platform: Platform, tenant: str, endpoint_id: str, changes: Mapping[str, Any]) -> Endpoint:
     """Set `name`, `url`, `event_types` or `state`; unchanged values change nothing.
 
     Disabling ends pending deliveries (they can be replayed); enabling clears earlier failures.
     """
     wanted = {k: v for k, v in changes.items() if v is not None}
     if "event_types" in wanted:
-        wanted["event_types"] = _known(wanted["event_types"])
+        wanted["event_types"] = tuple(_known(wanted["event_types"]))
     if "url" in wanted:
         get(platform, tenant, endpoint_id)
         with _sender(platform, tenant) as sender:
             sender.check(wanted["url"])
     with platform.engine.begin() as conn:
-        row = opened(platform.settings, locked(conn, tenant, endpoint_id))
-        values = {k: v for k, v in wanted.items() if row[k] != v}
+        present = opened(platform.settings, locked(conn, tenant, endpoint_id))
+        values = {k: v for k, v in wanted.items() if getattr(present, k) != v}
         if not values:
-            return row
+            return present
         if "url" in values:
             values |= sealed_url(platform.settings, values["url"])
         if values.get("state") == DISABLED:
@@ -142,12 +145,12 @@ def rotate_secret(platform: Platform, tenant: str, endpoint_id: str, *, keep_old
     now, secret = platform.clock(), signatures.new_secret()
     end = (now + OVERLAP).timestamp()
     with platform.engine.begin() as conn:
-        row = opened(platform.settings, locked(conn, tenant, endpoint_id))
-        live = set(dispatch.live_secrets(row["secrets"], now))
-        old = [{"secret": s["secret"], "until": s["until"] or end} for s in row["secrets"] if s["secret"] in live] if keep_old else []
+        present = opened(platform.settings, locked(conn, tenant, endpoint_id)).secrets
+        live = set(dispatch.live_secrets(present, now))
+        old = [{"secret": s["secret"], "until": s["until"] or end} for s in present if s["secret"] in live] if keep_old else []
         secrets = [{"secret": secret, "until": None}, *old[: MAX_SECRETS - 1]]
         changed = _set(conn, endpoint_id, {**sealed_secrets(platform.settings, secrets), "updated_at": now})
-        return WithSecret(row=opened(platform.settings, changed), secret=secret)
+        return WithSecret(endpoint=opened(platform.settings, changed), secret=secret)
 
 
 def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: str | None = None) -> Tried:
@@ -156,15 +159,15 @@ def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: 
     Its object does not exist: the id begins with ``test_``. It is sent once, and counts for nothing.
     """
     endpoint = get(platform, tenant, endpoint_id)
-    kind = event_type or next((t for t in endpoint["event_types"] if t != EVERY_TYPE), next(iter(EVENT_TYPES)))
+    kind = event_type or next((t for t in endpoint.event_types if t != EVERY_TYPE), next(iter(EVENT_TYPES)))
     _known([kind])
     if kind == EVERY_TYPE:
         raise _unknown_types([kind])
     now, event_id = platform.clock(), f"evt_test_{uuid.uuid4().hex}"
     body = dispatch.event_body(event_id, kind, {"id": f"test_{uuid.uuid4().hex[:12]}"}, now)
-    headers = signatures.headers(event_id=event_id, body=body, live=dispatch.live_secrets(endpoint["secrets"], now), now=now)
+    headers = signatures.headers(event_id=event_id, body=body, live=dispatch.live_secrets(endpoint.secrets, now), now=now)
     with _sender(platform, tenant) as sender:
-        answer = sender.send(endpoint["url"], headers=headers, body=body)
+        answer = sender.send(endpoint.url, headers=headers, body=body)
     if answer.status is None:
         raise InvalidRequest(
             f"the test event did not arrive: {answer.error}; mend the receiver, or set another url",
@@ -174,14 +177,14 @@ def send_test(platform: Platform, tenant: str, endpoint_id: str, *, event_type: 
     return Tried(endpoint_id=endpoint_id, event_type=kind, status=answer.status, text=answer.text)
 
 
-def locked(conn: Connection, tenant: str, endpoint_id: str) -> RowMapping:
+def locked(conn: Connection, tenant: str, endpoint_id: str) -> Endpoint:
     return _one(conn, _mine(tenant).where(webhook_endpoints.c.id == endpoint_id).with_for_update(), endpoint_id)
 
 
-def check_enabled(row: RowMapping) -> None:
-    if row["state"] != ENABLED:
+def check_enabled(endpoint: Endpoint) -> None:
+    if endpoint.state != ENABLED:
         raise Conflict(
-            f"webhook endpoint {row['id']} is disabled ({row['disabled_reason']}); enable it first: state enabled",
+            f"webhook endpoint {endpoint.id} is disabled ({endpoint.disabled_reason}); enable it first: state enabled",
             code="webhook_endpoint_disabled",
             param="state",
         )
@@ -191,20 +194,20 @@ def _mine(tenant: str) -> sa.Select[Any]:
     return sa.select(webhook_endpoints).where(webhook_endpoints.c.tenant_id == tenant, webhook_endpoints.c.deleted_at.is_(None))
 
 
-def _one(conn: Connection, query: sa.Select[Any], endpoint_id: str) -> RowMapping:
-    row = conn.execute(query).mappings().one_or_none()
-    if row is None:
+def _one(conn: Connection, query: sa.Select[Any], endpoint_id: str) -> Endpoint:
+    found = records.one_or_none(conn, query, Endpoint)
+    if found is None:
         raise NotFound(
             f"no webhook endpoint {endpoint_id[:160]!r}; list yours with GET /v1/webhook_endpoints",
             code="webhook_endpoint_not_found",
             param="webhook_endpoint_id",
         )
-    return row
+    return found
 
 
-def _set(conn: Connection, endpoint_id: str, values: Mapping[str, Any]) -> RowMapping:
+def _set(conn: Connection, endpoint_id: str, values: Mapping[str, Any]) -> Endpoint:
     this = sa.update(webhook_endpoints).where(webhook_endpoints.c.id == endpoint_id)
-    return conn.execute(this.values(**values).returning(webhook_endpoints)).mappings().one()
+    return records.one(conn, this.values(**values).returning(webhook_endpoints), Endpoint)
 
 
 def _known(event_types: Sequence[str]) -> list[str]:

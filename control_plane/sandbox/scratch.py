@@ -2,7 +2,7 @@
 
 1. Each is ``scratch/TENANT/NAME`` under the work directory. The process that uses it holds the lock of a file in it; the kernel releases
    the lock when the process ends, however it ends.
-2. One whose lock is free is a leftover. The API removes leftovers at its start and while it runs; a deletion removes the tenant's and names
+2. One whose lock is free is a leftover. The worker removes leftovers every minute; a deletion removes the tenant's and names
    them in its proof. A deletion waits for directories that are in use.
 3. Directories are created and looked through under one more lock, so that none is taken for a leftover before it is locked.
 """

@@ -1,1 +1,1 @@
-"""Background work beside the API: validation, exports, webhooks, rollout."""
+"""The worker process: everything that the platform does beside requests and Dagster runs."""

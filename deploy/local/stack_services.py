@@ -30,7 +30,7 @@ from ft_assets.telemetry import provenance
 from resources.atomic_write import write_atomically
 from resources.dagster import run_records
 
-POSTGRES, MIGRATE, DAGSTER, API, INFERENCE = "postgres", "migrate", "dagster", "api", "inference"
+POSTGRES, MIGRATE, DAGSTER, API, INFERENCE, WORKER = "postgres", "migrate", "dagster", "api", "inference", "worker"
 CODE, DAEMON, RUNS, QUEUE_LISTENER = "code-location", "daemon", "runs", "queue-listener"
 DEMO_MODEL = "demo-llama-3m"
 
@@ -199,7 +199,8 @@ def services(settings: Settings) -> list[Service]:
     local = [_inference(settings)] if _inference_is_local(settings) else []
     needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
     dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
-    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, _queue_listener(settings), _api(settings)]
+    ours = [_queue_listener(settings), _worker(settings), _api(settings)]
+    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, *ours]
 
 
 def limits(settings: Settings) -> Limits:
@@ -302,6 +303,13 @@ def _queue_listener(settings: Settings) -> Service:
         probe=file_written(settings.home / "queue-listener.alive"), liveness=file_touched(_beat_file(settings, QUEUE_LISTENER)),
         after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
         expendable=True,
+    )  # fmt: skip
+
+
+def _worker(settings: Settings) -> Service:
+    return Service(
+        name=WORKER, argv=(sys.executable, "-m", "control_plane.worker"), probe=file_touched(settings.home / "worker.alive"),
+        after=(MIGRATE,), env=lambda: database_env(settings),
     )  # fmt: skip
 
 

@@ -135,10 +135,10 @@ def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | N
 
 
 def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progress: Callable[[Progress], None] | None) -> sa.Row[Any]:
-    found = uploaded_files.validate(platform, file_id, progress=progress)
-    if found["status_code"] in PLATFORM_FAILURES:  # an earlier attempt died: this run is the next one
+    found = uploaded_files.wait_until_validated(platform, file_id, progress=progress)
+    if found.status_code in PLATFORM_FAILURES:  # an earlier attempt died: this is the next one
         uploaded_files.validate_again(platform, tenant, file_id)
-        uploaded_files.validate(platform, file_id, progress=progress)
+        uploaded_files.wait_until_validated(platform, file_id, progress=progress)
     with platform.engine.connect() as conn:
         file = conn.execute(sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant)).one()
         if file.status_code in PLATFORM_FAILURES:

@@ -50,8 +50,8 @@ def training_file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[
     """Id of a validated file of `tenant`."""
     with write_chat_rows().open("rb") as stream:
         file = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
-    assert file["status"] == "processed", file["status_details"]
-    return str(file["id"])
+    assert file.status == "processed", file.status_details
+    return str(file.id)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def new_job(
         owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
         with write_chat_rows().open("rb") as rows:
             file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
         spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
         store_pack(platform, owner.id, spec.pack_fingerprint)
         mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
@@ -107,4 +107,4 @@ def account(new_platform: Callable[..., Platform], write_chat_rows: Callable[...
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    return Account(platform, now, owner.id, str(file["id"]))
+    return Account(platform, now, owner.id, str(file.id))

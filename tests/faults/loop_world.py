@@ -206,7 +206,7 @@ def build(platform: Platform, home: Path, rows: Path, *, shapes: Sequence[tuple[
             owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier=tier, max_jobs_in_flight=100)
             of_tier[tier] = owner.id
             with rows.open("rb") as stream:
-                made[tier] = str(uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")["id"])
+                made[tier] = str(uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune").id)
         request = JobRequest.from_body({"model": "tiny-base", "training_file": made[tier], "suffix": f"job-{number}"})
         job = jobs.submit(platform, of_tier[tier], request).job
         planned.append(Planned(job_id=job.id, tenant=of_tier[tier], num_gpus=num_gpus, arrives=arrives, ticks=ticks))

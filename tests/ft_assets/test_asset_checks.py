@@ -48,7 +48,7 @@ def job_on(platform: Platform, rows: Path) -> str:
         file = uploaded_files.create(
             platform, "acme", stream, filename=rows.name, purpose="fine-tune", policies={"near_duplicates": "warn"}
         )
-    return str(jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job.id)
+    return str(jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file.id})).job.id)
 
 
 def checks_of(job: str, *assets: Any) -> dict[str, tuple[bool, Any]]:

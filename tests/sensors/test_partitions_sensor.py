@@ -20,7 +20,7 @@ from control_plane.platform.context import Platform
 from control_plane.queue import launches
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
-from sensors.periodic.partition_cleanup import partitions as sensor
+from sensors.partition_cleanup import partitions as sensor
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ended(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkey
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    body = {"model": "tiny-base", "training_file": file["id"]}
+    body = {"model": "tiny-base", "training_file": file.id}
     made = [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job.id for n in range(3)]
     for job_id in made[:2]:
         jobs.cancel(fresh_platform, owner.id, job_id)

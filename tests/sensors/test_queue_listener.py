@@ -53,7 +53,7 @@ def submit(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
 
     def make() -> tuple[str, str]:
-        body = {"model": "tiny-base", "training_file": file["id"], "seed": uuid.uuid4().int % 1000}
+        body = {"model": "tiny-base", "training_file": file.id, "seed": uuid.uuid4().int % 1000}
         return owner.id, str(jobs.submit(fresh_platform, owner.id, JobRequest.from_body(body)).job.id)
 
     return make

@@ -40,7 +40,7 @@ def job(fresh_platform: Platform, write_chat_rows: Callable[..., Path], monkeypa
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id})
     return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 

@@ -37,7 +37,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) ->
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    body = {"model": "tiny-base", "training_file": file["id"]}
+    body = {"model": "tiny-base", "training_file": file.id}
     return [jobs.submit(fresh_platform, owner.id, JobRequest.from_body({**body, "seed": n})).job.id for n in range(3)]
 
 

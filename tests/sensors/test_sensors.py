@@ -8,7 +8,6 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,17 +18,13 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.sweeps import service as sweeps
 from control_plane.platform.context import Platform
 from control_plane.queue import launches
-from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
 from resources.dagster.run_records import record_path, runs_dir
 from resources.launcher.process_identity import identity
 from sensors.admission import admission
-from sensors.periodic.data_expiry import retention as retention_sensor
-from sensors.periodic.sweep_trials import sweeps as sweeps_sensor
 from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.scheduling_cycle import scheduling as scheduling_sensor
 
@@ -48,7 +43,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path], mo
     owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
+    request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id})
     return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 
@@ -139,39 +134,3 @@ def test_a_worker_that_hangs_has_ended_before_its_run_is_replaced(submitted: tup
             assert worker.wait(60) == -signal.SIGKILL, "two workers would follow one attempt"
         finally:
             worker.kill()
-
-
-def test_a_trial_that_waited_is_submitted_when_there_is_room(
-    submitted: tuple[Platform, str, str],
-    instance: dg.DagsterInstance,
-    base_model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    platform, tenant, job_id = submitted
-    catalogue = tmp_path / "models.yaml"
-    catalogue.write_text(f"models: [{{id: tiny-base, path: {base_model_dir}, license: Apache-2.0}}]")
-    monkeypatch.setenv("FT_BASE_MODELS", str(catalogue))
-    file = jobs.get(platform, tenant, job_id).job.training_file
-    grid = {"parameters": {"n_epochs": [1, 2, 3, 4, 5]}}  # beside one job, in a tier of five
-    sweep = sweeps.create(platform, tenant, {"model": "tiny-base", "training_file": file, "sweep": grid})
-    assert "submitted: none" in str(tick(sweeps_sensor, instance))
-    jobs.cancel(platform, tenant, job_id)
-    assert "submitted: ftjob-" in str(tick(sweeps_sensor, instance))
-    assert all(t.job_id is not None for t in sweeps.get(platform, tenant, sweep.id).trials)
-
-
-def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(
-    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
-) -> None:
-    platform, tenant, job_id = submitted
-    asked = deletion_requests.request_tenant(platform, tenant, confirm=tenant, reason="contract ended", requested_by="operator")
-    told = str(tick(retention_sensor, instance))
-    assert "failed" not in told
-    assert "dagster records" in str(deletion.get(platform, tenant, asked.id).waiting_for), "no Dagster runs in this home"
-    assert deletion.carry_out_all(platform) == []
-    assert "second look" in str(deletion.get(platform, tenant, asked.id).waiting_for)
-    later = platform.clock() + timedelta(minutes=10)
-    assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked.id]
-    assert jobs.get(platform, tenant, job_id).job.state == "cancelled"
-    assert deletion.get(platform, tenant, asked.id).proof["num_objects"] > 0

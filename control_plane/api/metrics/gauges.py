@@ -160,10 +160,10 @@ def _notices(conn: Connection, now: Any) -> Notices:
 def _overdue_s(conn: Connection, now: Any) -> float:
     """Only the first delivery to each target about each object, because later ones wait for it; one being sent is not overdue."""
     d = deliveries.c
-    of_each = sa.select(d.next_attempt_at, d.claimed_until).where(d.state == "pending").ext(distinct_on(d.target, d.subject))
+    of_each = sa.select(d.next_attempt_at, d.last_attempt_at).where(d.state == "pending").ext(distinct_on(d.target, d.subject))
     first = of_each.order_by(d.target, d.subject, d.event_seq).subquery()
-    unclaimed = sa.or_(first.c.claimed_until.is_(None), first.c.claimed_until <= now)
-    due = conn.execute(sa.select(sa.func.min(first.c.next_attempt_at)).where(unclaimed)).scalar_one()
+    not_begun = first.c.last_attempt_at.is_(None) | (first.c.last_attempt_at < first.c.next_attempt_at)
+    due = conn.execute(sa.select(sa.func.min(first.c.next_attempt_at)).where(not_begun)).scalar_one()
     return 0.0 if due is None else max(0.0, (now - due).total_seconds())
 
 

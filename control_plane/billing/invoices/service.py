@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from control_plane.billing import ledger
 from control_plane.billing.invoices import rules as invoicing
 from control_plane.billing.metering import service as metering
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.rules import Entry
 from control_plane.billing.tables import IssuedInvoice, invoice_entries, invoices, ledger_entries, meter_events, unbilled_attempts
 from control_plane.billing.usage.service import Unbilled, unbilled
@@ -28,7 +29,6 @@ from control_plane.notifications.outbox import publish
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_none
-from control_plane.platform.rounds import Round
 from control_plane.quotas.rules import Month, month_of
 from control_plane.tenants.service import find_tenant
 from control_plane.tenants.tables import tenants

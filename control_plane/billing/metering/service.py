@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, prices
+from control_plane.billing.metering.rounds import Round
 from control_plane.billing.metering.rules import INFERRED, SEEN, MeterEvent, Work, bill, fold, goes_on_after_stop, milliseconds
 from control_plane.billing.refunds import open_case
 from control_plane.billing.rules import Entry, usage_id
@@ -27,7 +28,6 @@ from control_plane.capacity.pools import Pool
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, many
-from control_plane.platform.rounds import Round
 from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Outcome

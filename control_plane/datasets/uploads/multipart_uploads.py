@@ -20,10 +20,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from control_plane.datasets.receiver import receive_up_to, too_large
+from control_plane.datasets.tables import File, upload_parts, uploads
 from control_plane.datasets.tables import files as file_rows
-from control_plane.datasets.tables import upload_parts, uploads
 from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
+from control_plane.datasets.validation_state import settle
+from control_plane.platform import records
 from control_plane.platform.build_lock import lock_number
 from control_plane.platform.context import Platform
 from control_plane.tenants.rules import GIB, Tier, tier_named
@@ -60,7 +62,7 @@ class View:
     """As stored, except that an upload past its time is ``expired`` at once."""
     parts: Sequence[RowMapping] = ()
     """Stored parts, oldest first; none once the upload has ended."""
-    file: RowMapping | None = None
+    file: File | None = None
     """Set once completed, unless it was deleted since."""
 
 
@@ -176,7 +178,7 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
     """Join parts, in the order of `part_ids`, into a file; a completed upload is returned as it is.
 
     One call joins at a time, and a second waits for it; if that takes long, it is asked to retry. The file may still be ``uploaded``: the
-    caller starts its validation.
+    worker validates it.
     """
     done = get(platform, tenant, upload_id)
     if done.status == COMPLETED:
@@ -192,13 +194,14 @@ def complete(platform: Platform, tenant: str, upload_id: str, *, part_ids: Seque
             orphaned_objects.announce(conn, tenant, _file_key(upload, chosen), now=platform.clock())
         stored = _joined(platform, upload, chosen, md5)
         try:
-            file, left = _finished(platform, tenant, upload, stored)
+            at_once = uploaded_files.is_validated_at_once(platform, tenant, stored)
+            file, left = _finished(platform, tenant, upload, stored, at_once=at_once)
         except Conflict as error:
             if error.code != f"upload_{COMPLETED}":
                 raise
             return get(platform, tenant, upload_id)  # another call has finished the join
     orphaned_objects.try_to_remove(platform, left)
-    file = uploaded_files.settled_if_tiny(platform, tenant, file, stored)
+    file = settle(platform, file, None) if at_once else file
     with platform.engine.connect() as conn:
         return _view(platform, conn, _row(conn, tenant, upload_id), file=file)
 
@@ -259,7 +262,9 @@ def _file_key(upload: RowMapping, chosen: Sequence[RowMapping]) -> str:
     return file_key(upload["tenant_id"], _file_id(upload["id"], chosen), upload["filename"])
 
 
-def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored) -> tuple[RowMapping, list[str]]:
+def _finished(
+    platform: Platform, tenant: str, upload: RowMapping, stored: uploaded_files.Stored, *, at_once: bool
+) -> tuple[File, list[str]]:
     """Write the file's row and end its upload in one transaction; returns the keys of its parts. On failure, the joined bytes are
     deleted."""
     requested = dict(upload["settings"])
@@ -268,11 +273,11 @@ def _finished(platform: Platform, tenant: str, upload: RowMapping, stored: uploa
         with platform.engine.begin() as conn:
             _pending(platform, _row(conn, tenant, upload["id"], lock=True))
             now = platform.clock()
-            file = uploaded_files.insert_with(
-                conn, tenant, stored.file_id, now=now, filename=stored.filename, purpose=upload["purpose"], num_bytes=stored.num_bytes,
-                sha256=stored.sha256, expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
+            file = uploaded_files.insert(
+                conn, tenant, stored, now=now, at_once=at_once, purpose=upload["purpose"],
+                expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
             )  # fmt: skip
-            ended = {"status": COMPLETED, "file_id": file["id"], "finished_at": now}
+            ended = {"status": COMPLETED, "file_id": file.id, "finished_at": now}
             conn.execute(sa.update(uploads).where(uploads.c.id == upload["id"]).values(**ended))
             return file, _release_parts(conn, tenant, upload["id"], now=now)
     except Exception:
@@ -358,11 +363,11 @@ def _parts(conn: Connection, upload_id: str) -> Sequence[RowMapping]:
     return conn.execute(query).mappings().all()
 
 
-def _view(platform: Platform, conn: Connection, upload: RowMapping, *, file: RowMapping | None = None) -> View:
+def _view(platform: Platform, conn: Connection, upload: RowMapping, *, file: File | None = None) -> View:
     status = _status(platform, upload)
     if file is None and upload["file_id"] is not None:
         kept = sa.select(file_rows).where(file_rows.c.id == upload["file_id"], file_rows.c.deleted_at.is_(None))
-        file = conn.execute(kept).mappings().one_or_none()
+        file = records.one_or_none(conn, kept, File)
     return View(row=upload, status=status, file=file, parts=_parts(conn, upload["id"]) if status == PENDING else ())
 
 

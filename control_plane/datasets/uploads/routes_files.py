@@ -73,7 +73,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
             await run_in_threadpool(uploaded_files.discard, platform, tenant, stored)
         raise
     row = await run_in_threadpool(lambda: uploaded_files.register(platform, tenant, stored, **request_fields))
-    return responses.file(row if row["status"] != "uploaded" else await run_in_threadpool(request.app.state.validation.take, row))
+    return responses.file(await run_in_threadpool(uploaded_files.wait_for_upload, platform, row))
 
 
 def _request_of(fields: Mapping[str, str]) -> dict[str, Any]:
@@ -122,12 +122,10 @@ def events(platform: PlatformDep, tenant: Reader, follower: FollowerDep, file_id
 
 
 @router.post("/{file_id}/validate", summary="Validate a file again")
-def validate(request: Request, platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
+def validate(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) -> datasets_schemas.File:
     """Validate a file again after a failure of the platform. A file that was already validated is refused, because the result would be
     the same."""
-    row = uploaded_files.validate_again(platform, tenant, file_id)
-    request.app.state.validation.enqueue(file_id)
-    return responses.file(row)
+    return responses.file(uploaded_files.validate_again(platform, tenant, file_id))
 
 
 @router.delete("/{file_id}", summary="Delete a file")
@@ -141,7 +139,7 @@ def delete(platform: PlatformDep, tenant: Writer, file_id: parameters.FileId) ->
 def content(platform: PlatformDep, tenant: Reader, file_id: parameters.FileId) -> StreamingResponse:
     """Download the content of a file as it was uploaded."""
     row, stream = uploaded_files.content(platform, tenant, file_id)
-    headers = {"content-length": str(row["bytes"]), "content-disposition": f'attachment; filename="{row["filename"]}"'}
+    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.filename}"'}
     return StreamingResponse(_chunks(stream), media_type="application/octet-stream", headers=headers)
 
 
@@ -154,7 +152,7 @@ class _Changes:
 
     def __call__(self, since: int) -> tuple[list[tuple[int, str]], bool]:
         row = uploaded_files.get(self._platform, self._tenant, self._file_id)
-        event, over = responses.file_event(row).model_dump_json(), row["status"] != "uploaded"
+        event, over = responses.file_event(row).model_dump_json(), row.status != "uploaded"
         if event == self._last_event:
             return [], over
         self._last_event = event

@@ -11,7 +11,8 @@ from sqlalchemy.engine import RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import responses
-from control_plane.datasets.uploads import multipart_uploads, schemas
+from control_plane.datasets.tables import File
+from control_plane.datasets.uploads import multipart_uploads, schemas, uploaded_files
 from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.rate_limits import JoinLimiter
@@ -66,16 +67,14 @@ async def add_part(request: Request, platform: PlatformDep, tenant: Writer, uplo
 
 @router.post("/{upload_id}/complete", summary="Complete an upload")
 async def complete(
-    request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId, body: schemas.CompleteUpload
+    platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId, body: schemas.CompleteUpload
 ) -> schemas.Upload:  # fmt: skip
     """Join the parts, in the order of `part_ids`, into a file, which is then validated. Completing again returns the same file."""
     view = await run_in_threadpool(multipart_uploads.get, platform, tenant, upload_id)
     if view.status != multipart_uploads.COMPLETED:
         requested = functools.partial(multipart_uploads.complete, platform, tenant, upload_id, part_ids=body.part_ids, md5=body.md5)
         view = await _join_limiter().run(tenant, upload_id, requested)
-    file = view.file
-    if file is not None and file["status"] == "uploaded" and file["deleted_at"] is None:
-        file = await run_in_threadpool(request.app.state.validation.take, file)
+    file = view.file and await run_in_threadpool(uploaded_files.wait_for_upload, platform, view.file)
     return _upload(view, file=file)
 
 
@@ -85,11 +84,11 @@ def cancel(platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId
     return _upload(multipart_uploads.cancel(platform, tenant, upload_id))
 
 
-def _upload(view: multipart_uploads.View, *, file: RowMapping | None = None) -> schemas.Upload:
+def _upload(view: multipart_uploads.View, *, file: File | None = None) -> schemas.Upload:
     return schemas.Upload(**_fields(view, file=file))
 
 
-def _fields(view: multipart_uploads.View, *, file: RowMapping | None = None) -> dict[str, Any]:
+def _fields(view: multipart_uploads.View, *, file: File | None = None) -> dict[str, Any]:
     row, made = view.row, file or view.file
     is_done = view.status == multipart_uploads.COMPLETED
     return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,15 +12,16 @@ from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.datasets import suites, validation
-from control_plane.datasets.hub_fetch import is_fetched, waits_for_token
+from control_plane.datasets import suites, validation, validation_tasks
+from control_plane.datasets.hub_fetch import is_fetched
 from control_plane.datasets.receiver import receive
-from control_plane.datasets.tables import files
+from control_plane.datasets.tables import File, files
 from control_plane.datasets.uploads import orphaned_objects
-from control_plane.datasets.validation_state import PLATFORM_FAILURES, bring_in, claimed, progress_of, settle
+from control_plane.datasets.validation_state import FETCHING, PLATFORM_FAILURES, Work, bring_in, progress_of, settle, written
 from control_plane.jobs.tables import jobs
+from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.pagination import Order, Page, page
@@ -32,9 +35,15 @@ from ft_assets.layout import file_key, safe_filename
 
 PURPOSES = ("fine-tune",)
 ABANDONED_AFTER = timedelta(minutes=2)
-"""A file unvalidated for longer is queued, or was left by a process that died; a file being read is claimed and left alone."""
-LOOK_S = 1.0
-"""Interval of polling a file that another process works on."""
+"""Time after which the worker validates a small file whose upload died before it had done so."""
+LOOK_S = 0.2
+"""Interval of polling a file that the worker is to validate."""
+WAIT_S = 45.0
+"""Seconds that an upload waits for its validation: clients and proxies give up after a minute of silence."""
+MAX_WAITING = 16
+"""Uploads that may wait at once: less than half of the 40 threads that handle requests."""
+
+_waiting = threading.BoundedSemaphore(MAX_WAITING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +68,11 @@ def create(
     column_map: Mapping[str, str] | None = None,
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
-) -> RowMapping:
-    """Store and register an upload; a tiny one is validated before this returns, any other has status ``uploaded``.
+) -> File:
+    """Store and register an upload; a tiny one is validated before this returns, any other by the worker.
 
-    `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. The caller must call
-    :func:`validate` for a file that is still ``uploaded``. Bytes are stored before the row exists: a crash in between leaves an announced
-    object that is deleted later, never a file without its bytes.
+    `policies` are the tenant's part of :class:`Policies`; with `model` the report counts tokens of that base model. Bytes are stored before
+    the row exists: a crash in between leaves an announced object that is deleted later, never a file without its bytes.
     """
     check_request(platform, policies=policies, model=model, purpose=purpose)
     stored = store(platform, tenant, stream, filename=filename)
@@ -100,24 +108,25 @@ def register(
     policies: Mapping[str, Any] | None = None,
     model: str | None = None,
     expires_after: timedelta | None = None,
-) -> RowMapping:
+) -> File:
     """Create the file for stored bytes; on failure, the bytes are deleted."""
     try:
         check_request(platform, policies=policies, model=model, purpose=purpose)
-        file = insert(
-            platform, tenant, stored.file_id, filename=stored.filename, purpose=purpose, column_map=column_map, policies=policies,
-            model=model, num_bytes=stored.num_bytes, sha256=stored.sha256, expires_after=expires_after,
-        )  # fmt: skip
+        at_once = is_validated_at_once(platform, tenant, stored)
+        with platform.engine.begin() as conn:
+            file = insert(
+                conn, tenant, stored, now=platform.clock(), at_once=at_once, purpose=purpose, column_map=column_map, policies=policies,
+                model=model, expires_after=expires_after,
+            )  # fmt: skip
     except Exception:
         discard(platform, tenant, stored)
         raise
-    return settled_if_tiny(platform, tenant, file, stored)
+    return settle(platform, file, None) if at_once else file
 
 
-def settled_if_tiny(platform: Platform, tenant: str, file: RowMapping, stored: Stored) -> RowMapping:
-    """Return the file, validated at once if that is quick."""
-    here = validation.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
-    return settle(platform, file, None) if here else file
+def is_validated_at_once(platform: Platform, tenant: str, stored: Stored) -> bool:
+    """Whether the validation of stored bytes is so quick that the caller does it."""
+    return validation.is_read_here(stored.num_bytes, stored.head) and suites.is_indexed(platform, tenant)
 
 
 def check_request(platform: Platform, *, policies: Mapping[str, Any] | None, model: str | None, purpose: str = PURPOSES[0]) -> None:
@@ -135,131 +144,161 @@ def new_id() -> str:
     return f"file-{uuid.uuid4().hex[:24]}"
 
 
-def insert(platform: Platform, tenant: str, file_id: str, **described: Any) -> RowMapping:
-    """:func:`insert_with` in its own transaction."""
-    with platform.engine.begin() as conn:
-        return insert_with(conn, tenant, file_id, now=platform.clock(), **described)
+def insert(conn: Connection, tenant: str, stored: Stored, *, at_once: bool, **described: Any) -> File:
+    """Insert the row of an unvalidated file, which claims its stored bytes, with the task that validates it; see :func:`insert_row`.
+
+    With `at_once` the caller validates it, and the task does so only if the caller dies before that.
+    """
+    orphaned_objects.claim(conn, file_key(tenant, stored.file_id, stored.filename))
+    file = insert_row(
+        conn, tenant, stored.file_id, filename=stored.filename, num_bytes=stored.num_bytes, sha256=stored.sha256, **described
+    )  # fmt: skip
+    large = validation.is_large(stored.num_bytes, stored.head)
+    validation_tasks.add_validation(conn, file, large=large, after=ABANDONED_AFTER if at_once else None)
+    return file
 
 
-def insert_with(
+def insert_row(
     conn: Connection, tenant: str, file_id: str, *, now: datetime, filename: str, purpose: str = PURPOSES[0],
     column_map: Mapping[str, str] | None, policies: Mapping[str, Any] | None, model: str | None, num_bytes: int = 0, sha256: str = "",
     source: str | None = None, hub_token_given: bool = False, expires_after: timedelta | None = None,
-) -> RowMapping:  # fmt: skip
-    """Insert the row of an unvalidated file, which claims its stored bytes; without `sha256`, of an import to be fetched."""
+) -> File:  # fmt: skip
+    """Insert the row of an unvalidated file; without `sha256`, of an import to be fetched."""
     name = safe_filename(filename)
-    key = file_key(tenant, file_id, name)
     values = {
         "id": file_id, "tenant_id": tenant, "filename": name, "purpose": purpose, "bytes": num_bytes, "sha256": sha256,
-        "object_key": key, "column_map": dict(column_map or {}), "policies": dict(policies or {}),
+        "object_key": file_key(tenant, file_id, name), "column_map": dict(column_map or {}), "policies": dict(policies or {}),
         "model": model, "source": source, "hub_token_given": hub_token_given, "status": "uploaded", "created_at": now,
         "expires_at": None if expires_after is None else now + expires_after,
     }  # fmt: skip
     refuse_while_deleted(conn, tenant)
-    if sha256:
-        orphaned_objects.claim(conn, key)
-    return conn.execute(sa.insert(files).values(**values).returning(files)).mappings().one()
+    return records.one(conn, sa.insert(files).values(**values).returning(files), File)
 
 
-def validate(
-    platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None, wait: bool = True, hub_token: str = "",
-    only_fetch: bool = False,
-) -> RowMapping:  # fmt: skip
-    """Validate a file and register its dataset version; a second call changes nothing.
+def validate(platform: Platform, file_id: str, *, progress: Callable[[Progress], None] | None = None) -> File:
+    """Validate a file in a child process and register its dataset version; a second call changes nothing.
 
-    A child process reads it, for one caller at a time: a second caller waits for the first, or returns if `wait` is false. The bytes of an
-    import are fetched first, with the tenant's `hub_token` if it has one; `only_fetch` stops there. If the bytes or the database are
-    unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator itself, or whose outcome cannot be
-    recorded, is refused.
+    If the bytes or the database are unavailable, the file stays ``uploaded`` and the error is raised; a file that breaks the validator
+    itself, or whose outcome cannot be recorded, is refused. Of two calls at the same time, the one that began later counts.
     """
-    while True:
-        file = find(platform, file_id)
-        if file["status"] != "uploaded" or file["deleted_at"] is not None or (only_fetch and is_fetched(file)):
-            return file
-        if not waits_for_token(platform, file, hub_token):
-            with claimed(platform, file_id, progress) as claim:
-                if claim is not None:
-                    file = find(platform, file_id)  # as the previous holder of the claim left it
-                    file = file if is_fetched(file) else bring_in(platform, file, claim, hub_token=hub_token)
-                    if only_fetch or file["status"] != "uploaded" or file["deleted_at"] is not None:
-                        return file
-                    return settle(platform, file, claim)
-        if not wait:
-            return file
+    file = find(platform, file_id)
+    if not _is_open(file):
+        return file
+    work = Work(platform, file_id, progress)
+    work.begin()
+    try:
+        return settle(platform, file, work)
+    finally:
+        work.end()
+
+
+def fetch(platform: Platform, file_id: str, *, hub_token: str = "") -> File:
+    """Fetch the bytes of an import, with the tenant's own token if it gave one, and have them validated; a second call changes nothing."""
+    file = find(platform, file_id)
+    if not _is_open(file) or is_fetched(file):
+        return file
+    work = Work(platform, file_id)
+    work.begin(FETCHING)
+    try:
+        return bring_in(platform, file, work, hub_token=hub_token)
+    finally:
+        work.end()
+
+
+def refuse_without_token(platform: Platform, file_id: str) -> File:
+    """Refuse an import whose stored token cannot be decrypted."""
+    source = find(platform, file_id).source
+    details = f"the key that encrypted the token for {source} is gone; import it again with the token"
+    return written(platform, file_id, validation.Refused(details=details, report=None, code="hub_token_needed"), None)
+
+
+def wait_until_validated(
+    platform: Platform, file_id: str, *, within_s: float = math.inf, progress: Callable[[Progress], None] | None = None
+) -> File:
+    """Return the file once the worker has validated it, or in its present state after `within_s`."""
+    until = time.monotonic() + within_s
+    while _is_open(file := find(platform, file_id)) and time.monotonic() < until:
         if progress is not None and (seen := progress_of(file)) is not None:
             progress(seen)
         time.sleep(LOOK_S)
+    return file
 
 
-def find(platform: Platform, file_id: str) -> RowMapping:
+def wait_for_upload(platform: Platform, file: File) -> File:
+    """Return a file that was just uploaded once it is validated, or in its present state if that takes long or many wait."""
+    if (
+        not _is_open(file)
+        or validation_tasks.is_large(platform, num_bytes=file.bytes, object_key=file.object_key)
+        or not _waiting.acquire(blocking=False)
+    ):
+        return file
+    try:
+        return wait_until_validated(platform, file.id, within_s=WAIT_S)
+    finally:
+        _waiting.release()
+
+
+def _is_open(file: File) -> bool:
+    return file.status == "uploaded" and file.deleted_at is None
+
+
+def find(platform: Platform, file_id: str) -> File:
     """Return the file, whatever its tenant and even if it was deleted."""
     with platform.engine.connect() as conn:
-        file = conn.execute(sa.select(files).where(files.c.id == file_id)).mappings().one_or_none()
+        file = records.one_or_none(conn, sa.select(files).where(files.c.id == file_id), File)
     if file is None:
         raise NotFound(f"no file {file_id!r}", code="file_not_found", param="file_id")
     return file
 
 
-def is_large(platform: Platform, file: RowMapping) -> bool:
-    """Whether the validation of `file` takes longer than a request should wait."""
-    if file["bytes"] < validation.LARGE_COMPRESSED_BYTES:
-        return False
-    with platform.objects.open(file["object_key"]) as stream:
-        return validation.is_large(file["bytes"], stream.read(validation.NUM_HEAD_BYTES))
-
-
-def validate_again(platform: Platform, tenant: str, file_id: str) -> RowMapping:
-    """Reset a file that the platform failed to validate to ``uploaded``; the caller has it validated. Other files are refused."""
+def validate_again(platform: Platform, tenant: str, file_id: str) -> File:
+    """Have a file validated again that the platform failed to validate. Other files are refused."""
     with platform.engine.begin() as conn:
         file = _get(conn, tenant, file_id, lock=True)
-        if file["status"] == "uploaded":
+        if file.status == "uploaded":
             return file
-        if file["status_code"] not in PLATFORM_FAILURES:
+        if file.status_code not in PLATFORM_FAILURES:
             raise Conflict(
-                f"file {file_id} is {file['status']}, and validating the same bytes again gives the same; upload a corrected file",
+                f"file {file_id} is {file.status}, and validating the same bytes again gives the same; upload a corrected file",
                 code="file_is_validated",
             )
-        if not is_fetched(file) and file["hub_token_given"]:
-            raise Conflict(f"{file['source']} needs a token, and tokens are not stored; import it again", code="hub_token_needed")
+        if not is_fetched(file) and file.hub_token_given:
+            raise Conflict(f"{file.source} needs a token, and tokens are erased after use; import it again", code="hub_token_needed")
         fresh = {"status": "uploaded", "status_details": None, "status_code": None, "progress": sa.null()}
-        return conn.execute(sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files)).mappings().one()
-
-
-def unvalidated(platform: Platform, *, older_than: timedelta = ABANDONED_AFTER) -> list[str]:
-    """Return files waiting for validation for longer than `older_than`, oldest first: left undone by a process that died."""
-    query = (
-        sa.select(files.c.id)
-        .where(files.c.status == "uploaded", files.c.deleted_at.is_(None), files.c.created_at <= platform.clock() - older_than)
-        .order_by(files.c.created_at)
-    )
-    with platform.engine.connect() as conn:
-        return list(conn.execute(query).scalars())
+        again = records.one(conn, sa.update(files).where(files.c.id == file_id).values(**fresh).returning(files), File)
+        if is_fetched(again):
+            validation_tasks.add_validation(
+                conn, again, large=validation_tasks.is_large(platform, num_bytes=again.bytes, object_key=again.object_key)
+            )
+        else:
+            validation_tasks.add_fetch(platform, conn, again, hub_token="")
+        return again
 
 
 def list_files(
     platform: Platform, tenant: str, *, after: str | None = None, limit: int = 10_000, order: Order = "desc", purpose: str | None = None
-) -> Page[RowMapping]:
+) -> Page[File]:
     """Return the tenant's files, newest first unless `order` is ``asc``."""
     query = sa.select(*(c for c in files.c if c.name != "report")).where(files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
     if purpose is not None:
         query = query.where(files.c.purpose == purpose)
     with platform.engine.connect() as conn:
         keys = (files.c.created_at, files.c.id)
-        return page(conn, query, keys, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)
+        return page(conn, query, keys, of=File, id_column=files.c.id, after=after, limit=limit, max_limit=10_000, order=order)
 
 
-def get(platform: Platform, tenant: str, file_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, file_id: str) -> File:
     """Return the file; ``NotFound`` for another tenant's and for a deleted one."""
     with platform.engine.connect() as conn:
         return _get(conn, tenant, file_id)
 
 
-def content(platform: Platform, tenant: str, file_id: str) -> tuple[RowMapping, BinaryIO]:
+def content(platform: Platform, tenant: str, file_id: str) -> tuple[File, BinaryIO]:
     """Return the file and its bytes as uploaded; the caller closes the stream."""
     file = get(platform, tenant, file_id)
     if not is_fetched(file):
-        raise Conflict(f"{file['source']} is not fetched; ask again when it is (GET /v1/files/{file_id}/events)", code="file_not_fetched")
-    return file, platform.objects.open(file["object_key"])
+        raise Conflict(f"{file.source} is not fetched; ask again when it is (GET /v1/files/{file_id}/events)", code="file_not_fetched")
+    return file, platform.objects.open(file.object_key)
 
 
 def delete(platform: Platform, tenant: str, file_id: str) -> None:
@@ -273,8 +312,8 @@ def delete(platform: Platform, tenant: str, file_id: str) -> None:
         if user is not None:
             raise Conflict(f"file {file_id} is used by job {user}, which has not ended; cancel the job first", code="file_in_use")
         conn.execute(sa.update(files).where(files.c.id == file_id).values(deleted_at=platform.clock(), report=sa.null()))
-        orphaned_objects.release(conn, tenant, [file["object_key"]], now=platform.clock())
-    orphaned_objects.try_to_remove(platform, [file["object_key"]])
+        orphaned_objects.release(conn, tenant, [file.object_key], now=platform.clock())
+    orphaned_objects.try_to_remove(platform, [file.object_key])
 
 
 def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
@@ -298,9 +337,9 @@ def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:
     return sa.and_(naming, jobs.c.state.not_in([s.value for s in FINAL]))
 
 
-def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> RowMapping:
+def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> File:
     query = sa.select(files).where(files.c.id == file_id, files.c.tenant_id == tenant, files.c.deleted_at.is_(None))
-    row = conn.execute(query.with_for_update() if lock else query).mappings().one_or_none()
+    row = records.one_or_none(conn, query.with_for_update() if lock else query, File)
     if row is None:
         raise NotFound(f"no file {file_id!r}; list yours with GET /v1/files", code="file_not_found", param="file_id")
     return row

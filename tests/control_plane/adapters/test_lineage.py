@@ -35,7 +35,7 @@ def upload(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Pa
     path = write_chat_rows()
     with path.open("rb") as stream:
         file = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
-    return str(file["id"]), hashlib.sha256(path.read_bytes()).hexdigest()
+    return str(file.id), hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_verify_says_which_link_does_not_hold(
     (before,) = lineage.of_adapter(platform, tenant.id, id_, verify=True)["adapters"]
     prefix = layout.adapter_prefix(tenant.id, id_)
     where = {
-        "file": (uploaded_files.get(platform, tenant.id, upload[0])["object_key"], f"training file {upload[0]}"),
+        "file": (uploaded_files.get(platform, tenant.id, upload[0]).object_key, f"training file {upload[0]}"),
         "rows": (f"{layout.dataset_prefix(tenant.id, before['dataset']['id'])}/rows.parquet", "dataset rows"),
         "manifest": (f"{prefix}/manifest.json", "adapter manifest"),
         "weights": (f"{prefix}/adapter_model.safetensors", "adapter file adapter_model.safetensors"),

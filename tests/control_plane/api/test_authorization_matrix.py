@@ -182,7 +182,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
         json.dumps({"messages": [{"role": "user", "content": f"a{i}"}, {"role": "assistant", "content": "b"}]}) for i in range(120)
     )
     upload = uploaded_files.create(platform, tenant, io.BytesIO(rows.encode()), filename="a.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload["id"]})).job.id
+    job = jobs.submit(platform, tenant, JobRequest.from_body({"model": "tiny-base", "training_file": upload.id})).job.id
     model = f"ft:tiny-base:{tenant}::m"
     adapter = add_adapter(platform, tenant, name=model, stage="production", loaded=True)
     export = exports.request(platform, tenant, adapter, format="adapter", precision=None).id
@@ -193,7 +193,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     announced = make(
         "POST", "/v1/uploads", {"filename": "u.jsonl", "bytes": 1000, "purpose": "fine-tune", "mime_type": "application/jsonl"}
     )
-    ranks = {"model": "tiny-base", "training_file": upload["id"], "sweep": {"parameters": {"rank": [8, 16]}}}
+    ranks = {"model": "tiny-base", "training_file": upload.id, "sweep": {"parameters": {"rank": [8, 16]}}}
     hook = {"id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "name": "h", "state": "enabled", "event_types": ["invoice.issued"]}
     sealed = sealed_url(platform.settings, "https://example.com/")
     sealed |= sealed_secrets(platform.settings, [{"secret": "whsec_", "until": None}])
@@ -202,7 +202,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
         conn.execute(sa.insert(webhook_endpoints).values(**hook, **now, **sealed))
     return {
         "sweep_id": make("POST", "/v1/fine_tuning/sweeps", ranks)["id"], "webhook_endpoint_id": hook["id"], "job_id": job,
-        "file_id": upload["id"], "dataset_id": upload["dataset_id"], "adapter_id": adapter, "model": model,
+        "file_id": upload.id, "dataset_id": upload.dataset_id, "adapter_id": adapter, "model": model,
         "export_id": export, "member_id": person, "name": "support-bot", "evaluation_id": evaluation["id"], "budget_id": budget,
         "upload_id": announced["id"],
     }  # fmt: skip

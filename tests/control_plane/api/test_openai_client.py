@@ -27,6 +27,7 @@ from control_plane.tenants.rules import Tenant
 from tests.control_plane.api import openai_calls
 from tests.control_plane.jobs.test_jobs import move
 from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.platform.background_worker import working
 
 
 class Recorded:
@@ -53,8 +54,9 @@ def recorded(platform: Platform) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def api_url(recorded: Recorded, serve: Callable[[ASGIApp], str]) -> str:
-    return serve(recorded)
+def api_url(platform: Platform, recorded: Recorded, serve: Callable[[ASGIApp], str]) -> Iterator[str]:
+    with working(platform):
+        yield serve(recorded)
 
 
 @dataclass

@@ -27,7 +27,7 @@ def queued(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Ca
         owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier=tier)
         with write_chat_rows().open("rb") as rows:
             file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-        request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})
+        request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id})
         job = jobs.submit(fresh_platform, owner.id, request).job
         mark_packed(fresh_platform, owner.id, job.id, spec=SPEC, total_steps=10, expected_s=60.0)
         return fresh_platform, owner.id, job.id

@@ -44,7 +44,7 @@ def ended(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> Ende
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
 
     def submit(seed: int) -> str:
-        request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})
+        request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id, "seed": seed})
         return str(jobs.submit(fresh_platform, owner.id, request).job.id)
 
     made = Ended(fresh_platform, [submit(n) for n in range(NUM_JOBS)])

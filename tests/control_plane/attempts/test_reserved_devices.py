@@ -159,7 +159,7 @@ def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
         assert [visible(job.work_dir) for job in (alone, pair, third)] == ["4", "4,5", "5"]
         with write_chat_rows().open("rb") as rows:
             file = uploaded_files.create(machine.platform, machine.tenant, rows, filename="rows.jsonl", purpose="fine-tune")
-        body = {"model": "tiny-base", "training_file": file["id"], "hardware": {"num_gpus": 4}}
+        body = {"model": "tiny-base", "training_file": file.id, "hardware": {"num_gpus": 4}}
         with pytest.raises(InvalidRequest, match="4 exceeds the 2 that pool local gives to a job") as refused:
             jobs.submit(machine.platform, machine.tenant, JobRequest.from_body(body))
         assert refused.value.code == "invalid_hardware"

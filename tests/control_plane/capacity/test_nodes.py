@@ -47,7 +47,7 @@ def submit(desk: Platform, write_chat_rows: Callable[..., Path]) -> Callable[...
     uploaded = {}
     for tier, owner in owners.items():
         with write_chat_rows().open("rb") as rows:
-            uploaded[tier] = uploaded_files.create(desk, owner, rows, filename="rows.jsonl", purpose="fine-tune")["id"]
+            uploaded[tier] = uploaded_files.create(desk, owner, rows, filename="rows.jsonl", purpose="fine-tune").id
 
     def send(tier: str, use: Callable[..., Any] = jobs.submit, **asked: Any) -> Any:
         body = {"model": "tiny-base", "training_file": uploaded[tier], "hyperparameters": {"batch_size": 8}, **asked}

@@ -28,7 +28,7 @@ def later(platform: Platform) -> Platform:
 
 @pytest.fixture
 def dataset_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
-    return str(uploaded_files.get(platform, tenant.id, training_file)["dataset_id"])
+    return str(uploaded_files.get(platform, tenant.id, training_file).dataset_id)
 
 
 def cooled(platform: Platform, dataset_id: str, tenant: str) -> bool:
@@ -47,7 +47,7 @@ def test_an_unused_dataset_is_moved_with_its_upload_and_is_read_as_before(
     assert cold_storage.cool_unused(later) >= 1
     assert cooled(platform, dataset_id, tenant.id)
     assert isinstance(later.objects, LocalObjectStore) and later.objects.cold is not None
-    for key in (file["object_key"], f"{layout.dataset_prefix(tenant.id, dataset_id)}/rows.parquet"):
+    for key in (file.object_key, f"{layout.dataset_prefix(tenant.id, dataset_id)}/rows.parquet"):
         assert not (later.objects.root / key).exists() and (later.objects.cold / key).exists()
     _, stream = uploaded_files.content(later, tenant.id, training_file)
     with stream:

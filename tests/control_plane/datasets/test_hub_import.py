@@ -6,7 +6,8 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,16 +15,15 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.client import FtClient
-from control_plane.datasets import hub, hub_fetch, validation_state
-from control_plane.datasets.tables import files as files_table
+from control_plane.datasets import hub, validation_state
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from control_plane.worker.validation_worker import ValidationWorker
 from ft_assets.errors import Conflict, InvalidRequest, QuotaExceeded
 from tests.ft_assets.datasets.readers.test_hub import SHA, TOKEN, Hub
+from tests.support.platform.background_worker import work_off, working
 
 PUBLIC, PRIVATE = f"hf://acme/sums@{SHA}", f"hf://acme/secret@{SHA}"
 
@@ -48,21 +48,28 @@ def near(platform: Platform, server: Hub) -> Platform:
     return replace(platform, settings=replace(platform.settings, hub_endpoint=server.endpoint, hub_token="hf_theOperators"))
 
 
+def worked_off(platform: Platform, file: Any) -> Any:
+    """The file, once the worker has done what there is to do."""
+    work_off(platform)
+    return uploaded_files.find(platform, file.id)
+
+
 def test_an_import_is_a_validated_file_that_says_where_it_is_from(near: Platform, tenant: Tenant, server: Hub) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"}, policies={"pii": "redact"})
-    assert (made["status"], made["source"], made["bytes"]) == ("uploaded", f"hf://datasets/acme/sums@{SHA}:train", 0)
+    assert (made.status, made.source, made.bytes) == ("uploaded", f"hf://datasets/acme/sums@{SHA}:train", 0)
     assert server.asked == [], "nothing is fetched before the answer"
     with pytest.raises(Conflict) as early:
-        uploaded_files.content(near, tenant.id, made["id"])
+        uploaded_files.content(near, tenant.id, made.id)
     assert early.value.code == "file_not_fetched"
     seen: list[str] = []
-    file = uploaded_files.validate(near, made["id"], progress=lambda p: seen.append(p.stage))
-    assert (file["status"], file["filename"]) == ("processed", "train.jsonl")
-    assert file["bytes"] == len(server.repos["acme/sums"]["train.jsonl"])
+    with working(near):
+        file = uploaded_files.wait_until_validated(near, made.id, progress=lambda p: seen.append(p.stage))
+    assert (file.status, file.filename) == ("processed", "train.jsonl")
+    assert file.bytes == len(server.repos["acme/sums"]["train.jsonl"])
     assert seen[0] == validation_state.FETCHING
-    assert file["report"]["examples"] > 100
-    assert file["report"]["stats"]["personal_data"]["rows"] == 120
-    with uploaded_files.content(near, tenant.id, made["id"])[1] as stream:
+    assert file.report["examples"] > 100
+    assert file.report["stats"]["personal_data"]["rows"] == 120
+    with uploaded_files.content(near, tenant.id, made.id)[1] as stream:
         assert stream.read() == server.repos["acme/sums"]["train.jsonl"]
 
 
@@ -71,18 +78,23 @@ def test_an_import_that_cannot_be_is_refused_with_the_reason(near: Platform, ten
         hub.import_dataset(near, tenant.id, hub_id="hf://acme/sums@main")
     assert branch.value.code == "hub_revision_not_pinned"
     assert uploaded_files.list_files(near, tenant.id).items == []
-    absent = uploaded_files.validate(near, hub.import_dataset(near, tenant.id, hub_id=f"hf://acme/nothing@{SHA}")["id"])
-    assert (absent["status"], absent["status_code"], absent["dataset_id"]) == ("error", "hub_dataset_not_found", None)
+    absent = worked_off(near, hub.import_dataset(near, tenant.id, hub_id=f"hf://acme/nothing@{SHA}"))
+    assert (absent.status, absent.status_code, absent.dataset_id) == ("error", "hub_dataset_not_found", None)
 
 
 def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(near: Platform, tenant: Tenant, server: Hub) -> None:
     server.gated = {"acme/secret"}
-    closed = uploaded_files.validate(near, hub.import_dataset(near, tenant.id, hub_id=PRIVATE)["id"])
-    assert (closed["status"], closed["status_code"]) == ("error", "hub_dataset_gated")
+    closed = worked_off(near, hub.import_dataset(near, tenant.id, hub_id=PRIVATE))
+    assert (closed.status, closed.status_code) == ("error", "hub_dataset_gated")
     assert "hf_theOperators" not in str(server.asked)
     mapping = {"q": "prompt", "a": "completion"}
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, column_map=mapping, hub_token=TOKEN)
-    assert uploaded_files.validate(near, made["id"], hub_token=TOKEN)["status"] == "processed"
+    with near.engine.connect() as conn:
+        tasks = str(conn.execute(sa.text("SELECT * FROM tasks.procrastinate_jobs")).all())
+    assert made.id in tasks and TOKEN not in tasks, "it is encrypted until it is used"
+    assert worked_off(near, made).status == "processed"
+    with near.engine.connect() as conn:
+        assert made.id not in str(conn.execute(sa.text("SELECT * FROM tasks.procrastinate_jobs")).all())
     assert f"Bearer {TOKEN}" in [authorization for *_, authorization in server.asked], "it was used"
     with near.engine.connect() as conn:
         stored = [str(row) for table in metadata.sorted_tables for row in conn.execute(sa.select(table))]
@@ -93,42 +105,26 @@ def test_the_operators_token_is_not_for_tenants_and_their_own_is_stored_nowhere(
     assert not [p for p in kept if TOKEN.encode() in p.read_bytes()]
 
 
-def test_an_import_whose_token_is_lost_waits_for_who_has_it_and_is_then_refused(near: Platform, tenant: Tenant, server: Hub) -> None:
-    server.gated = {"acme/secret"}
+def test_an_import_whose_token_no_key_decrypts_is_refused(near: Platform, tenant: Tenant, server: Hub, tmp_path: Path) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, hub_token=TOKEN)
-    assert uploaded_files.validate(near, made["id"], wait=False)["status"] == "uploaded", "another process may have it"
-    later = replace(near, clock=lambda: near.clock() + hub_fetch.TOKEN_LOST_AFTER + timedelta(seconds=1))
-    refused = uploaded_files.validate(later, made["id"], wait=False)
-    assert (refused["status"], refused["status_code"]) == ("error", "hub_token_needed")
-    assert "import again with the token" in refused["status_details"]
+    refused = worked_off(replace(near, settings=replace(near.settings, secrets_key_file=tmp_path / "another.key")), made)
+    assert (refused.status, refused.status_code) == ("error", "hub_token_needed")
+    assert "import it again with the token" in refused.status_details
     assert server.asked == []
-
-
-def test_what_was_not_fetched_when_a_process_ended_is_fetched_by_the_next(near: Platform, tenant: Tenant) -> None:
-    made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
-    with near.engine.begin() as conn:
-        long_ago = near.clock() - timedelta(hours=1)
-        conn.execute(sa.update(files_table).where(files_table.c.id == made["id"]).values(created_at=long_ago))
-    worker = ValidationWorker(near)
-    worker.start()
-    assert worker.enqueue(made["id"]).wait(60)
-    assert worker.enqueue(made["id"]).wait(60), "the validation of what was fetched"
-    worker.stop()
-    assert uploaded_files.get(near, tenant.id, made["id"])["status"] == "processed"
 
 
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tenant: Tenant) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
     cut_off = replace(near, settings=replace(near.settings, hub_endpoint="http://127.0.0.1:9"))
-    refused = uploaded_files.validate(cut_off, made["id"])
-    assert (refused["status"], refused["status_code"]) == ("error", "hub_unavailable")
-    assert uploaded_files.validate_again(near, tenant.id, made["id"])["status"] == "uploaded"
-    assert uploaded_files.validate(near, made["id"])["status"] == "processed"
+    refused = worked_off(cut_off, made)
+    assert (refused.status, refused.status_code) == ("error", "hub_unavailable")
+    assert uploaded_files.validate_again(near, tenant.id, made.id).status == "uploaded"
+    assert worked_off(near, made).status == "processed"
 
 
 def test_a_tenant_has_a_bounded_number_of_imports_in_line(near: Platform) -> None:
     busy, other = (tenants.create(near, name)[0].id for name in ("busy", "other"))
-    made = [hub.import_dataset(near, busy, hub_id=PUBLIC)["id"] for _ in range(hub.MAX_PENDING)]
+    made = [hub.import_dataset(near, busy, hub_id=PUBLIC).id for _ in range(hub.MAX_PENDING)]
     with pytest.raises(QuotaExceeded) as refused:
         hub.import_dataset(near, busy, hub_id=PUBLIC)
     assert refused.value.code == "too_many_imports"
@@ -141,7 +137,7 @@ def test_an_import_over_the_wire_is_answered_at_once_and_followed_to_its_end(
     near: Platform, tenant: Tenant, server: Hub, api_key: str, serve: Callable[[ASGIApp], str]
 ) -> None:
     server.gated = {"acme/secret"}
-    with FtClient(base_url=serve(create_app(near)), api_key=api_key) as ft:
+    with working(near), FtClient(base_url=serve(create_app(near)), api_key=api_key) as ft:
         made = ft.datasets.import_from_hub(hub_id=PRIVATE, column_map={"q": "prompt", "a": "completion"}, hub_token=TOKEN)
         assert (made["status"], made["bytes"]) == ("uploaded", 0)
         assert TOKEN not in json.dumps(made)

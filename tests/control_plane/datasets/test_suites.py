@@ -41,9 +41,9 @@ def flagged(platform: Platform, tenant: str, path: Path, questions: Sequence[str
     path.write_text(path.read_text() + "".join(json.dumps(r) + "\n" for r in rows))
     with path.open("rb") as stream:
         made = uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "warn"})
-    file = uploaded_files.validate(platform, made["id"])
-    assert file["status"] == "processed", file["status_details"]
-    found: dict[str, int] = file["report"]["stats"]["contamination"]["suites"]
+    file = uploaded_files.validate(platform, made.id)
+    assert file.status == "processed", file.status_details
+    found: dict[str, int] = file.report["stats"]["contamination"]["suites"]
     return {name: count for name, count in found.items() if count}
 
 
@@ -93,7 +93,7 @@ def test_another_set_of_suites_makes_another_dataset(platform: Platform, tenant:
     def dataset() -> str:
         with write_chat_rows(120).open("rb") as stream:
             made = uploaded_files.create(platform, tenant.id, stream, filename="support.jsonl", purpose="fine-tune")
-        return str(uploaded_files.validate(platform, made["id"])["dataset_id"])
+        return str(uploaded_files.validate(platform, made.id).dataset_id)
 
     before = dataset()
     add(platform, tenant.id, "quiz", QUESTION.format("red"))
@@ -205,8 +205,8 @@ def test_no_index_is_built_by_the_process_that_took_an_upload(
     for _ in range(2):
         with path.open("rb") as stream:
             made = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
-        statuses.append(made["status"])
-        assert uploaded_files.validate(platform, made["id"])["status"] == "processed"
+        statuses.append(made.status)
+        assert uploaded_files.validate(platform, made.id).status == "processed"
     assert statuses == ["uploaded", "processed"]
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1, home=path.parent))
     with pytest.raises(FtError, match="evaluation suites needed"):
@@ -245,15 +245,15 @@ def test_a_fresh_platform_finds_benchmark_questions_and_names_what_it_compared_w
     path.write_text(path.read_text() + "".join(json.dumps(row) + "\n" for row in [*planted, *trained]))
     with path.open("rb") as stream:
         made = uploaded_files.create(fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune")
-    assert made["status"] == "processed", "no index has to be built for a tenant without suites"
-    report = uploaded_files.get(fresh_platform, tenant, made["id"])["report"]
+    assert made.status == "processed", "no index has to be built for a tenant without suites"
+    report = uploaded_files.get(fresh_platform, tenant, made.id).report
     assert report["stats"]["contamination"] == {"flagged": 3, "suites": {"gsm8k": 3}, "checked": ["gsm8k"]}
     assert [f["row"] for f in report["flagged"] if f["code"] == "contaminated"] == [121, 122, 123]
     with path.open("rb") as stream:
         made = uploaded_files.create(
             fresh_platform, tenant, stream, filename=path.name, purpose="fine-tune", policies={"contamination": "off"}
         )
-    assert made["report"]["stats"]["contamination"] == {"flagged": None, "suites": {}, "checked": []}
+    assert made.report["stats"]["contamination"] == {"flagged": None, "suites": {}, "checked": []}
 
 
 def test_suites_of_ones_own_are_counted_beside_those_that_ship(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:

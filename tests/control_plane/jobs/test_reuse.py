@@ -54,7 +54,7 @@ def row(platform: Platform, job_id: str) -> Any:
 
 def upload(platform: Platform, tenant: str, path: Path) -> str:
     with path.open("rb") as stream:
-        return str(uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune")["id"])
+        return str(uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune").id)
 
 
 def test_the_same_request_is_answered_with_the_job_that_has_done_it(platform: Platform, tenant: Tenant, submit: Submit) -> None:

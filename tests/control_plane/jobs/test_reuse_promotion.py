@@ -82,7 +82,7 @@ def twice(platform: Platform, base: Path, write_chat_rows: Callable[..., Path], 
     """A tenant, the adapter in draft of its finished job, and a second job that asks for the same, not prepared yet."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
-        file = uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")["id"]
+        file = uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune").id
 
     def submitted(number: str) -> str:
         body = {"model": "tiny", "training_file": file, "seed": 5, "metadata": {"n": number}}

@@ -224,18 +224,18 @@ def test_a_key_is_known_for_thirty_days_and_then_forgotten(fresh_platform: Platf
     tenant, _ = tenants.create(fresh_platform, "old-key")
     with write_chat_rows().open("rb") as stream:
         file = uploaded_files.create(fresh_platform, tenant.id, stream, filename="a.jsonl", purpose="fine-tune")
-    first = submit(fresh_platform, tenant, file["id"], key="k")
+    first = submit(fresh_platform, tenant, file.id, key="k")
 
     def after(days: float) -> Platform:
         return replace(fresh_platform, clock=lambda: first.job.created_at + timedelta(days=days))
 
     assert duplicate_requests.purge(after(29.9)) == 0
-    assert submit(after(29.9), tenant, file["id"], key="k").job.id == first.job.id
-    again = submit(after(30.1), tenant, file["id"], key="k")
+    assert submit(after(29.9), tenant, file.id, key="k").job.id == first.job.id
+    again = submit(after(30.1), tenant, file.id, key="k")
     assert again.created, "it is unknown from then on, also where it was not purged yet"
-    assert submit(after(30.2), tenant, file["id"], key="k").job.id == again.job.id
+    assert submit(after(30.2), tenant, file.id, key="k").job.id == again.job.id
     assert duplicate_requests.purge(after(61)) == 1
-    assert submit(after(61), tenant, file["id"], key="k").created
+    assert submit(after(61), tenant, file.id, key="k").created
 
 
 def test_two_tenants_may_use_the_same_key(
@@ -245,7 +245,7 @@ def test_two_tenants_may_use_the_same_key(
     with write_chat_rows().open("rb") as stream:
         file = uploaded_files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")
     mine = submit(platform, tenant, training_file, key="k")
-    theirs = submit(platform, other, file["id"], key="k")
+    theirs = submit(platform, other, file.id, key="k")
     assert mine.created
     assert theirs.created
 
@@ -272,7 +272,7 @@ def large_upload(platform: Platform, tenant: Tenant, path: Path) -> str:
     from control_plane.datasets.tables import files as table
 
     with path.open("rb") as stream:
-        file_id = str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+        file_id = str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune").id)
     with as_owner(platform).begin() as conn:
         conn.execute(sa.text("SET LOCAL session_replication_role = replica"))  # a file keeps its dataset: nothing else can undo that
         fresh = {"status": "uploaded", "dataset_id": None, "report": sa.null(), "status_details": None}

@@ -91,7 +91,7 @@ def file(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path
     """A training file of a tenant whose requests are not counted."""
     limit(platform, tenant, requests_per_minute=1_000_000)
     with write_chat_rows().open("rb") as rows:
-        return str(uploaded_files.create(platform, tenant.id, rows, filename="rows.jsonl", purpose="fine-tune")["id"])
+        return str(uploaded_files.create(platform, tenant.id, rows, filename="rows.jsonl", purpose="fine-tune").id)
 
 
 def limit(platform: Platform, tenant: Tenant, **limits: float) -> None:

@@ -108,7 +108,7 @@ def test_what_is_not_the_tenants_does_not_exist(platform: Platform, trained: dic
 
     other, _ = tenants.create(platform, f"o-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
-        file = uploaded_files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune")["id"]
+        file = uploaded_files.create(platform, other.id, stream, filename="a.jsonl", purpose="fine-tune").id
     for reference in trained.values():
         with pytest.raises(NotFound) as error:
             jobs.submit(

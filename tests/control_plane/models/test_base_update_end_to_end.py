@@ -94,7 +94,7 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     first = add_local(operated.settings, model, old, Given(license="MIT"))
     with rows(tmp_path / "rows.jsonl").open("rb") as stream:
         file = uploaded_files.create(operated, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
-    job_id = train(operated, launcher, tenant.id, model, file["id"])
+    job_id = train(operated, launcher, tenant.id, model, file.id)
     own = evaluation_step.evaluate(operated, launcher, tenant.id, job_id)
     assert own.verdict.passed, own.verdict
     adapter = adapter_step.conclude(operated, tenant.id, job_id)

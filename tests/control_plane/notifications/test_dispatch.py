@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,21 +19,22 @@ import sqlalchemy as sa
 from control_plane.notifications import deliveries as listed
 from control_plane.notifications import outbox
 from control_plane.notifications import webhook_endpoints as webhooks
-from control_plane.notifications.dispatch import Dispatcher, claim, deliver
-from control_plane.notifications.outbox import fan_out, publish
-from control_plane.notifications.rules import DELAYS_S, Slots
+from control_plane.notifications.dispatch import begin, carry_out
+from control_plane.notifications.outbox import FAILING, fan_out, publish
+from control_plane.notifications.rules import DELAYS_S
 from control_plane.notifications.tables import deliveries, webhook_endpoints
 from control_plane.notifications.tables import outbox as events
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.protocols import WebhookAnswer
 from control_plane.platform.webhook_targets import parse_networks
+from control_plane.worker.process import CONCURRENCY
 from ft_assets.errors import InvalidRequest, NotFound
 from resources.webhook_sender import HttpWebhookSender
+from tests.support.platform.background_worker import work_off, working
 from tests.support.platform.notified_tenants import QUEUED, RUNNING, SUCCEEDED, World, forget_all
 from tests.support.servers.webhook_receiver import Receiver, receiver, until
 
 ROOT = Path(__file__).resolve().parents[3]
-PLENTY = Slots(total=100, failing=100, mail=100)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_failure_is_tried_again_on_schedule_under_the_same_id_until_it_is_take
     assert world.states(endpoint) == ["delivered"]
     assert len(there.received) == 3 and len({(r.headers["webhook-id"], r.body) for r in there.received}) == 1
     assert len({r.headers["webhook-timestamp"] for r in there.received}) == 3
-    assert webhooks.get(world.platform, world.tenant, endpoint)["failing_since"] is None
+    assert webhooks.get(world.platform, world.tenant, endpoint).failing_since is None
 
 
 def test_after_the_last_attempt_it_is_dead_and_can_be_replayed(world: World, there: Receiver) -> None:
@@ -112,7 +112,7 @@ def test_after_the_last_attempt_it_is_dead_and_can_be_replayed(world: World, the
     assert listed.replay_dead(world.platform, world.tenant, endpoint, since=dead["created_at"]) == 1
     world.send()
     assert world.states(endpoint) == ["delivered"] and len(there.received) == 11
-    assert listed.replay(world.platform, world.tenant, endpoint, dead["id"])["state"] == "pending"
+    assert listed.replay(world.platform, world.tenant, endpoint, dead["id"]).state == "pending"
     world.send()
     assert len(there.received) == 12
     with pytest.raises(NotFound):
@@ -151,23 +151,23 @@ def test_a_dead_event_holds_up_nothing_after_it(world: World, there: Receiver) -
     with world.platform.engine.begin() as conn:
         conn.execute(sa.update(deliveries).where(deliveries.c.id == world.of(endpoint)[0]["id"]).values(state="dead"))
     there.statuses["/status/500"] = 200
+    world.later(6)
     world.send()
     assert world.states(endpoint) == ["dead", "delivered"]
 
 
-def test_a_claim_whose_process_dies_is_sent_by_another_after_its_lease(world: World, there: Receiver) -> None:
+def test_a_delivery_whose_process_dies_is_sent_by_another(world: World, there: Receiver) -> None:
     endpoint = world.endpoint(there.url())
     world.tell()
     fan_out(world.platform)
-    (lost,) = claim(world.platform, PLENTY)
-    assert claim(world.platform, PLENTY) == []
-    world.later(61)
-    (again,) = claim(world.platform, PLENTY)
-    assert (again.id, again.attempt, again.number) == (lost.id, 2, 2)
-    deliver(world.platform, again)
+    lost = begin(world.platform, endpoint)
+    world.later(20)
+    again = begin(world.platform, endpoint)
+    assert lost is not None and again is not None and (again.id, again.attempts) == (lost.id, 2)
+    carry_out(world.platform, again)
     assert world.states(endpoint) == ["delivered"]
     world.later(1)
-    deliver(world.platform, lost)  # it was only slow: it is sent twice, under one id, and nothing is written over
+    carry_out(world.platform, lost)  # it was only slow: it is sent twice, under one id, and nothing is written over
     assert world.of(endpoint)[0]["delivered_at"] < world.clock()
     assert len({r.headers["webhook-id"] for r in there.received}) == 1
 
@@ -176,23 +176,25 @@ def test_a_replay_during_an_attempt_is_not_ended_by_what_becomes_of_that_attempt
     endpoint = world.endpoint(there.url("/status/500"))
     world.tell()
     fan_out(world.platform)
-    (under_way,) = claim(world.platform, PLENTY)
+    under_way = begin(world.platform, endpoint)
+    assert under_way is not None
     listed.replay(world.platform, world.tenant, endpoint, under_way.id)
-    (again,) = claim(world.platform, PLENTY)
-    assert (again.id, again.attempt) == (under_way.id, under_way.attempt), "the attempts begin anew"
-    deliver(world.platform, under_way)
+    world.later(1)
+    again = begin(world.platform, endpoint)
+    assert again is not None and (again.id, again.attempts) == (under_way.id, under_way.attempts), "the attempts begin anew"
+    carry_out(world.platform, under_way)
     (row,) = world.of(endpoint)
-    assert row["claimed_until"] is not None and row["last_status"] is None, "it is the other's"
-    assert claim(world.platform, PLENTY) == []
+    assert row["last_attempt_at"] == again.last_attempt_at and row["last_status"] is None, "it is the other's"
 
 
 def test_an_event_that_is_replayed_during_an_attempt_is_sent_again_also_when_that_attempt_succeeds(world: World, there: Receiver) -> None:
     endpoint = world.endpoint(there.url())
     world.tell()
     fan_out(world.platform)
-    (under_way,) = claim(world.platform, PLENTY)
+    under_way = begin(world.platform, endpoint)
+    assert under_way is not None
     listed.replay(world.platform, world.tenant, endpoint, under_way.id)
-    deliver(world.platform, under_way)
+    carry_out(world.platform, under_way)
     assert world.states(endpoint) == ["pending"]
     world.send()
     assert world.states(endpoint) == ["delivered"] and len(there.received) == 2
@@ -212,7 +214,7 @@ def test_an_error_of_ours_is_an_attempt_like_any_other_and_holds_up_nothing_for_
     world.tell(RUNNING)
     for delay in (*DELAYS_S, 1):
         world.later(delay * 1.2)
-        Dispatcher(world.platform).drain(for_s=30)
+        world.send()
     first, second = world.of(endpoint)
     assert (first["state"], first["attempts"], first["last_error"]) == ("dead", 10, "internal error")
     assert second["state"] == "pending" and second["attempts"] >= 1
@@ -227,23 +229,25 @@ def test_what_dies_with_its_process_at_every_attempt_is_given_up(world: World, t
     world.tell(QUEUED)
     world.tell(RUNNING)
     fan_out(world.platform)
-    for _ in DELAYS_S:
-        (lost,) = claim(world.platform, PLENTY)
-        world.later(61)
-    assert lost.attempt == 10 and claim(world.platform, PLENTY) == []
+    for number in range(1, len(DELAYS_S) + 1):
+        lost = begin(world.platform, endpoint)
+        assert lost is not None and (lost.type, lost.attempts) == (QUEUED, number)
+        world.later(20)
+    after = begin(world.platform, endpoint)
+    assert after is not None and after.type == RUNNING
     assert world.of(endpoint)[0]["state"] == "dead" and "is not known" in world.of(endpoint)[0]["last_error"]
     world.send()
     assert world.states(endpoint) == ["dead", "delivered"]
 
 
-def test_many_dispatchers_at_once_send_everything_once_and_in_order(world: World, there: Receiver) -> None:
+def test_many_workers_at_once_send_everything_once_and_in_order(world: World, there: Receiver) -> None:
     world.endpoint(there.url("/ok/1"))
     world.endpoint(there.url("/ok/2"))
     for n in range(30):
         for kind in (QUEUED, RUNNING, SUCCEEDED):
             world.tell(kind, f"ftjob-{n}")
     platform = replace(world.platform, clock=World(world.platform).clock)
-    threads = [threading.Thread(target=Dispatcher(platform).drain, kwargs={"for_s": 60}) for _ in range(4)]
+    threads = [threading.Thread(target=work_off, args=(platform,)) for _ in range(4)]
     for t in threads:
         t.start()
     for t in threads:
@@ -268,84 +272,64 @@ def test_a_tenant_whose_receivers_hang_delays_nobody_else(world: World, there: R
         world.tell(SUCCEEDED, f"ftjob-{n}")
     for n in range(20):
         world.tell(SUCCEEDED, f"ftjob-g{n}", tenant=good)
-    dispatcher = Dispatcher(world.platform, slots=Slots(total=6, failing=2, mail=1))
-    ended = threading.Event()
-
-    def rounds() -> None:
-        while not ended.is_set():
-            dispatcher.round()
-            time.sleep(0.01)
-
-    running = threading.Thread(target=rounds)
-    running.start()
-    try:
+    with working(world.platform):
         until(lambda: world.states(endpoint) == ["delivered"] * 20)
         hanging = [r for r in there.received if r.path.startswith("/hang")]
-        assert 0 < len(hanging) <= 8, "the tenant that hangs has its share of the threads, and no more"
-    finally:
-        ended.set()
-        running.join()
+        assert 0 < len(hanging) <= 5, "each of its endpoints has one thread, and no more"
         there.released.set()
-        dispatcher.wait(20)
 
 
-def test_many_failing_endpoints_of_many_tenants_leave_room_for_a_good_one(world: World, there: Receiver) -> None:
-    for n in range(8):
+def test_failing_endpoints_of_many_tenants_that_hang_leave_room_for_a_good_one(world: World, there: Receiver) -> None:
+    world.platform = replace(world.platform, webhooks=HttpWebhookSender(allowed=parse_networks("127.0.0.0/8"), timeout_s=100))
+    for n in range(20):
         bad = world.new_tenant()
         world.endpoint(there.url(f"/hang/{n}"), tenant=bad)
         world.tell(tenant=bad)
     with world.platform.engine.begin() as conn:
         conn.execute(sa.update(webhook_endpoints).values(failing_since=world.clock()))
-    fan_out(world.platform)
-    slots = Slots(total=6, failing=3, mail=1)
-    assert len(claim(world.platform, slots)) == 3
     good = world.endpoint(there.url("/ok"))
-    world.tell()
-    fan_out(world.platform)
-    taken = claim(world.platform, Slots(total=3, failing=0, mail=1))
-    assert [c.id for c in taken] == [row["id"] for row in world.of(good)]
-
-
-KILLED = """
-import sys, time
-from control_plane.composition import open_platform
-from control_plane.platform import settings
-from control_plane.notifications.dispatch import Dispatcher
-dispatcher = Dispatcher(open_platform(settings.load()))
-print("up", flush=True)
-while True:
-    dispatcher.round()
-    time.sleep(0.002)
-"""
+    with working(world.platform):
+        until(lambda: len([r for r in there.received if r.path.startswith("/hang")]) == CONCURRENCY[FAILING])
+        world.tell()
+        until(lambda: world.states(good) == ["delivered"])
+        assert len([r for r in there.received if r.path.startswith("/hang")]) == CONCURRENCY[FAILING], "the others wait for their turn"
+        there.released.set()
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_by_a_process_that_is_killed_again_and_again(world: World, there: Receiver) -> None:
+def test_nothing_is_lost_and_all_is_in_order_when_one_of_two_workers_is_killed(world: World, there: Receiver) -> None:
     platform = world.platform = replace(world.platform, clock=utc_now)
-    endpoint = world.endpoint(there.url("/ok"))
+    endpoints = [world.endpoint(there.url(f"/ok/{n}")) for n in range(4)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "FT_HOME": str(platform.settings.home), "FT_WEBHOOK_ALLOW": "127.0.0.0/8"}
-    env |= {"FT_DATABASE_URL": platform.settings.database_url, "FT_MLFLOW_URI": "off"}
-    for n in range(120):
-        for kind in (QUEUED, SUCCEEDED):
-            with platform.engine.begin() as conn:
-                publish(conn, world.tenant, kind, f"ftjob-{n}", now=platform.clock())
-    for kill in range(6):
-        process = subprocess.Popen([sys.executable, "-c", KILLED], env=env, stdout=subprocess.PIPE, cwd=ROOT)
-        assert process.stdout is not None and process.stdout.readline() == b"up\n"
-        time.sleep(0.05 + 0.1 * kill)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        with platform.engine.begin() as conn:  # as if a lease had passed
-            conn.execute(sa.update(deliveries).values(claimed_until=sa.case((deliveries.c.claimed_until.is_not(None), platform.clock()))))
-    interrupted = Counter(r.event["id"] for r in there.received)
-    Dispatcher(platform).drain(for_s=120)
-    assert world.states(endpoint) == ["delivered"] * 240
-    got = Counter(r.event["id"] for r in there.received)
-    assert len(got) == 240 and 0 < len(interrupted) < 240, "it was killed on the way"
-    for n in range(120):
-        firsts = list(dict.fromkeys(r.event["type"] for r in there.received if r.event["data"]["id"] == f"ftjob-{n}"))
-        assert firsts == [QUEUED, SUCCEEDED]
+    env |= {"FT_DATABASE_URL": platform.settings.database_url, "FT_MLFLOW_URI": "off", "FT_INFERENCE_URLS": ","}
+    workers = [subprocess.Popen([sys.executable, "-m", "control_plane.worker"], env=env, cwd=ROOT) for _ in range(2)]
+    try:
+        until(lambda: _num_workers(platform) == 2 * len(CONCURRENCY))
+        for n in range(120):
+            for kind in (QUEUED, SUCCEEDED):
+                with platform.engine.begin() as conn:
+                    publish(conn, world.tenant, kind, f"ftjob-{n}", now=platform.clock())
+            if n == 60:
+                until(lambda: len(there.received) > 20)
+                workers[0].send_signal(signal.SIGKILL)
+        interrupted = len(there.received)
+        until(lambda: all(world.states(endpoint) == ["delivered"] * 240 for endpoint in endpoints), within_s=120)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.wait()
+    assert 0 < interrupted < 960, "one was killed on the way"
+    for n in range(4):
+        got = there.at(f"/ok/{n}")
+        assert len({r.event["id"] for r in got}) == 240
+        for job in range(120):
+            firsts = list(dict.fromkeys(r.event["type"] for r in got if r.event["data"]["id"] == f"ftjob-{job}"))
+            assert firsts == [QUEUED, SUCCEEDED]
+
+
+def _num_workers(platform: Platform) -> int:
+    with platform.engine.connect() as conn:
+        return int(conn.execute(sa.text("SELECT count(*) FROM tasks.procrastinate_workers")).scalar_one())
 
 
 def test_a_redirect_to_an_inner_address_is_a_failure_and_nobody_gets_a_connection(world: World, there: Receiver) -> None:

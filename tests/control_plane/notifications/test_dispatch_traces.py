@@ -22,18 +22,18 @@ ROOT = Path(__file__).resolve().parents[3]
 CALLER = f"00-{'a' * 32}-{'b' * 16}-01"
 DELIVERED = """
 import sys
-import sqlalchemy as sa
 from control_plane.notifications import dispatch as traces
 from control_plane.platform.settings import load
 from ft_assets.telemetry import spans as tracing
 from control_plane.composition import open_platform
-tracing.configure("ft-api")
+tracing.configure("ft-worker")
 platform = open_platform(load())
-columns = ("subject", "tenant_id", "channel", "event_id", "type", "attempts")
-values = (sys.argv[1], "t", "webhook", "evt_1", "fine_tuning.job.succeeded", 1)
-with platform.engine.connect() as conn:
-    row = conn.execute(sa.select(*[sa.literal(v).label(k) for k, v in zip(columns, values)])).mappings().one()
-with traces.delivery(platform, row) as span:
+now = platform.clock()
+attempt = traces.Attempt(
+    id="dlv_1", tenant_id="t", channel="webhook", target="we_1", subject=sys.argv[1], attempts=1, last_attempt_at=now, event_id="evt_1",
+    type="fine_tuning.job.succeeded", data={}, happened_at=now,
+)
+with traces.delivery(platform, attempt) as span:
     span.fail("503")
 tracing.flush()
 """
@@ -44,7 +44,7 @@ def test_it_is_found_by_the_id_of_the_job(fresh_platform: Platform, write_chat_r
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     with spans.span("request", parent=CALLER):
-        job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+        job = jobs.submit(fresh_platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
     assert dispatch.of_job(fresh_platform, job.id) == CALLER
     assert dispatch.of_job(fresh_platform, "ftjob-none") is None
     url = fresh_platform.engine.url.render_as_string(hide_password=False)

@@ -1,9 +1,8 @@
-"""Kinds of events, when deliveries are tried again, and whose turn it is."""
+"""Kinds of events, and when deliveries are tried again."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,10 @@ import typer
 
 from control_plane.cli.command_tree import build
 from control_plane.notifications.emails import LETTERS, compose, is_mailed
-from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, LONGEST_RETRY_AFTER_S, Due, Slots, choose, next_attempt
+from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, LONGEST_RETRY_AFTER_S, next_attempt
 from control_plane.platform.job_states import JobState
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
-PLENTY = Slots(total=100, failing=100, mail=100)
-
-
-def due(target: str, seq: int, *, tenant: str = "acme", mail: bool = False, failing: bool = False) -> Due:
-    return Due(id=f"{target}-{seq}", tenant=tenant, target=target, is_mail=mail, failing=failing, due_since=NOW, seq=seq)
-
-
-def chosen(*waiting: Due, slots: Slots = PLENTY, **on_the_way: int) -> list[str]:
-    return [d.id for d in choose(waiting, on_the_way=on_the_way, tenants_on_the_way={}, slots=slots)]
 
 
 def test_the_documented_events_are_those_that_there_are() -> None:
@@ -57,31 +47,6 @@ def test_attempts_follow_the_schedule_and_end() -> None:
 def test_a_receiver_can_ask_for_more_time_within_bounds(asked: float | None, waits_s: float) -> None:
     assert next_attempt(2, now=NOW, retry_after_s=asked, chance=0.0) == NOW + timedelta(seconds=waits_s)
     assert next_attempt(2, now=NOW, retry_after_s=None, chance=1.0) == NOW + timedelta(seconds=330)
-
-
-def test_tenants_take_turns_whoever_has_more_waiting() -> None:
-    crowd = [due(f"we_{e}", seq, tenant="big") for e in range(10) for seq in range(50)]
-    taken = choose(
-        [*crowd, due("we_x", 999, tenant="small")], on_the_way={}, tenants_on_the_way={}, slots=Slots(total=3, failing=3, mail=3)
-    )
-    assert Counter(d.tenant for d in taken) == {"big": 2, "small": 1}
-
-
-def test_one_tenant_and_one_endpoint_have_a_limit_of_their_own() -> None:
-    crowd = [due(f"we_{e}", seq, tenant="big") for e in range(10) for seq in range(50)]
-    assert len(chosen(*crowd)) == 4
-    assert len(chosen(*(due("we_a", seq) for seq in range(50)))) == 2
-    assert len(chosen(*(due("we_a", seq) for seq in range(50)), we_a=1)) == 1
-    assert len(chosen(*(due("we_a", seq, failing=True) for seq in range(50)))) == 1
-
-
-def test_failing_endpoints_and_mail_leave_room_for_the_others() -> None:
-    waiting = [due(f"we_{i}", i, tenant=f"t{i}", failing=True) for i in range(50)]
-    waiting += [due(f"mem_{i}", i, tenant=f"t{i}", mail=True) for i in range(50)]
-    waiting += [due("we_good", 1000, tenant="late")]
-    taken = choose(waiting, on_the_way={}, tenants_on_the_way={}, slots=Slots(total=16, failing=6, mail=4))
-    assert sum(d.failing for d in taken) == 6 and sum(d.is_mail for d in taken) == 4
-    assert "we_good-1000" in [d.id for d in taken]
 
 
 @pytest.mark.parametrize("kind", LETTERS)

@@ -15,7 +15,6 @@ from aiosmtpd.controller import Controller
 from control_plane.adapters import promotions
 from control_plane.adapters.service import set_stage
 from control_plane.jobs.transitions import transition
-from control_plane.notifications.dispatch import Dispatcher
 from control_plane.notifications.outbox import publish
 from control_plane.notifications.tables import deliveries, outbox
 from control_plane.platform.context import Actor, Platform
@@ -26,6 +25,7 @@ from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict
 from resources.mail import SmtpMailer
 from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.platform.background_worker import work_off
 
 S = JobState
 
@@ -127,7 +127,7 @@ def test_members_who_want_it_get_mail_and_money_goes_to_those_who_decide(mailed:
         publish(conn, tenant.id, "fine_tuning.job.queued", "ftjob-1", now=platform.clock())
         publish(conn, tenant.id, "invoice.issued", "inv_1", {"total_micros": 5}, now=platform.clock())
     members.remove(platform, tenant.id, gone.id)
-    Dispatcher(platform).drain(for_s=30)
+    work_off(platform)
     got = sorted((str(m["To"]), str(m["Subject"])) for m in mailed.box.taken)
     job, invoice = f"[{tenant.id}] Job ftjob-1 has succeeded", f"[{tenant.id}] Invoice inv_1 is issued"
     assert got == [
@@ -143,7 +143,7 @@ def test_mail_that_a_server_does_not_take_now_waits_for_its_next_attempt(mailed:
     members.add(platform, tenant.id, email="olga@example.com", role="owner")
     with platform.engine.begin() as conn:
         publish(conn, tenant.id, "fine_tuning.job.failed", "ftjob-1", now=platform.clock())
-    Dispatcher(platform).drain(for_s=30)
+    work_off(platform)
     with platform.engine.connect() as conn:
         row = conn.execute(sa.select(deliveries).where(deliveries.c.tenant_id == tenant.id)).mappings().one()
     assert (row["state"], row["attempts"]) == ("pending", 1) and "mail server did not answer" in row["last_error"]

@@ -46,7 +46,7 @@ def test_an_endpoint_that_is_gone_is_disabled_and_the_others_are_told(world: Wor
     world.tell(SUCCEEDED, "ftjob-2")
     world.send()
     found = webhooks.get(world.platform, world.tenant, gone)
-    assert (found["state"], found["disabled_reason"]) == ("disabled", "it answered 410 Gone")
+    assert (found.state, found.disabled_reason) == ("disabled", "it answered 410 Gone")
     assert set(world.states(gone)) == {"dead"}
     (told,) = there.at("/ok")
     assert told.event["data"] == {"id": gone, "reason": "gone"}
@@ -66,14 +66,14 @@ def test_an_endpoint_that_is_gone_is_disabled_and_the_others_are_told(world: Wor
 def test_an_endpoint_that_fails_for_five_days_is_disabled(world: World, there: Receiver) -> None:
     endpoint = world.endpoint(there.url("/status/500"), SUCCEEDED)
     for day in range(6):
-        assert webhooks.get(world.platform, world.tenant, endpoint)["state"] == "enabled"
+        assert webhooks.get(world.platform, world.tenant, endpoint).state == "enabled"
         world.tell(SUCCEEDED, f"ftjob-{day}")
         world.send()
         world.later(86_401)
     world.tell(SUCCEEDED, "ftjob-last")
     world.send()
     found = webhooks.get(world.platform, world.tenant, endpoint)
-    assert found["state"] == "disabled" and "has not answered with 2xx since" in found["disabled_reason"]
+    assert found.state == "disabled" and "has not answered with 2xx since" in (found.disabled_reason or "")
 
 
 def test_deleting_an_endpoint_ends_what_is_on_its_way_and_forgets_its_secret(world: World, there: Receiver) -> None:

@@ -52,21 +52,21 @@ def whole_database(platform: Platform) -> str:
 def test_no_table_holds_a_webhook_secret_or_the_token_of_its_url(world: World, there: Receiver) -> None:
     url = there.url(f"/services/{TOKEN_IN_URL}?token={TOKEN_IN_URL}")
     made = webhooks.create(world.platform, world.tenant, name="hook", url=url, event_types=["*"])
-    rotated = webhooks.rotate_secret(world.platform, world.tenant, str(made.row["id"]), keep_old=True)
-    moved = webhooks.update(world.platform, world.tenant, str(made.row["id"]), {"url": f"{url}&again={TOKEN_IN_URL}"})
+    rotated = webhooks.rotate_secret(world.platform, world.tenant, made.endpoint.id, keep_old=True)
+    moved = webhooks.update(world.platform, world.tenant, made.endpoint.id, {"url": f"{url}&again={TOKEN_IN_URL}"})
     found = whole_database(world.platform)
-    assert str(made.row["id"]) in found, "the search would find nothing"
+    assert made.endpoint.id in found, "the search would find nothing"
     assert [s for s in (TOKEN_IN_URL, made.secret, rotated.secret, made.secret.removeprefix("whsec_")) if s in found] == []
-    assert moved["url"] == f"{url}&again={TOKEN_IN_URL}"
-    assert [s["secret"] for s in moved["secrets"]] == [rotated.secret, made.secret]
+    assert moved.url == f"{url}&again={TOKEN_IN_URL}"
+    assert [s["secret"] for s in moved.secrets] == [rotated.secret, made.secret]
 
 
 def test_a_deleted_endpoint_keeps_neither_url_nor_secret(world: World, there: Receiver) -> None:
     made = webhooks.create(world.platform, world.tenant, name="hook", url=there.url(f"/{TOKEN_IN_URL}"), event_types=["*"])
-    webhooks.delete(world.platform, world.tenant, str(made.row["id"]))
+    webhooks.delete(world.platform, world.tenant, made.endpoint.id)
     query = sa.select(webhook_endpoints.c.url, webhook_endpoints.c.sealed_url, webhook_endpoints.c.secrets)
     with world.platform.engine.connect() as conn:
-        assert conn.execute(query.where(webhook_endpoints.c.id == made.row["id"])).one() == ("", "", [])
+        assert conn.execute(query.where(webhook_endpoints.c.id == made.endpoint.id)).one() == ("", "", [])
 
 
 def test_deliveries_are_signed_with_the_secret_and_go_to_the_whole_url(world: World, there: Receiver) -> None:
@@ -99,14 +99,14 @@ def test_endpoints_are_listed_and_deleted_also_when_their_key_is_lost(world: Wor
     try:
         keys.write_text(Fernet.generate_key().decode())
         _cipher.cache_clear()
-        (row,), _ = webhooks.list_endpoints(world.platform, world.tenant)
+        (row,) = webhooks.list_endpoints(world.platform, world.tenant).items
         with pytest.raises(IntegrityError, match="restore the key file"):
-            webhooks.get(world.platform, world.tenant, row["id"])
-        webhooks.delete(world.platform, world.tenant, row["id"])
+            webhooks.get(world.platform, world.tenant, row.id)
+        webhooks.delete(world.platform, world.tenant, row.id)
     finally:
         keys.write_text(kept)
         _cipher.cache_clear()
-    assert (row["id"], row["url"], row["secrets"]) == (made.row["id"], there.url("").rstrip("/"), [])
+    assert (row.id, row.url, row.secrets) == (made.endpoint.id, there.url("").rstrip("/"), ())
 
 
 def test_secret_files_are_of_their_owner_alone(tmp_path: Path) -> None:

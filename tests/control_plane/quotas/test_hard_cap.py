@@ -210,7 +210,7 @@ def other(account: Account, write_chat_rows: Callable[..., Path]) -> Account:
     owner, _ = tenants.create(account.platform, f"u-{uuid.uuid4().hex[:8]}", tier="standard", max_jobs_in_flight=100)
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(account.platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    return Account(account.platform, account.now, owner.id, str(file["id"]))
+    return Account(account.platform, account.now, owner.id, str(file.id))
 
 
 def test_a_tenant_with_room_lets_no_other_tenants_jobs_go_on(account: Account, other: Account) -> None:

@@ -14,16 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
-import sqlalchemy as sa
 
 from control_plane.datasets import validation, validation_state
-from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.datasets.validation_state import Work
 from control_plane.platform.context import Platform
 from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, run_sandboxed, used_bytes, validate_sandboxed, wall_s
 from control_plane.sandbox.task_validate import Order, carry_out
@@ -55,8 +53,8 @@ def order(path: Path, directory: Path) -> Order:
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
         file = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
-    assert file["status"] == "uploaded"
-    return str(file["id"])
+    assert file.status == "uploaded"
+    return str(file.id)
 
 
 def validator_of(process: psutil.Process, *, within_s: float = 60) -> psutil.Process:
@@ -219,76 +217,64 @@ def test_a_file_whose_validator_is_killed_is_refused_and_can_be_validated_again(
     killer.start()
     refused = uploaded_files.validate(platform, file_id)
     killer.join()
-    assert (refused["status"], refused["status_code"], refused["report"], refused["progress"]) == (
+    assert (refused.status, refused.status_code, refused.report, refused.progress) == (
         "error",
         CRASHED,
         None,
         None,
     )
-    assert f"POST /v1/files/{file_id}/validate" in refused["status_details"]
-    assert uploaded_files.validate_again(platform, tenant.id, file_id)["status"] == "uploaded"
-    assert uploaded_files.validate(platform, file_id)["status"] == "processed"
+    assert f"POST /v1/files/{file_id}/validate" in refused.status_details
+    assert uploaded_files.validate_again(platform, tenant.id, file_id).status == "uploaded"
+    assert uploaded_files.validate(platform, file_id).status == "processed"
     with pytest.raises(Conflict, match="gives the same"):
         uploaded_files.validate_again(platform, tenant.id, file_id)
 
 
-def test_two_who_want_the_same_large_file_read_it_once(platform: Platform, tenant: Tenant, large: Path) -> None:
+def test_who_waits_for_a_large_file_hears_how_far_it_is(platform: Platform, tenant: Tenant, large: Path) -> None:
     file_id = uploaded(platform, tenant, large)
     heard: list[Progress] = []
-    with validation_state.claimed(platform, file_id) as sink:
-        assert sink is not None
-        sink(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
-        assert uploaded_files.validate(platform, file_id, wait=False)["status"] == "uploaded", "it is somebody's work"
-        waiting = threading.Thread(target=lambda: uploaded_files.validate(platform, file_id, progress=heard.append))
-        waiting.start()
-        deadline = time.monotonic() + 60
-        while not heard and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert heard[0].rows in (0, 7), "who waits is told how far the other is"
-    waiting.join()
-    assert uploaded_files.get(platform, tenant.id, file_id)["status"] == "processed", "who waited took over once the claim was free"
+    work = Work(platform, file_id)
+    work.begin()
+    work(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
+    waiting = threading.Thread(target=lambda: uploaded_files.wait_until_validated(platform, file_id, progress=heard.append))
+    waiting.start()
+    deadline = time.monotonic() + 60
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert heard[0].rows == 7
+    uploaded_files.validate(platform, file_id)
+    waiting.join(60)
+    assert not waiting.is_alive() and uploaded_files.get(platform, tenant.id, file_id).status == "processed"
 
 
-def test_a_claim_that_nobody_renews_is_lost(platform: Platform, tenant: Tenant, large: Path) -> None:
+def test_a_run_that_was_given_up_neither_writes_over_the_next_ones_progress_nor_clears_it(
+    platform: Platform, tenant: Tenant, large: Path
+) -> None:
     file_id = uploaded(platform, tenant, large)
-    long_ago = (platform.clock() - timedelta(minutes=5)).timestamp()
-    assert validation_state.CLAIM_LOST_AFTER_S < 300
-    stale = {"stage": "reading", "rows": 1, "bytes": 1, "total_bytes": 2, "at": long_ago}
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=stale))
-    with validation_state.claimed(platform, file_id) as sink, validation_state.claimed(platform, file_id) as second:
-        assert sink is not None
-        assert second is None
-
-
-def test_who_lost_a_claim_neither_writes_over_the_new_one_nor_clears_it(platform: Platform, tenant: Tenant, large: Path) -> None:
-    file_id = uploaded(platform, tenant, large)
-    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * validation_state.CLAIM_LOST_AFTER_S))
-    stalled, new = validation_state.Claim(None), validation_state.Claim(None)
-    assert validation_state.take(platform, file_id, stalled)
-    assert not validation_state.take(platform, file_id, new), "it is held"
-    assert validation_state.take(later, file_id, new), "nobody renewed it"
-    held = uploaded_files.find(platform, file_id)["progress"]
-    assert held["token"] == new.token
-    assert not validation_state.renew(platform, file_id, stalled)
-    assert not validation_state.clear(platform, file_id, stalled)
-    assert uploaded_files.find(platform, file_id)["progress"] == held
-    assert validation_state.renew(later, file_id, new)
-    assert validation_state.clear(later, file_id, new)
-    assert uploaded_files.find(platform, file_id)["progress"] is None
+    stalled, new = Work(platform, file_id), Work(platform, file_id)
+    stalled.begin()
+    new.begin()
+    held = uploaded_files.find(platform, file_id)
+    assert new.is_current(held) and not stalled.is_current(held)
+    stalled(Progress(stage="reading", rows=7, bytes=8, total_bytes=9))
+    stalled.end()
+    assert uploaded_files.find(platform, file_id).progress == held.progress
+    new(Progress(stage="reading", rows=8, bytes=8, total_bytes=9))
+    assert uploaded_files.find(platform, file_id).progress["rows"] == 8
+    new.end()
+    assert uploaded_files.find(platform, file_id).progress is None
 
 
 def test_what_a_stalled_process_makes_of_a_file_is_not_recorded_over_the_new_ones_work(
     platform: Platform, tenant: Tenant, large: Path
 ) -> None:
     file_id = uploaded(platform, tenant, large)
-    later = replace(platform, clock=lambda: platform.clock() + timedelta(seconds=2 * validation_state.CLAIM_LOST_AFTER_S))
-    stalled, new = validation_state.Claim(None), validation_state.Claim(None)
-    assert validation_state.take(platform, file_id, stalled)
-    assert validation_state.take(later, file_id, new)
+    stalled, new = Work(platform, file_id), Work(platform, file_id)
+    stalled.begin()
+    new.begin()
     short = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1))
-    assert validation_state.settle(short, uploaded_files.find(platform, file_id), stalled)["status"] == "uploaded", "its child was ended"
-    assert validation_state.settle(platform, uploaded_files.find(platform, file_id), new)["status"] == "processed"
+    assert validation_state.settle(short, uploaded_files.find(platform, file_id), stalled).status == "uploaded", "its child was ended"
+    assert validation_state.settle(platform, uploaded_files.find(platform, file_id), new).status == "processed"
 
 
 def test_a_job_hears_of_its_dataset_at_most_every_five_seconds(platform: Platform, tenant: Tenant, job_id: str) -> None:

@@ -48,7 +48,7 @@ def filled(platform: Platform, api_url: str, write_chat_rows: Callable[..., Path
     def fill(tenant: Tenant) -> dict[str, str]:
         with write_chat_rows(salt=tenant.id).open("rb") as stream:
             file = uploaded_files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
-        body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": f"plan of {tenant.id}"}}
+        body = {"model": "tiny-base", "training_file": file.id, "metadata": {"note": f"plan of {tenant.id}"}}
         job = jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
         adapter = finish(platform, tenant.id, job.id)
         hook, now = f"we_{uuid.uuid4().hex[:24]}", platform.clock()
@@ -60,7 +60,7 @@ def filled(platform: Platform, api_url: str, write_chat_rows: Callable[..., Path
         key = tenants.create_key(platform, tenant.id, name="admin", scopes=["admin"]).secret
         person = {"email": f"ada@{tenant.id}.example.com", "role": "admin"}
         httpx.post(f"{api_url}/v1/members", json=person, headers={"authorization": f"Bearer {key}"}).raise_for_status()
-        return {"file": file["id"], "job": job.id, "adapter": adapter, "hook": hook, "key": key, "email": person["email"]}
+        return {"file": file.id, "job": job.id, "adapter": adapter, "hook": hook, "key": key, "email": person["email"]}
 
     return fill
 

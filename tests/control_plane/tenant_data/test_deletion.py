@@ -227,7 +227,7 @@ def test_nothing_of_a_tenants_texts_is_left_and_another_tenants_data_is_untouche
     assert traced["holds"], "every digest stays; what is not there has its proof"
     with world.write(salt="again").open("rb") as stream:
         again = uploaded_files.create(world.platform, tenant, stream, filename="new.jsonl", purpose="fine-tune")
-    assert again["status"] == "processed", "the tenant itself goes on"
+    assert again.status == "processed", "the tenant itself goes on"
 
 
 def world_file(world: World, tenant: str) -> str:
@@ -299,12 +299,12 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     id_ = world.delete_data(tenant)
     job_id, now = world.row(adapter_id).job_id, world.clock.now
     file_id = world_file(world, tenant)
-    claim = validation_state.Claim(None).value(now.timestamp())
     links = {"id": "ev-1", "tenant_id": tenant, "job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "d"}
     with world.platform.engine.begin() as conn:
         conn.execute(sa.insert(evaluations).values(**links, kind="manual", state="running", created_at=now, beat_at=now))
-        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(progress=claim))
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=now))
+        conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(status="uploaded"))
+    validation_state.Work(world.platform, file_id).begin()
     forget = {
         f"job {job_id}": sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=None),
         f"file {file_id}": sa.update(files_table).where(files_table.c.id == file_id).values(progress=sa.null()),
@@ -338,7 +338,7 @@ def test_nothing_new_is_taken_while_everything_is_deleted_and_the_same_file_is_w
     assert world.carried_out(id_)
     again = upload(world, tenant)
     with world.platform.engine.connect() as conn:
-        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == again["dataset_id"])
+        this = (datasets.c.tenant_id == tenant) & (datasets.c.id == again.dataset_id)
         report = conn.execute(sa.select(datasets.c.report).where(this)).scalar_one()
     assert "erased" not in report and report["stats"], "the same content: the same dataset, with a report again"
 

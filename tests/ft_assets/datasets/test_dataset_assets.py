@@ -60,9 +60,9 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
         file = uploaded_files.create(
             platform, "acme", stream, filename="support.jsonl", purpose="fine-tune", policies={"near_duplicates": "warn"}
         )
-    job, result = materialized(platform, file["id"])
+    job, result = materialized(platform, file.id)
     seen = metadata_of(result, dataset)
-    assert seen["dataset_id"] == file["dataset_id"]
+    assert seen["dataset_id"] == file.dataset_id
     for shown in ("**valid**", "for training", "data:image/svg+xml", "near_duplicates | warn"):
         assert shown in seen["report"]
     packed = metadata_of(result, tokenized_pack)
@@ -81,7 +81,7 @@ def test_judged_answers_show_their_labels_and_what_they_are_compared_with(platfo
         file = uploaded_files.create(
             platform, "acme", stream, filename="judged.jsonl", purpose="fine-tune", policies={"near_duplicates": "off"}
         )
-    _, result = materialized(platform, file["id"], method="kto")
+    _, result = materialized(platform, file.id, method="kto")
     packed = metadata_of(result, tokenized_pack)
     assert packed["kind"] == "judged"
     assert packed["good"] > packed["bad"] > 0 and packed["good"] + packed["bad"] == packed["rows"]

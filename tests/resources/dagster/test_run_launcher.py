@@ -160,7 +160,7 @@ def world(new_platform: Callable[..., Platform], dagster_url: str, tmp_path_fact
         with rows.open("rb") as f:
             file = uploaded_files.create(platform, owner.id, f, filename="rows.jsonl", purpose="fine-tune")
         with dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home / "dagster"))) as instance:
-            made = World(platform=platform, instance=instance, env={**os.environ, **told}, tenant=owner.id, file=file["id"])
+            made = World(platform=platform, instance=instance, env={**os.environ, **told}, tenant=owner.id, file=file.id)
             made.serve()
             yield made
             assert made.server is not None

@@ -213,7 +213,7 @@ def test_events_and_attempts_of_other_tenants_jobs_are_hidden(
 
     with open(str(write_chat_rows()), "rb") as rows:
         file = uploaded_files.create(platform, other.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, other.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+    job = jobs.submit(platform, other.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
     values = {
         "attempts": {"attempt": 1, "workload": "w"},
         "checkpoints": {

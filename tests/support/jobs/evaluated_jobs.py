@@ -40,7 +40,7 @@ def evaluating_job(
     with rows.open("rb") as stream:
         file = uploaded_files.create(platform, tenant, stream, filename=rows.name, purpose="fine-tune")
     asked = {
-        "model": "tiny-base", "training_file": file["id"], "hyperparameters": {"n_epochs": 1, "rank": 8, "max_seq_len": 128},
+        "model": "tiny-base", "training_file": file.id, "hyperparameters": {"n_epochs": 1, "rank": 8, "max_seq_len": 128},
         "eval_config": {**CHEAP, **(eval_config or {})}, "seed": seed, **body,
     }  # fmt: skip
     job_id = str(jobs.submit(platform, tenant, JobRequest.from_body(asked)).job.id)

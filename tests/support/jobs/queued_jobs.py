@@ -40,7 +40,7 @@ class Queued:
         with self.platform.engine.begin() as conn:
             conn.execute(sa.update(tenants_table).where(tenants_table.c.id == made.id).values(hard_gpu_hours=1e6))
         with self.write_rows().open("rb") as rows:
-            self.files[made.id] = str(files.create(self.platform, made.id, rows, filename="rows.jsonl", purpose="fine-tune")["id"])
+            self.files[made.id] = str(files.create(self.platform, made.id, rows, filename="rows.jsonl", purpose="fine-tune").id)
         return made.id
 
     def key(self, tenant: str) -> str:

@@ -120,7 +120,7 @@ class World:
         """An adapter in production, from a file of the tenant, with an evaluation and what nodes keep of it."""
         with self.write(salt=tenant).open("rb") as stream:
             file = uploaded_files.create(self.platform, tenant, stream, filename="payroll of acme.jsonl", purpose="fine-tune")
-        body = {"model": "tiny-base", "training_file": file["id"], "metadata": {"note": "secret plan"}, **fields}
+        body = {"model": "tiny-base", "training_file": file.id, "metadata": {"note": "secret plan"}, **fields}
         job = jobs.submit(self.platform, tenant, JobRequest.from_body(body)).job
         id_ = finish(self.platform, tenant, job.id)
         report = {"suites": {"holdout": {"digest": hashlib.sha256(job.id.encode()).hexdigest()}}, "samples": [SECRET]}

@@ -9,11 +9,11 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from control_plane.notifications import webhook_endpoints as webhooks
-from control_plane.notifications.dispatch import Dispatcher
 from control_plane.notifications.outbox import publish
 from control_plane.notifications.tables import deliveries, outbox, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from tests.support.platform.background_worker import pass_time, work_off
 from tests.support.platform.fleet_in_memory import Clock
 
 SUCCEEDED, RUNNING, QUEUED = "fine_tuning.job.succeeded", "fine_tuning.job.running", "fine_tuning.job.queued"
@@ -24,6 +24,7 @@ def forget_all(platform: Platform) -> None:
     with platform.engine.begin() as conn:
         for table in (deliveries, outbox, webhook_endpoints):
             conn.execute(sa.delete(table))
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs"))
 
 
 class World:
@@ -41,7 +42,7 @@ class World:
 
     def endpoint(self, url: str, *types: str, tenant: str | None = None) -> str:
         made = webhooks.create(self.platform, tenant or self.tenant, name="hook", url=url, event_types=types or ("*",))
-        return str(made.row["id"])
+        return made.endpoint.id
 
     def tell(self, kind: str = SUCCEEDED, subject: str = "ftjob-1", *, tenant: str | None = None) -> str:
         with self.platform.engine.begin() as conn:
@@ -49,7 +50,7 @@ class World:
 
     def send(self) -> None:
         """All that is due now."""
-        Dispatcher(self.platform).drain(for_s=30)
+        work_off(self.platform)
 
     def of(self, endpoint: str) -> list[sa.RowMapping]:
         with self.platform.engine.connect() as conn:
@@ -61,3 +62,4 @@ class World:
 
     def later(self, seconds: float) -> None:
         self.clock.now += timedelta(seconds=seconds)
+        pass_time(self.platform, seconds)

@@ -413,12 +413,10 @@ CREATE TABLE deliveries (
     subject text NOT NULL,
     state text NOT NULL,
     attempts integer NOT NULL DEFAULT 0,
-    claims integer NOT NULL DEFAULT 0,
     last_status integer,
     last_error text,
     created_at timestamptz NOT NULL,
     next_attempt_at timestamptz NOT NULL,
-    claimed_until timestamptz,
     last_attempt_at timestamptz,
     delivered_at timestamptz,
     CONSTRAINT pk_deliveries PRIMARY KEY (id),
@@ -426,7 +424,6 @@ CREATE TABLE deliveries (
     CONSTRAINT fk_deliveries_event_seq FOREIGN KEY (event_seq) REFERENCES outbox(seq),
     CONSTRAINT fk_deliveries_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
-CREATE INDEX ix_deliveries_claimed ON deliveries (claimed_until) WHERE (claimed_until IS NOT NULL);
 CREATE INDEX ix_deliveries_dead ON deliveries (created_at) WHERE (state = 'dead');
 CREATE INDEX ix_deliveries_due ON deliveries (target, next_attempt_at) WHERE (state = 'pending');
 CREATE INDEX ix_deliveries_in_order ON deliveries (target, subject, event_seq) WHERE (state = 'pending');

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import op
+from procrastinate.schema import SchemaManager
 
 revision = "initial"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
 PLATFORM, OPERATOR, TENANT = "ft_platform", "ft_operator", "ft_tenant"
+TASKS = "tasks"
+"""Schema of the task queue."""
 SAFE = "LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE NOREPLICATION"
 
 OWN = "tenant_id = current_setting('ft.tenant', true)"
@@ -79,7 +82,7 @@ WRITTEN_BY_TENANTS = {
     ),
     "deliveries": (
         "",
-        "attempts claimed_until claims delivered_at last_error next_attempt_at state",
+        "attempts delivered_at last_error next_attempt_at state",
         False,
     ),
     "deployments": (
@@ -189,9 +192,12 @@ def upgrade() -> None:
     cursor = op.get_bind().connection.cursor()
     cursor.execute((FILES / "tables.sql").read_text())
     cursor.execute((FILES / "rules.sql").read_text())
+    cursor.execute(f"CREATE SCHEMA {TASKS}; SET LOCAL search_path = {TASKS}; {SchemaManager.get_schema()}; SET LOCAL search_path = public")
+    cursor.execute((FILES / "tasks.sql").read_text())
     _make_roles()
     _allow_platform()
     _confine_tenants()
+    _share_tasks()
 
 
 def _make_roles() -> None:
@@ -226,6 +232,14 @@ def _confine_tenants() -> None:
                 op.execute(f"GRANT {verb} ({_list(columns)}) ON {table} TO {TENANT}")
         if deletes:
             op.execute(f"GRANT DELETE ON {table} TO {TENANT}")
+
+
+def _share_tasks() -> None:
+    """Let all add tasks to the queue, and the platform work them off; a tenant's call reads none."""
+    op.execute(f"GRANT USAGE ON SCHEMA {TASKS} TO {PLATFORM}, {TENANT}")
+    op.execute(f"GRANT EXECUTE ON FUNCTION {TASKS}.defer(text, text, jsonb, text, text, timestamptz) TO {PLATFORM}, {TENANT}")
+    op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {TASKS} TO {PLATFORM}")
+    op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {TASKS} TO {PLATFORM}")
 
 
 def _confine(table: str, rows: str, *, writes: str = "") -> None:

@@ -52,7 +52,7 @@ def test_a_delivery_that_waits_behind_another_is_not_overdue(fresh_platform: Pla
     assert gauges.read(fresh_platform).notices.overdue_s == 0
     deliver(fresh_platform, owner, "ftjob-1", now + 60 * ONE_MINUTE)  # it failed, and is tried again in an hour
     deliver(fresh_platform, owner, "ftjob-1", now - 30 * ONE_MINUTE)  # of the same job, and later: it waits its turn
-    deliver(fresh_platform, owner, "ftjob-2", now - 20 * ONE_MINUTE, claimed_until=now + ONE_MINUTE)  # is being sent
+    deliver(fresh_platform, owner, "ftjob-2", now - 20 * ONE_MINUTE, last_attempt_at=now)  # is being sent
     deliver(fresh_platform, owner, "ftjob-3", now - 90 * ONE_MINUTE, state="dead")
     found = gauges.read(fresh_platform).notices
     assert (found.overdue_s, found.pending, found.dead) == (0, {"webhook": 3, "email": 0}, {"webhook": 1, "email": 0})

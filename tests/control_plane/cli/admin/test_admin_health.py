@@ -23,7 +23,7 @@ def test_verdicts_that_hold_are_listed_and_those_that_are_over_are_not(
     owner, _ = tenants.create(platform, "acme")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job
+    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
     now = platform.clock()
     shared = {"job_id": job.id, "attempt": 1, "audience": "operator", "level": "warn", "message": "It is slow.", "raised_at": now}
     with platform.engine.begin() as conn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from ft_assets.base_models import Catalogue
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.background_worker import working
 
 MODEL = "tiny-chat"
 Ft = Callable[..., Any]
@@ -31,8 +32,9 @@ def platform(new_platform: Callable[..., Platform], tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="module")
-def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> str:
-    return serve(create_app(platform))
+def api_url(platform: Platform, serve: Callable[[ASGIApp], str]) -> Iterator[str]:
+    with working(platform):
+        yield serve(create_app(platform))
 
 
 def test_an_upload_with_policies_is_a_dataset_that_is_listed_and_shown(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:

@@ -92,7 +92,7 @@ def test_an_upload_that_was_completed_though_no_answer_came_is_the_answer_of_the
     made = send(path, line)
     assert (made["status"], made["bytes"]) == ("processed", path.stat().st_size)
     assert (line.parts, line.uploads) == (0, 0)
-    assert [f["id"] for f in uploaded_files.list_files(platform, tenant.id).items] == [made["id"]]
+    assert [f.id for f in uploaded_files.list_files(platform, tenant.id).items] == [made["id"]]
 
 
 def test_the_same_file_with_other_options_is_another_upload(send: Callable[..., Any], write_chat_rows: Callable[..., Path]) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets import validation
+from control_plane.datasets.tables import File
 from control_plane.datasets.tables import datasets as datasets_table
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
@@ -23,14 +23,15 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import rules as tiers
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
-from control_plane.worker.validation_worker import ValidationWorker
+from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.object_store import LocalObjectStore
+from tests.support.platform.background_worker import pass_time, work_off, working
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.deletable_tenants import killed_while_working
 
 
-def upload(platform: Platform, tenant: Tenant, path: Path) -> Any:
+def upload(platform: Platform, tenant: Tenant, path: Path) -> File:
     with path.open("rb") as stream:
         return uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")
 
@@ -66,41 +67,44 @@ def test_another_content_under_the_same_name_is_its_next_version(
     assert versions(platform, tenant) == [("support", 1), ("support", 2), ("support", 3)]
 
 
-def test_validating_at_once_registers_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
-    file_id = left_unvalidated(platform, tenant, write_chat_rows())
-    with ThreadPoolExecutor(4) as pool:
-        rows = list(pool.map(lambda _: uploaded_files.validate(platform, file_id), range(4)))
-    assert {(r["status"], r["dataset_id"]) for r in rows} == {("processed", rows[0]["dataset_id"])}
+def test_a_file_that_many_wait_for_is_validated_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    file = upload(platform, tenant, write_chat_rows(3000))
+    assert file.status == "uploaded"
+    with working(platform), ThreadPoolExecutor(4) as pool:
+        rows = list(pool.map(lambda _: uploaded_files.wait_for_upload(platform, file), range(4)))
+    assert {(r.status, r.dataset_id) for r in rows} == {("processed", rows[0].dataset_id)}
     assert versions(platform, tenant) == [("support", 1)]
 
 
-def test_what_a_dead_process_left_unvalidated_is_found_and_validated(
+def test_validating_at_once_registers_once(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = left_unvalidated(platform, tenant, write_chat_rows())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: uploaded_files.validate(platform, file_id), range(4)))
+    assert uploaded_files.get(platform, tenant.id, file_id).status == "processed"
+    assert versions(platform, tenant) == [("support", 1)]
+
+
+def test_a_small_file_whose_upload_died_before_its_validation_is_validated_by_the_worker(
     platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
-    old = left_unvalidated(platform, tenant, write_chat_rows(name="old.jsonl"), age=timedelta(hours=1))
-    new = left_unvalidated(platform, tenant, write_chat_rows(name="new.jsonl"))
-    assert uploaded_files.unvalidated(platform) == [old], "a new one is somebody's work at this moment"
-    worker = ValidationWorker(platform)
-    worker.start()
-    worker.enqueue(new)
-    deadline = time.monotonic() + 20
-    while any(uploaded_files.get(platform, tenant.id, f)["status"] == "uploaded" for f in (old, new)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker.stop()
-    assert uploaded_files.unvalidated(platform, older_than=timedelta()) == []
+    path = write_chat_rows()
+    with path.open("rb") as stream:
+        stored = uploaded_files.store(platform, tenant.id, stream, filename=path.name)
+    with platform.engine.begin() as conn:  # as `register` does before it validates
+        given = {"column_map": None, "policies": None, "model": None}
+        uploaded_files.insert(conn, tenant.id, stored, at_once=True, now=platform.clock(), **given)
+    work_off(platform)
+    assert uploaded_files.get(platform, tenant.id, stored.file_id).status == "uploaded", "it is somebody's work at this moment"
+    pass_time(platform, uploaded_files.ABANDONED_AFTER.total_seconds())
+    work_off(platform)
+    assert uploaded_files.get(platform, tenant.id, stored.file_id).status == "processed"
 
 
-def test_the_api_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
+def test_the_worker_removes_what_a_killed_process_left(platform: Platform, tenant: Tenant) -> None:
     left = killed_while_working(platform.settings.work_dir, tenant.id)
     assert left.exists()
-    worker = ValidationWorker(platform)
-    worker.start()
-    deadline = time.monotonic() + 60
-    while left.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker.stop()
+    assert "leftovers removed: 1" in CLEANUP.run(platform)
+    assert not left.exists()
 
 
 def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
@@ -113,7 +117,7 @@ def test_a_file_whose_bytes_cannot_be_reached_now_is_not_refused(
     file_id = left_unvalidated(platform, tenant, write_chat_rows())
     with pytest.raises(Unavailable):
         uploaded_files.validate(replace(platform, objects=Away(tmp_path / "away")), file_id)
-    assert uploaded_files.validate(platform, file_id)["status"] == "processed"
+    assert uploaded_files.validate(platform, file_id).status == "processed"
 
 
 def test_only_a_tiny_uncompressed_upload_is_read_by_the_process_that_took_it(
@@ -126,7 +130,7 @@ def test_only_a_tiny_uncompressed_upload_is_read_by_the_process_that_took_it(
     packed.write_bytes(gzip.compress(tiny.read_bytes()))
     bigger = write_chat_rows(3000, name="bigger.jsonl")
     assert tiny.stat().st_size < validation.HERE_BYTES < bigger.stat().st_size
-    assert [upload(platform, tenant, path)["status"] for path in (tiny, packed, bigger)] == ["processed", "uploaded", "uploaded"]
+    assert [upload(platform, tenant, path).status for path in (tiny, packed, bigger)] == ["processed", "uploaded", "uploaded"]
 
 
 def test_what_was_begun_before_is_read_apart_and_ended_at_its_limit(
@@ -134,22 +138,22 @@ def test_what_was_begun_before_is_read_apart_and_ended_at_its_limit(
 ) -> None:
     tight = replace(platform, settings=replace(platform.settings, validation_memory_bytes=1 << 20))
     path = write_chat_rows()
-    assert upload(tight, tenant, path)["status"] == "processed", "the limit is that of children"
+    assert upload(tight, tenant, path).status == "processed", "the limit is that of children"
     refused = uploaded_files.validate(tight, left_unvalidated(platform, tenant, path))
-    assert (refused["status"], refused["status_code"]) == ("error", "validation_crashed")
-    assert "more than the 0.000977 GiB of memory that one file may take" in refused["status_details"]
-    assert uploaded_files.validate_again(platform, tenant.id, refused["id"])["status"] == "uploaded"
-    assert uploaded_files.validate(platform, refused["id"])["status"] == "processed"
+    assert (refused.status, refused.status_code) == ("error", "validation_crashed")
+    assert "more than the 0.000977 GiB of memory that one file may take" in refused.status_details
+    assert uploaded_files.validate_again(platform, tenant.id, refused.id).status == "uploaded"
+    assert uploaded_files.validate(platform, refused.id).status == "processed"
 
 
 def test_a_registered_dataset_is_not_written_again(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     first = upload(platform, tenant, write_chat_rows())
-    objects = list(platform.objects.list(f"tenants/{tenant.id}/datasets/{first['dataset_id']}"))
+    objects = list(platform.objects.list(f"tenants/{tenant.id}/datasets/{first.dataset_id}"))
     assert len(objects) == 3
     for stored in objects:
         platform.objects.put_bytes(stored.key, b"marked")
     second = upload(platform, tenant, write_chat_rows(name="same.jsonl"))
-    assert (second["status"], second["dataset_id"]) == ("processed", first["dataset_id"])
+    assert (second.status, second.dataset_id) == ("processed", first.dataset_id)
     assert [platform.objects.get_bytes(stored.key) for stored in objects] == [b"marked"] * 3
     platform.objects.delete(next(o.key for o in objects if o.key.endswith("rows.parquet")))
     upload(platform, tenant, write_chat_rows(name="again.jsonl"))
@@ -159,10 +163,10 @@ def test_a_registered_dataset_is_not_written_again(platform: Platform, tenant: T
 def test_a_deleted_file_leaves_no_quotes_of_its_rows(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
     (tmp_path / "faq.jsonl").write_text('{"anfrage_text": "Kundin Ann", "erledigt": 1}\n' * 12)
     made = upload(platform, tenant, tmp_path / "faq.jsonl")
-    assert made["status"] == "error" and "Kundin Ann" in str(made["report"]["problems"])
-    uploaded_files.delete(platform, tenant.id, made["id"])
+    assert made.status == "error" and "Kundin Ann" in str(made.report["problems"])
+    uploaded_files.delete(platform, tenant.id, made.id)
     with platform.engine.connect() as conn:
-        left = conn.execute(sa.select(files_table).where(files_table.c.id == made["id"])).mappings().one()
+        left = conn.execute(sa.select(files_table).where(files_table.c.id == made.id)).mappings().one()
     assert left["deleted_at"] is not None
     assert "Kundin Ann" not in str(dict(left))
 
@@ -184,9 +188,8 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
     for early in (False, True):
         file_id = left_unvalidated(platform, tenant, write_chat_rows(name=f"{early}.jsonl"))
         found = uploaded_files.validate(hasty, file_id)
-        assert (found["status"], found["dataset_id"]) == ("uploaded", None)
-        assert found["deleted_at"] is not None
-        assert file_id not in uploaded_files.unvalidated(platform, older_than=timedelta())
+        assert (found.status, found.dataset_id) == ("uploaded", None)
+        assert found.deleted_at is not None
     assert versions(platform, tenant) == []
 
 
@@ -195,10 +198,10 @@ def test_a_file_deleted_under_its_validation_leaves_no_dataset(
 )
 def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Tenant, data: bytes) -> None:
     made = uploaded_files.create(platform, tenant.id, io.BytesIO(data), filename="x.jsonl", purpose="fine-tune")
-    file = uploaded_files.validate(platform, made["id"])
-    assert (file["status"], file["dataset_id"]) == ("error", None)
-    assert file["status_details"]
-    assert file["report"]["valid"] is False
+    file = uploaded_files.validate(platform, made.id)
+    assert (file.status, file.dataset_id) == ("error", None)
+    assert file.status_details
+    assert file.report["valid"] is False
     assert versions(platform, tenant) == []
 
 
@@ -206,9 +209,9 @@ def test_a_hostile_upload_ends_as_a_refused_file(platform: Platform, tenant: Ten
 def test_a_key_that_no_database_takes_is_reported_written_out(platform: Platform, tenant: Tenant, key: str) -> None:
     row = f'{{"{key}": 1, "{key}": 2}}\n'.encode()
     file = uploaded_files.create(platform, tenant.id, io.BytesIO(row * 3), filename="x.jsonl", purpose="fine-tune")
-    assert (file["status"], file["report"]["errors"][0]["code"]) == ("error", "duplicate_key")
-    assert key in file["status_details"]
-    assert file["status_details"].isprintable()
+    assert (file.status, file.report["errors"][0]["code"]) == ("error", "duplicate_key")
+    assert key in file.status_details
+    assert file.status_details.isprintable()
 
 
 def test_a_file_whose_outcome_cannot_be_recorded_is_refused_and_not_left_waiting(
@@ -218,9 +221,8 @@ def test_a_file_whose_outcome_cannot_be_recorded_is_refused_and_not_left_waiting
     with as_owner(fresh_platform).begin() as conn:
         conn.execute(sa.text("ALTER TABLE datasets ADD CONSTRAINT none_at_all CHECK (row_count < 0)"))
     file = upload(fresh_platform, made, write_chat_rows())
-    assert (file["status"], file["dataset_id"]) == ("error", None)
-    assert "tell your operator" in file["status_details"]
-    assert uploaded_files.unvalidated(fresh_platform, older_than=timedelta()) == []
+    assert (file.status, file.dataset_id) == ("error", None)
+    assert "tell your operator" in file.status_details
 
 
 def test_an_upload_beyond_the_tier_is_cut_off(platform: Platform, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ from control_plane.notifications.tables import outbox
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant, tier_named
+from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, QuotaExceeded, Unavailable
 from resources.object_store import LocalObjectStore
-from sensors.periodic.upload_cleanup import one_round
 from tests.support.jobs.followed_jobs import until
 
 
@@ -88,7 +88,7 @@ def test_a_join_that_dies_is_made_again_from_the_parts(
     assert (view.status, len(view.parts), view.file) == ("pending", len(parts), None)
     made = multipart_uploads.complete(platform, tenant.id, upload, part_ids=parts)
     assert made.file is not None
-    assert (made.file["status"], made.file["sha256"]) == ("processed", hashlib.sha256(rows).hexdigest())
+    assert (made.file.status, made.file.sha256) == ("processed", hashlib.sha256(rows).hexdigest())
     assert keys(platform, tenant.id, "uploads") == []
 
 
@@ -116,9 +116,9 @@ def test_an_upload_that_is_over_takes_nothing_and_loses_its_parts(platform: Plat
         with pytest.raises(Conflict) as refused:
             call()
         assert refused.value.code == "upload_expired"
-    one_round(soon)
+    CLEANUP.run(soon)
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    assert "failed" not in one_round(over)
+    assert "failed" not in CLEANUP.run(over)
     assert keys(platform, tenant.id, "uploads") == []
     assert multipart_uploads.get(platform, tenant.id, upload).status == "expired"
 
@@ -145,20 +145,20 @@ def test_parts_of_a_completed_upload_that_were_left_are_removed_later(platform: 
     made = multipart_uploads.complete(replace(platform, objects=Undeletable(platform.objects.root)), tenant.id, upload, part_ids=parts)
     assert made.status == "completed"
     assert len(keys(platform, tenant.id, "uploads")) == len(parts)
-    one_round(platform)
+    CLEANUP.run(platform)
     assert keys(platform, tenant.id, "uploads") == []
     assert made.file is not None
-    assert platform.objects.get_bytes(made.file["object_key"]) == rows
+    assert platform.objects.get_bytes(made.file.object_key) == rows
 
 
 def test_a_file_whose_time_is_over_is_deleted_once_no_job_needs_it(platform: Platform, tenant: Tenant, rows: bytes) -> None:
     upload, parts = send(platform, tenant.id, rows, expires_after_s=3600)
     file = multipart_uploads.complete(platform, tenant.id, upload, part_ids=parts).file
     assert file is not None
-    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file["id"]})).job.id
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job.id
     over = later(platform, minutes=61)
     uploaded_files.delete_expired(over)
-    assert uploaded_files.get(platform, tenant.id, file["id"])["deleted_at"] is None
+    assert uploaded_files.get(platform, tenant.id, file.id).deleted_at is None
     jobs.cancel(platform, tenant.id, job)
     uploaded_files.delete_expired(platform)
     assert len(keys(platform, tenant.id, "files")) == 1
@@ -173,8 +173,8 @@ def test_what_became_of_a_file_is_told_with_its_row(platform: Platform, tenant: 
     with platform.engine.connect() as conn:
         told = conn.execute(sa.select(outbox.c.type, outbox.c.data).where(outbox.c.tenant_id == tenant.id).order_by(outbox.c.seq)).all()
     assert [kind for kind, _ in told] == ["file.processed", "file.refused"]
-    assert told[0].data == {"id": good["id"], "status": "processed", "dataset_id": good["dataset_id"]}
-    assert told[1].data == {"id": bad["id"], "status": "error", "status_code": bad["status_code"]}
+    assert told[0].data == {"id": good.id, "status": "processed", "dataset_id": good.dataset_id}
+    assert told[1].data == {"id": bad.id, "status": "error", "status_code": bad.status_code}
 
 
 def test_an_upload_that_is_cancelled_while_it_is_joined_makes_no_file(platform: Platform, tenant: Tenant, rows: bytes) -> None:
@@ -208,8 +208,8 @@ def test_one_that_lost_its_turn_takes_nothing_from_the_one_that_finished(platfor
     view = multipart_uploads.complete(replace(platform, objects=Late(platform.objects.root)), tenant.id, upload, part_ids=parts)
     file = made[0].file
     assert file is not None and view.file is not None
-    assert view.file["id"] == file["id"]
-    assert platform.objects.get_bytes(file["object_key"]) == rows
+    assert view.file.id == file.id
+    assert platform.objects.get_bytes(file.object_key) == rows
 
 
 def announce(platform: Platform, tenant: str, num_bytes: int) -> str:
@@ -250,7 +250,7 @@ def test_a_file_whose_content_repeats_names_one_part_again_but_not_without_end(p
     assert (refused.value.code, refused.value.param) == ("too_many_parts", "part_ids")
     file = multipart_uploads.complete(platform, tenant.id, upload, part_ids=parts).file
     assert file is not None
-    assert platform.objects.get_bytes(file["object_key"]) == rows * 3
+    assert platform.objects.get_bytes(file.object_key) == rows * 3
 
 
 def loose(platform: Platform, tenant: str) -> list[str]:
@@ -272,16 +272,16 @@ def test_what_a_killed_process_stored_is_removed_when_nobody_can_claim_it_any_mo
     kept = uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="kept.jsonl", purpose="fine-tune")
     lie = {*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")}
     assert (len(lie), len(loose(platform, tenant.id))) == (len(parts) + 1 + 3, 3)
-    one_round(later(platform, hours=1.5))
+    CLEANUP.run(later(platform, hours=1.5))
     assert len(loose(platform, tenant.id)) == 3
-    one_round(later(platform, hours=49))
-    assert [*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")] == [kept["object_key"]]
+    CLEANUP.run(later(platform, hours=49))
+    assert [*keys(platform, tenant.id, "uploads"), *keys(platform, tenant.id, "files")] == [kept.object_key]
     assert loose(platform, tenant.id) == []
 
 
 def test_bytes_that_nobody_claimed_in_time_become_no_file(platform: Platform, tenant: Tenant, rows: bytes) -> None:
     stored = uploaded_files.store(platform, tenant.id, io.BytesIO(rows), filename="late.jsonl")
-    one_round(later(platform, hours=49))
+    CLEANUP.run(later(platform, hours=49))
     with pytest.raises(Unavailable, match="send the call again"):
         uploaded_files.register(platform, tenant.id, stored, purpose="fine-tune")
     assert uploaded_files.list_files(platform, tenant.id).items == []
@@ -305,17 +305,17 @@ def test_a_file_that_is_deleted_while_the_store_is_away_is_removed_later_and_hid
     store = Sticky(platform.objects.root)
     sticky = replace(platform, objects=store)
     made = [uploaded_files.create(platform, tenant.id, io.BytesIO(rows), filename="a.jsonl", purpose="fine-tune") for _ in range(2)]
-    store.stuck = frozenset(file["object_key"] for file in made)
+    store.stuck = frozenset(file.object_key for file in made)
     for file in made:
-        uploaded_files.delete(sticky, tenant.id, file["id"])
+        uploaded_files.delete(sticky, tenant.id, file.id)
     assert uploaded_files.list_files(platform, tenant.id).items == []
     assert len(keys(platform, tenant.id, "files")) == 2
-    one_round(sticky)
-    store.stuck = frozenset([made[0]["object_key"]])
+    CLEANUP.run(sticky)
+    store.stuck = frozenset([made[0].object_key])
     assert orphaned_objects.remove_due(sticky) == 0  # both were tried a moment ago
-    one_round(later(sticky, minutes=11))
-    assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == [made[0]["object_key"]]
-    one_round(later(platform, minutes=30))
+    CLEANUP.run(later(sticky, minutes=11))
+    assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == [made[0].object_key]
+    CLEANUP.run(later(platform, minutes=30))
     assert keys(platform, tenant.id, "files") == loose(platform, tenant.id) == []
 
 
@@ -345,7 +345,7 @@ COMPLETER = """
     ids.append(uploads.add_part(platform, tenant, made, Rows(rest))["id"])
     ids.append(next(p["id"] for p in uploads.get(platform, tenant, made).parts if p["bytes"] == 1))
     view = uploads.complete(platform, tenant, made, part_ids=ids)
-    print(json.dumps({"grown": peak() - before, "bytes": view.file["bytes"], "status": view.status}))
+    print(json.dumps({"grown": peak() - before, "bytes": view.file.bytes, "status": view.status}))
 """
 
 
@@ -392,4 +392,4 @@ def test_a_join_that_was_killed_is_made_again(fresh_platform: Platform, monkeypa
     assert (view.status, len(view.parts), keys(fresh_platform, owner.id, "files")) == ("pending", len(parts), [])
     made = multipart_uploads.complete(fresh_platform, owner.id, upload, part_ids=parts).file
     assert made is not None
-    assert made["sha256"] == hashlib.sha256(data).hexdigest()
+    assert made.sha256 == hashlib.sha256(data).hexdigest()

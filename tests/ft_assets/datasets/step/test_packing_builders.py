@@ -98,7 +98,7 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
         file = uploaded_files.create(platform, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
     made = []
     for seed in (1, 2):
-        request = JobRequest.from_body({"model": "tiny-base", "training_file": file["id"], "seed": seed})
+        request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id, "seed": seed})
         made.append(str(jobs.submit(platform, tenant.id, request).job.id))
         step.pin_dataset(platform, tenant.id, made[-1])
     return tenant.id, made

@@ -35,7 +35,7 @@ def platform(new_database: Callable[[], str], tmp_path_factory: pytest.TempPathF
 
 def uploaded(platform: Platform, tenant: Tenant, path: Path) -> str:
     with path.open("rb") as stream:
-        return str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune")["id"])
+        return str(uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune").id)
 
 
 def packed(platform: Platform, tenant: Tenant, **body: Any) -> tuple[str, PackManifest]:
@@ -124,12 +124,12 @@ def test_rows_that_do_not_fit_the_base_model_meet_the_policy_of_the_upload(
     path = chats(tmp_path / f"{bad_rows}.jsonl", {"reasoning_content": "Twice."})
     with path.open("rb") as stream:
         made = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", policies={"bad_rows": bad_rows})
-    assert made["status"] == "processed"
+    assert made.status == "processed"
     if bad_rows == "fail":
         with pytest.raises(InvalidDataset, match=r"\(rows 119\): .*leaves out the reasoning") as refused:
-            packed(platform, tenant, training_file=made["id"])
+            packed(platform, tenant, training_file=made.id)
         assert refused.value.code == "reasoning_not_rendered"
         return
-    job_id, manifest = packed(platform, tenant, training_file=made["id"])
+    job_id, manifest = packed(platform, tenant, training_file=made.id)
     assert manifest.dropped == {"reasoning_not_rendered": 2}
     assert warned(platform, job_id) == [("rows_left_out", "2 rows are not trained on: reasoning_not_rendered 2")]

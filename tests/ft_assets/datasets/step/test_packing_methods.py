@@ -92,8 +92,8 @@ def uploaded(platform: Platform, tenant: Tenant, path: Path, row: Callable[[int]
     path.write_text("".join(json.dumps(row(i)) + "\n" for i in range(count)))
     with path.open("rb") as stream:
         file = uploaded_files.create(platform, tenant.id, stream, filename=path.name, purpose="fine-tune", **more)
-    assert file["status"] == "processed", file["status_details"]
-    return str(file["id"])
+    assert file.status == "processed", file.status_details
+    return str(file.id)
 
 
 @pytest.fixture(scope="module")

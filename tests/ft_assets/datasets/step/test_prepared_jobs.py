@@ -48,7 +48,7 @@ def body(platform: Platform, write_chat_rows: Callable[..., Path]) -> dict[str, 
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as stream:
         file = uploaded_files.create(platform, owner.id, stream, filename="rows.jsonl", purpose="fine-tune")
-    return {"tenant": owner.id, "model": "tiny", "training_file": file["id"], "seed": 5, "hyperparameters": {"rank": 8, "n_epochs": 1}}
+    return {"tenant": owner.id, "model": "tiny", "training_file": file.id, "seed": 5, "hyperparameters": {"rank": 8, "n_epochs": 1}}
 
 
 def submitted(platform: Platform, body: dict[str, Any], **fields: Any) -> str:

@@ -1,0 +1,108 @@
+"""The worker process: takes tasks from the queue of the platform's database. Several may run, on one machine or on many.
+
+A worker that is killed loses nothing: others find its tasks by its missing heartbeats (:func:`control_plane.worker.tasks.rescue`) and run
+them again. What must not happen twice is guarded by the rows that the tasks write. Child processes end with their worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from procrastinate import App, PsycopgConnector
+from procrastinate.worker import Worker
+
+from control_plane.adapters.exports import EXPORTS
+from control_plane.datasets.validation_tasks import FETCHES, LONG, SHORT
+from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
+from control_plane.platform.context import Platform
+from control_plane.platform.task_queue import SCHEMA
+from control_plane.serving import rollout
+from control_plane.worker.periodic_work import MAINTENANCE, QUICK
+from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
+from ft_assets.errors import FtError
+
+CONCURRENCY: Mapping[str, int] = {
+    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
+}  # fmt: skip
+"""Tasks of each queue that run at once. Queues are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
+no tenant has 16 endpoints."""
+POLL_S: Mapping[str, float] = {FAILING: 2.0}
+"""How late a task of a queue may run that was added for a later time; others are announced by the database."""
+USUAL_POLL_S = 10.0
+GRACE_S = 5.0
+"""Time in which running tasks may end when the process is to end; what is left is run by another worker."""
+RECONCILE_EVERY_S = 1.0
+"""A restarted inference server gets its adapters back about that long after it answers."""
+BEAT_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = True) -> None:
+    """Work until `ending` is set, if `periodic` also on what is due at intervals; raises what ended the work otherwise."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(sum(CONCURRENCY.values()) + 4, thread_name_prefix="task"))
+    app = make_app(connector(platform), platform, periodic=False)
+    async with app.open_async():
+        await rescue(app.job_manager)
+        workers = make_workers(app, platform, periodic=periodic)
+        work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
+        beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
+        await asyncio.wait([asyncio.create_task(ending.wait()), *work], return_when=asyncio.FIRST_COMPLETED)
+        for task in beside:
+            task.cancel()
+        for worker in workers:
+            worker.stop()  # type: ignore[no-untyped-call]
+        done, _ = await asyncio.wait(work, timeout=GRACE_S)
+        for worker in workers:
+            if worker.worker_id is not None:
+                await app.job_manager.unregister_worker(worker.worker_id)  # so that another one takes its tasks at once
+    for task in done:
+        task.result()
+
+
+def connector(platform: Platform) -> PsycopgConnector:
+    """Return the queue's own connections, to the database and with the role of the platform's processes."""
+    url = platform.logins.platform.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    options = f"-c search_path={SCHEMA} -c statement_timeout=30s -c idle_in_transaction_session_timeout=60s"
+    return PsycopgConnector(conninfo=url, kwargs={"application_name": "ft-worker", "options": options}, min_size=1, max_size=4)
+
+
+def make_workers(app: App, platform: Platform, *, periodic: bool, wait: bool = True) -> list[Worker]:
+    """Return a worker for each queue; if `periodic`, one adds what is due at intervals. Without `wait`, they end when nothing is due."""
+    with_rounds = make_app(app.connector, platform, periodic=True) if periodic else app
+    return [
+        Worker(
+            with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait,
+            fetch_job_polling_interval=POLL_S.get(queue, USUAL_POLL_S), abort_job_polling_interval=60.0, delete_jobs="always",
+            install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S, stalled_worker_timeout=LOST_AFTER_S,
+            task_middleware=[logged],
+        )
+        for queue, concurrency in CONCURRENCY.items()
+    ]  # fmt: skip
+
+
+def alive_file(platform: Platform) -> Path:
+    """Return the file that a working process touches every second."""
+    return platform.settings.home / "worker.alive"
+
+
+async def _beat(file: Path) -> None:
+    while True:
+        file.touch()
+        await asyncio.sleep(BEAT_S)
+
+
+async def _reconcile(platform: Platform) -> None:
+    """Keep the inference servers at the desired state: one pass per second, unless another process runs one."""
+    while platform.fleet is not None:
+        try:
+            await asyncio.to_thread(rollout.reconcile, platform)
+        except FtError as error:
+            log.warning("the inference servers cannot be reconciled: %s", error.message)
+        except Exception:
+            log.exception("the inference servers cannot be reconciled")
+        await asyncio.sleep(RECONCILE_EVERY_S)

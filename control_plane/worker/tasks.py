@@ -1,0 +1,103 @@
+"""The tasks of the worker process, each a call of one function of its noun."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from procrastinate import App, BaseConnector, BaseRetryStrategy, JobContext, RetryDecision
+from procrastinate.jobs import Job
+from procrastinate.manager import JobManager
+from procrastinate.worker import Worker
+
+from control_plane.adapters import exports
+from control_plane.datasets import validation_tasks
+from control_plane.datasets.uploads import uploaded_files
+from control_plane.notifications import dispatch, outbox
+from control_plane.platform.context import Platform
+from control_plane.platform.secrets import unseal
+from control_plane.worker.periodic_work import QUICK, ROUNDS, Round
+from ft_assets.errors import FtError, IntegrityError, NotFound
+from ft_assets.telemetry import correlation
+
+HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0
+"""Interval of a worker's heartbeats, and how long one may be silent before its tasks are given to others."""
+FIRST_RETRY_S, LAST_RETRY_S = 5, 60
+"""Pause before a failed task is tried again, which doubles from the first up to the last."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Again(BaseRetryStrategy):
+    """Tries a task again until it succeeds: what cannot succeed is recorded by the task itself."""
+
+    in_turn: bool = False
+    """Whether later tasks of its turn wait for it."""
+
+    def get_retry_decision(self, *, exception: BaseException, job: Job) -> RetryDecision:  # noqa: ARG002 - the library's signature
+        pause_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(job.attempts, 8))
+        return RetryDecision(retry_in={"seconds": pause_s}, lock=None if self.in_turn else f"{job.task_name} {job.id}")
+
+
+def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) -> App:
+    """Return the queue of `connector` with all tasks of `platform`; if `periodic`, a worker of it adds those that are due at intervals.
+
+    Of each round, at most one runs and one waits.
+    """
+    app = App(connector=connector)
+    app.task(name=outbox.FAN_OUT, retry=Again(in_turn=True))(lambda: outbox.fan_out(platform))
+    app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
+    app.task(name=validation_tasks.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
+    app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
+    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, export_id))  # noqa: ARG005
+    for each in ROUNDS:
+        _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
+    _add_round(app, "rescue", "* * * * * */10", QUICK, lambda: rescue(app.job_manager), periodic=periodic)
+    return app
+
+
+def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:  # noqa: ARG001 - of the log
+    """Fetch an import, with its token if it was given one."""
+    try:
+        token = unseal(platform.settings, sealed_token) if sealed_token else ""
+    except IntegrityError:
+        uploaded_files.refuse_without_token(platform, file_id)
+    else:
+        uploaded_files.fetch(platform, file_id, hub_token=token)
+
+
+def _add_round(app: App, name: str, cron: str, queue: str, work: Callable[[], Any], *, periodic: bool) -> None:
+    task = app.task(name=name, queue=queue, lock=name, queueing_lock=name)(lambda timestamp: work())  # noqa: ARG005
+    if periodic:
+        app.periodic(cron=cron)(task)
+
+
+def _run_round(platform: Platform, each: Round) -> None:
+    log.debug("%s: %s", each.name, each.run(platform))
+
+
+async def rescue(manager: JobManager) -> None:
+    """Let other workers run the tasks of those that ended without a word or do not answer."""
+    for job in await manager.get_stalled_jobs(seconds_since_heartbeat=LOST_AFTER_S):
+        log.warning("task %s is run again: its worker is gone", job.task_name)
+        await manager.retry_job(job)
+    await manager.prune_stalled_workers(LOST_AFTER_S)
+
+
+def logged(call_next: Callable[[], Any], context: JobContext, _worker: Worker) -> Any:
+    """Runs a task with its tenant in every log line, and logs why it failed; the library would log its arguments."""
+    with correlation.scope(tenant=cast(str | None, context.job.task_kwargs.get("tenant"))):
+        try:
+            return call_next()
+        except NotFound as error:
+            log.info("task %s has nothing to do: %s", context.job.task_name, error.message)  # it was deleted meanwhile
+        except FtError as error:
+            log.warning("task %s is tried again: %s", context.job.task_name, error.message)
+            raise
+        except Exception:
+            log.exception("task %s is tried again", context.job.task_name)
+            raise

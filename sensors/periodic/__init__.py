@@ -1,1 +1,0 @@
-"""Periodic work that requests no runs."""
