@@ -47,7 +47,7 @@ def add_job(platform: Platform, stage: str) -> tuple[str, str]:
     name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
     digest = platform.models.get("tiny-base").digest
     adapter = add_adapter(platform, tenant.id, name=name, stage=stage, loaded=False, base_digest=digest)
-    return f"{tenant.id}:{promotions.get_adapter(platform, tenant.id, adapter)['job_id']}", adapter
+    return f"{tenant.id}:{promotions.get_adapter(platform, tenant.id, adapter).job_id}", adapter
 
 
 def materialize(instance: dg.DagsterInstance, key: str) -> str:

@@ -85,9 +85,9 @@ def test_each_version_is_reported_once_in_order_with_its_file(
     first = write_chat_rows(60, name="first.jsonl")
     uploads = [upload(platform, first, model="tiny-chat"), upload(platform, write_chat_rows(60, name="second.jsonl", salt="x"))]
     again = upload(platform, write_chat_rows(60, name="copy.jsonl"), model="tiny-chat")
-    assert again["dataset_id"] == uploads[0]["dataset_id"], "the same content is the same version"
+    assert again.dataset_id == uploads[0].dataset_id, "the same content is the same version"
     result = reported(instance)
-    assert [event.partition for event in result.asset_events] == [f"acme:{file['dataset_id']}" for file in uploads]
+    assert [event.partition for event in result.asset_events] == [f"acme:{file.dataset_id}" for file in uploads]
     assert instance.get_dynamic_partitions("datasets") == [event.partition for event in result.asset_events]
     event = result.asset_events[0]
     shown = {name: value.value for name, value in event.metadata.items()}
@@ -136,7 +136,7 @@ def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
     monkeypatch.setattr(registrations, "SETTLED", timedelta(0))
     file, other = upload(platform, write_chat_rows(120)), upload(platform, write_chat_rows(60, name="other.jsonl", salt="x"))
     reported(instance)
-    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file["id"]})).job["id"]
+    job = jobs.submit(platform, "acme", JobRequest.from_body({"model": "tiny-chat", "training_file": file.id})).job.id
     instance.add_dynamic_partitions("jobs", [f"acme:{job}"])
     prepare, resources = defs.resolve_job_def("prepare"), {"platform": PlatformResource()}
     assert prepare.execute_in_process(instance=instance, partition_key=f"acme:{job}", resources=resources).success
@@ -146,7 +146,7 @@ def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
         nodes = {"/".join(n["assetKey"]["path"]): n for n in execute_dagster_graphql(context, LINEAGE).data["assetNodes"]}
         pinned, version = (
             execute_dagster_graphql(context, OF_A_PARTITION, {"asset": [asset], "key": key}).data["assetNodeOrError"]
-            for asset, key in (("dataset", f"acme:{job}"), ("validated_dataset", f"acme:{file['dataset_id']}"))
+            for asset, key in (("dataset", f"acme:{job}"), ("validated_dataset", f"acme:{file.dataset_id}"))
         )
     path = ["validated_dataset", "dataset", "tokenized_pack", "checkpoint", "eval_report", "adapter"]
     for upstream, downstream in pairwise(path):
@@ -157,8 +157,8 @@ def test_the_ui_shows_the_lineage_from_the_validated_file_to_the_adapter(
     )
     (made,) = pinned["assetMaterializations"]
     shown = {entry["label"]: entry for entry in made["metadataEntries"]}
-    assert shown["validated_dataset"]["url"] == f"/assets/validated_dataset?partition=acme%3A{file['dataset_id']}"
+    assert shown["validated_dataset"]["url"] == f"/assets/validated_dataset?partition=acme%3A{file.dataset_id}"
     content = {tag["key"]: tag["value"] for tag in version["assetMaterializations"][0]["tags"]}["dagster/data_version"]
     used = {tag["key"]: tag["value"] for tag in made["tags"]}["dagster/input_data_version/validated_dataset"]
     assert used == hashlib.sha256(content.encode()).hexdigest(), "the run read exactly the version that the job is pinned to"
-    assert other["dataset_id"] != file["dataset_id"] and pinned["staleStatus"] == "FRESH"
+    assert other.dataset_id != file.dataset_id and pinned["staleStatus"] == "FRESH"

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.engine import RowMapping
 
 from control_plane.billing import budgets, ledger
 from control_plane.billing.invoices import service as invoices
@@ -36,7 +34,7 @@ def submitted(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) ->
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(fresh_platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id})
-    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job["id"]
+    return fresh_platform, owner.id, jobs.submit(fresh_platform, owner.id, request).job.id
 
 
 def test_a_round_does_all_that_is_due_and_a_second_one_nothing_more(fresh_platform: Platform) -> None:
@@ -64,19 +62,19 @@ def test_a_round_pauses_what_runs_beyond_the_hard_cap(fresh_platform: Platform, 
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.update(tenants_table).values(hard_gpu_hours=0.001))
     assert held.job_id in QUOTAS.run(fresh_platform)
-    row = jobs.get(fresh_platform, held.tenant, held.job_id).row
-    assert (row["state"], row["reason"], row["stop_requested"]) == ("pausing", "hard_cap_reached", "pause")
+    job = jobs.get(fresh_platform, held.tenant, held.job_id).job
+    assert (job.state, job.reason, job.stop_requested) == ("pausing", "hard_cap_reached", "pause")
 
 
 def test_a_trial_that_waited_is_submitted_when_there_is_room(submitted: tuple[Platform, str, str]) -> None:
     platform, tenant, job_id = submitted
-    file = jobs.get(platform, tenant, job_id).row["training_file"]
+    file = jobs.get(platform, tenant, job_id).job.training_file
     grid = {"parameters": {"n_epochs": [1, 2, 3, 4, 5]}}  # beside one job, in a tier of five
     sweep = sweeps.create(platform, tenant, {"model": "tiny-base", "training_file": file, "sweep": grid})
     assert "submitted: none" in SWEEPS.run(platform)
     jobs.cancel(platform, tenant, job_id)
     assert "submitted: ftjob-" in SWEEPS.run(platform)
-    assert all(t.job is not None for t in sweeps.get(platform, tenant, sweep.row["id"]).trials)
+    assert all(t.job_id is not None for t in sweeps.get(platform, tenant, sweep.id).trials)
 
 
 def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(submitted: tuple[Platform, str, str]) -> None:
@@ -84,13 +82,13 @@ def test_a_round_of_retention_deletes_what_was_asked_for_and_says_what_it_did(su
     asked = deletion_requests.request_tenant(platform, tenant, confirm=tenant, reason="contract ended", requested_by="operator")
     told = RETENTION.run(replace(platform, records=(DagsterRecords(settings=platform.settings),)))
     assert "failed" not in told
-    assert "dagster records" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"]), "no Dagster runs in this home"
+    assert "dagster records" in str(deletion.get(platform, tenant, asked.id).waiting_for), "no Dagster runs in this home"
     assert deletion.carry_out_all(platform) == []
-    assert "second look" in str(deletion.get(platform, tenant, asked["id"])["waiting_for"])
+    assert "second look" in str(deletion.get(platform, tenant, asked.id).waiting_for)
     later = platform.clock() + timedelta(minutes=10)
-    assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked["id"]]
-    assert jobs.get(platform, tenant, job_id).row["state"] == "cancelled"
-    assert deletion.get(platform, tenant, asked["id"])["proof"]["num_objects"] > 0
+    assert deletion.carry_out_all(replace(platform, clock=lambda: later)) == [asked.id]
+    assert jobs.get(platform, tenant, job_id).job.state == "cancelled"
+    assert deletion.get(platform, tenant, asked.id).proof["num_objects"] > 0
 
 
 def test_prices_that_cannot_be_read_keep_no_other_work_from_going(fresh_platform: Platform) -> None:
@@ -106,7 +104,7 @@ def test_prices_that_cannot_be_read_keep_no_other_work_from_going(fresh_platform
 def test_one_attempt_that_cannot_be_billed_is_told_and_keeps_nothing_else_from_going(fresh_platform: Platform) -> None:
     odd, sound = metered_job(fresh_platform), metered_job(fresh_platform)
     with fresh_platform.engine.begin() as conn:
-        for job in (replace(odd, row=cast(RowMapping, {**odd.row, "tier": "gold"})), sound):
+        for job in (replace(odd, tier="gold"), sound):
             job.started(conn, 1, AT)
             job.ended(conn, 1, AT + timedelta(hours=1))
     told = METERING.run(at_time(fresh_platform, AT + timedelta(hours=2)))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from control_plane.attempts.follow import fetch_reference
 from control_plane.datasets import previews
@@ -18,7 +17,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimate
 from control_plane.jobs.submission import JobRequest
-from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
@@ -110,14 +109,13 @@ def upload(platform: Platform, tenant: Tenant, tmp_path_factory: pytest.TempPath
     return make
 
 
-def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[step.Packed, TrainingSpec, sa.Row[Any]]:
+def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body: Any) -> tuple[step.Packed, TrainingSpec, Job]:
     """A submitted job as its preparation leaves it."""
     request = JobRequest.from_body({"model": "tiny-base", "training_file": file, "method": method, **body})
     job_id = str(jobs.submit(platform, tenant.id, request).job.id)
     step.pin_dataset(platform, tenant.id, job_id)
     made = step.pack(platform, tenant.id, job_id)
-    with platform.engine.connect() as conn:
-        job = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).one()
+    job = jobs.get(platform, tenant.id, job_id).job
     return made, TrainingSpec.from_dict(job.spec), job
 
 
