@@ -38,6 +38,8 @@ def _read(kind: Any, value: Any) -> Any:
         members = [part for part in parts if part is not types.NoneType and (get_origin(part) is tuple) == listed]
         return _read(members[0], value) if members else value
     if origin is tuple and listed:
+        if parts[-1] is not Ellipsis and len(parts) != len(value):
+            raise TypeError(f"{value} has {len(value)} values, not {len(parts)}")
         return tuple(map(_read, itertools.repeat(parts[0]) if parts[-1] is Ellipsis else parts, value))
     if isinstance(value, Mapping):
         return from_json(kind, value) if isinstance(kind, type) and is_dataclass(kind) else _mapping(parts, value)

@@ -117,7 +117,6 @@ def submit(platform: Platform, tenant: str, request: JobRequest, attempt: duplic
 def check(platform: Platform, tenant: str, request: JobRequest) -> None:
     """Refuse what a submission would always refuse, regardless of current use; submits nothing."""
     requested = _resolved(platform, tenant, request)
-    owner = get_tenant(platform, tenant)
     with platform.engine.connect() as conn:
         owner = find_tenant(conn, tenant)
         _trainable_files(conn, tenant, request)

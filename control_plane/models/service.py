@@ -94,7 +94,8 @@ def _base_model(platform: Platform, name: str) -> Model:
     """A model without a pin whose files are missing is listed without its card; using it reports the reason."""
     card = {}
     with contextlib.suppress(FtError):
-        card = {field: getattr(platform.models.card(name), field) for field in CARD}
+        base = platform.models.card(name)
+        card = {field: getattr(base, field) for field in CARD}
     return Model(id=name, owned_by="platform", created=0, type=BASE, base_model=name, **card)
 
 

@@ -101,7 +101,8 @@ class ExitEvidence:
     @classmethod
     def _parse(cls, path: Path) -> ExitEvidence | None:
         try:
-            return from_json(cls, json.loads(path.read_text()))
+            found = from_json(cls, json.loads(path.read_text()))
+            return None if found.outcome is None else found
         except (OSError, ValueError, AttributeError, TypeError):
             return None
 

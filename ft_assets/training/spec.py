@@ -186,7 +186,8 @@ class RunFile:
     def read(cls, path: Path) -> Self:
         """Parses a run file; `spec` with paths beside it can also be written by hand."""
         body = json.loads(path.read_text())
-        return from_json(cls, body | {"spec": TrainingSpec.from_dict(body["spec"])})
+        given = {name: value for name, value in body.items() if value != ""}
+        return from_json(cls, given | {"spec": TrainingSpec.from_dict(body["spec"])}, ignore_unknown=True)
 
 
 def canonical_json(value: Any) -> str:

@@ -92,20 +92,20 @@ def test_each_version_is_reported_once_in_order_with_its_file(
     event = result.asset_events[0]
     shown = {name: value.value for name, value in event.metadata.items()}
     assert event.asset_key == dg.AssetKey("validated_dataset")
-    assert (shown["filename"], shown["file_id"], shown["version"]) == ("first.jsonl", uploads[0]["id"], 1)
+    assert (shown["filename"], shown["file_id"], shown["version"]) == ("first.jsonl", uploads[0].id, 1)
     assert shown["sha256"] == hashlib.sha256(first.read_bytes()).hexdigest()
     assert shown["rows"] > 0 and shown["tokens"] > shown["rows"] and "**valid**" in shown["report"]
-    assert shown["api"] == f"http://127.0.0.1:8000/v1/datasets/{uploads[0]['dataset_id']}/report"
+    assert shown["api"] == f"http://127.0.0.1:8000/v1/datasets/{uploads[0].dataset_id}/report"
     assert "tokens" not in result.asset_events[1].metadata, "no model was named whose tokens could be counted"
     assert isinstance(tick(instance, result.cursor), dg.SkipReason)
     third = upload(platform, write_chat_rows(60, name="third.jsonl", salt="y"))
-    assert [event.partition for event in reported(instance, result.cursor).asset_events] == [f"acme:{third['dataset_id']}"]
+    assert [event.partition for event in reported(instance, result.cursor).asset_events] == [f"acme:{third.dataset_id}"]
 
 
 def test_a_version_waits_until_no_earlier_one_can_be_missing_and_a_page_continues_after_its_last(
     platform: Platform, write_chat_rows: Callable[..., Path]
 ) -> None:
-    ids = [upload(platform, write_chat_rows(60, name=f"{salt}.jsonl", salt=salt))["dataset_id"] for salt in ("a", "b", "c")]
+    ids = [upload(platform, write_chat_rows(60, name=f"{salt}.jsonl", salt=salt)).dataset_id for salt in ("a", "b", "c")]
     assert registrations.registered(platform, after=None) == []
     later = replace(platform, clock=lambda: platform.clock() + registrations.SETTLED + timedelta(seconds=5))
     (first,) = registrations.registered(later, after=None, limit=1)

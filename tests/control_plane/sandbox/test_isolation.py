@@ -28,6 +28,7 @@ from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, Unavailable
+from tests.support.platform.background_worker import working
 
 LIMITS = Limits(wall_s=wall_s(1 << 30))
 ROOT = Path(__file__).resolve().parents[3]
@@ -300,6 +301,7 @@ def test_a_job_of_a_large_file_prepares_it_and_tells_of_it(
     file_id = uploaded(platform, tenant, large)
     job = jobs.submit(platform, tenant.id, JobRequest.from_body({"model": "tiny-base", "training_file": file_id})).job.id
     said: list[str] = []
-    pinned = step.pin_dataset(platform, tenant.id, job, progress=step.announcer(platform, job, say=said.append))
+    with working(platform):
+        pinned = step.pin_dataset(platform, tenant.id, job, progress=step.announcer(platform, job, say=said.append))
     assert pinned.row_count == 3000
     assert said

@@ -144,7 +144,7 @@ def test_an_export_that_would_answer_otherwise_is_not_handed_out(base: Path, tmp
     right = build_tiny_adapter(tmp_path / "right", base, base_name="tiny")
     wrong = build_tiny_adapter(tmp_path / "wrong", base, base_name="tiny", config={"lora_alpha": 12})
     merge.merge(base, wrong, tmp_path / "merged")
-    with pytest.raises(FtError, match="answers otherwise") as unfaithful:
+    with pytest.raises(FtError, match="output differs") as unfaithful:
         proof.prove(proof.reference(base, right), tmp_path / "merged", stored="F32")
     assert unfaithful.value.code == "export_not_faithful"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import sqlalchemy as sa
@@ -21,9 +21,13 @@ ENDS_S = 60.0
 def working(platform: Platform) -> Iterator[None]:
     """Run the worker beside the test."""
     loop, ending = asyncio.new_event_loop(), asyncio.Event()
-    thread = threading.Thread(
-        target=lambda: loop.run_until_complete(process.run(platform, ending, periodic=False)), name="worker", daemon=True
-    )
+
+    def work() -> None:
+        with closing(loop):
+            loop.run_until_complete(process.run(platform, ending, periodic=False))
+            loop.run_until_complete(_cancel_rest())
+
+    thread = threading.Thread(target=work, name="worker", daemon=True)
     thread.start()
     try:
         yield
@@ -31,6 +35,13 @@ def working(platform: Platform) -> Iterator[None]:
         loop.call_soon_threadsafe(ending.set)
         thread.join(ENDS_S)
         assert not thread.is_alive(), "the worker did not end"
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 def work_off(platform: Platform) -> None:

@@ -171,21 +171,21 @@ class Zero:
 
     def _load_adapter(self, directory: Path) -> None:
         found = load_file(directory / ADAPTER_WEIGHTS)
+        fused = bool(self._base_optimizer.param_groups[0].get("fused"))  # here; the checkpoint's settings may differ
         saved = optimizers.load_settings(self._base_optimizer, directory)
         names = optimizers.trained_names(self._bare)
         if {saved_adapter_name(n) for n in names.values()} != set(found) or set(saved) != set(names.values()):
             raise BadInput(f"the adapter in {directory} does not fit this model: names of its tensors differ")
-        self._make_state(next(iter(saved.values()))["step"])
+        self._make_state(next(iter(saved.values()))["step"], fused=fused)
         for p, name in names.items():
             value = found[saved_adapter_name(name)].to(self.device)
             self._fill(p, None, value)
             for key in ADAM_STATE:
                 self._fill(p, key, saved[name][key].to(self.device))
 
-    def _make_state(self, step: torch.Tensor) -> None:
+    def _make_state(self, step: torch.Tensor, *, fused: bool) -> None:
         """Creates optimizer state as its first step would: before that there is none to fill."""
         flat = self.optimizer.fp32_partitioned_groups_flat if self.stage == 3 else self.optimizer.single_partition_of_fp32_groups
-        fused = bool(self._base_optimizer.param_groups[0].get("fused"))
         for part in flat:
             count = step.to(part.device if fused else "cpu", copy=True)
             self.optimizer.optimizer.state[part] = {"step": count} | {key: torch.zeros_like(part) for key in ADAM_STATE}

@@ -155,7 +155,9 @@ def test_each_failure_class_gives_its_entries(made: FailureClass) -> None:
 
 def test_the_table_of_failure_classes_is_whole() -> None:
     """Every word that the classification can say is in the table: outcomes of the process, and those that its code names itself."""
-    written = re.findall(r'code="([a-z_]+)"|code, remedy = "([a-z_]+)"|else "(paused)"|"(cancelled)" if', getsource(failures))
+    written = re.findall(
+        r'code="([a-z_]+)"|_resumed\(e, "([a-z_]+)"|code, remedy = "([a-z_]+)"|else "(paused)"|"(cancelled)" if', getsource(failures)
+    )
     words = {word for groups in written for word in groups if word} | {o.value for o in Outcome if o is not Outcome.SUCCEEDED}
     assert {"node_lost", "stalled", "dead_letter", "base_model_unavailable", "paused", "cancelled"} <= words, "the search finds them"
     assert {made.code for made in CLASSES} == words

@@ -31,6 +31,7 @@ from ft_assets.datasets.pass_progress import Progress
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.background_worker import working
 
 REPOSITORY = Path(__file__).parents[4]
 NUM_ROWS = 3000
@@ -100,7 +101,8 @@ def two_jobs(platform: Platform, path: Path) -> tuple[str, list[str]]:
     for seed in (1, 2):
         request = JobRequest.from_body({"model": "tiny-base", "training_file": file.id, "seed": seed})
         made.append(str(jobs.submit(platform, tenant.id, request).job.id))
-        step.pin_dataset(platform, tenant.id, made[-1])
+        with working(platform):
+            step.pin_dataset(platform, tenant.id, made[-1])
     return tenant.id, made
 
 
