@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -72,6 +73,41 @@ def test_turns_alternate_and_tasks_of_a_turn_run_one_at_a_time_in_order(fresh_pl
     assert take(worker) == "d0", "and not behind all of them"
     end(worker, "a1")
     assert take(worker) == "a2"
+
+
+def test_a_task_that_waits_for_its_time_puts_nobody_before_those_who_wait(fresh_platform: Platform, worker: Connection) -> None:
+    with fresh_platform.engine.begin() as conn:
+        defer(conn, "validate", queue="q", turn="later", after=timedelta(hours=1), name="later")
+        for name in ("a0", "a1"):
+            defer(conn, "validate", queue="q", turn="a", name=name)
+    assert take(worker) == "a0"
+    end(worker, "a0")
+    with fresh_platform.engine.begin() as conn:
+        defer(conn, "validate", queue="q", turn="b", name="b0")
+    assert [take(worker), take(worker)] == ["a1", "b0"]
+
+
+def test_those_workers_are_woken_that_can_take_the_next_task(fresh_platform: Platform, worker: Connection) -> None:
+    url = fresh_platform.logins.platform.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listening:
+
+        def add(queue: str) -> None:
+            with fresh_platform.engine.begin() as conn:
+                defer(conn, "deliver", queue=queue, turn="x", once="x", name=queue)
+
+        def woken() -> set[str]:
+            return {heard.channel.partition("#")[2] for heard in listening.notifies(timeout=0.5)}
+
+        for queue in ("q", "r"):
+            listening.execute(f'LISTEN "procrastinate_queue_v1#{queue}"')
+        add("r")
+        assert take(worker, "r") == "r"
+        add("q")
+        woken()
+        end(worker, "r")
+        assert woken() == {"q"}, "the next task is in another queue"
+        add("r")
+        assert woken() == {"q"}, "the task that waits already is the one that is to run"
 
 
 def test_a_long_backlog_of_one_turn_starves_nobody_and_is_not_starved(fresh_platform: Platform, worker: Connection) -> None:
