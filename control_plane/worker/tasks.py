@@ -61,17 +61,23 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app = App(connector=connector)
     app.task(name=outbox.FAN_OUT, retry=Again(in_turn=True))(lambda: outbox.fan_out(platform))
     app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
-    app.task(name=validation_tasks.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
+    app.task(name=validation_tasks.VALIDATE, retry=Again())(partial(validate, platform))
     app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
-    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, export_id))  # noqa: ARG005
+    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, tenant, export_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
     _add_round(app, "rescue", "* * * * * */10", QUICK, lambda: rescue(app.job_manager), periodic=periodic)
     return app
 
 
-def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:  # noqa: ARG001 - of the log
-    """Fetch an import, with its token if it was given one."""
+def validate(platform: Platform, *, file_id: str, tenant: str) -> None:
+    """Validate a file, if it is of `tenant`."""
+    uploaded_files.validate(platform, uploaded_files.get(platform, tenant, file_id).id)
+
+
+def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:
+    """Fetch an import, if it is of `tenant`, with its token if it was given one."""
+    uploaded_files.get(platform, tenant, file_id)
     try:
         token = unseal(platform.settings, sealed_token) if sealed_token else ""
     except IntegrityError as error:

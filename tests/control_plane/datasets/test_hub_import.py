@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.client import FtClient
-from control_plane.datasets import hub, validation_state
+from control_plane.datasets import hub, validation_state, validation_tasks
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
@@ -124,6 +124,14 @@ def test_an_import_whose_key_file_others_can_read_is_fetched_once_that_is_mended
     key_file.chmod(0o600)
     pass_time(near, 60)
     assert worked_off(other, made).status == "processed"
+
+
+def test_an_import_whose_task_is_lost_gets_another(near: Platform, tenant: Tenant) -> None:
+    made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
+    with near.engine.begin() as conn:
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs"))
+    assert [validation_tasks.add_lost(near), validation_tasks.add_lost(near)] == [1, 0]
+    assert worked_off(near, made).status == "processed"
 
 
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tenant: Tenant) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -51,10 +52,20 @@ def test_a_task_is_there_if_and_only_if_its_transaction_commits(fresh_platform: 
 def test_a_tenants_call_adds_its_kinds_of_task_and_reads_none(fresh_platform: Platform, worker: Connection) -> None:
     scoped = fresh_platform.in_scope_of("acme", Actor(kind="key", id="key_1"))
     with scoped.engine.begin() as conn:
-        defer(conn, "validate", queue="q", name="a")
-    for refused in ("SELECT tasks.defer('retention', 'q', '{}', NULL, NULL, NULL)", QUEUED):
-        with pytest.raises(ProgrammingError, match=r"may not add the task retention|permission denied"), scoped.engine.begin() as conn:
-            conn.execute(sa.text(refused))
+        defer(conn, "validate", queue="q", turn="q:acme", after=timedelta(minutes=2), tenant="acme", name="later")
+        defer(conn, "validate", queue="q", tenant="acme", name="a")
+    with pytest.raises(ProgrammingError, match="permission denied"), scoped.engine.begin() as conn:
+        conn.execute(sa.text(QUEUED))
+    mine = {"queue": "q", "tenant": "acme"}
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("retention", mine), ("validate", mine | {"tenant": "other"}), ("validate", {"queue": "q"}), ("fetch", mine | {"turn": "q:other"}),
+        ("export", mine | {"once": "retention"}), ("validate", mine | {"after": timedelta(hours=1)}),
+        ("deliver", {"queue": "webhooks", "turn": "we_other", "once": "we_other", "target": "we_other"}),
+        ("fan_out", {"queue": "quick", "turn": "q:other"}),
+    ]  # fmt: skip
+    for task, given in refused:
+        with pytest.raises(ProgrammingError, match=f"may not add the task {task}"), scoped.engine.begin() as conn:
+            defer(conn, task, **given)
     assert take(worker) == "a"
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 import time
 
 import pytest
 import sqlalchemy as sa
 
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
+from control_plane.platform.task_queue import defer
+from control_plane.tenants import service as tenants
 from control_plane.worker import process, tasks
+from control_plane.worker.periodic_work import CLEANUP
+from tests.support.platform.background_worker import work_off
 
 LOST = sa.text("INSERT INTO tasks.procrastinate_jobs (queue_name, task_name, status, lock) VALUES ('quick', 'fan_out', 'doing', 'x')")
 LIVE = sa.text("INSERT INTO tasks.procrastinate_workers DEFAULT VALUES RETURNING id")
@@ -63,3 +69,18 @@ def test_a_lost_task_that_another_process_rescues_meanwhile_is_left_to_it(fresh_
         time.sleep(1)
     other.join(30)
     assert (failed, found(fresh_platform)) == ([], ("doing", live) if taken else ("todo", None))
+
+
+def test_a_file_whose_task_is_lost_gets_another_of_its_own_tenant(fresh_platform: Platform) -> None:
+    platform, (acme, other) = fresh_platform, (tenants.create(fresh_platform, name)[0].id for name in ("acme", "other"))
+    stored = uploaded_files.store(platform, acme, io.BytesIO(b'{"text": "a"}\n'), filename="rows.jsonl")
+    with platform.engine.begin() as conn:
+        file = uploaded_files.insert(conn, acme, stored, at_once=False, now=platform.clock(), column_map=None, policies=None, model=None)
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs"))
+        defer(conn, "validate", queue="validation", file_id=file.id, tenant=other)
+    work_off(platform)
+    assert uploaded_files.find(platform, file.id).status == "uploaded", "the task was of another tenant"
+    assert "lost tasks of files added: 1" in CLEANUP.run(platform)
+    assert "lost tasks of files added: 0" in CLEANUP.run(platform)
+    work_off(platform)
+    assert uploaded_files.find(platform, file.id).status != "uploaded"

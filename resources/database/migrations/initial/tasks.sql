@@ -17,9 +17,16 @@ CREATE FUNCTION tasks.defer(task text, queue text, args jsonb, turn text, once t
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = tasks, pg_temp AS $$
 DECLARE
     place integer := 0;
+    tenant text := current_setting('ft.tenant', true);
+    own_turn text := queue || ':' || tenant;
 BEGIN
-    IF session_user = 'ft_tenant' AND task NOT IN ('validate', 'fetch', 'export', 'fan_out', 'deliver') THEN
-        RAISE EXCEPTION 'a tenant''s call may not add the task %', task USING ERRCODE = 'insufficient_privilege';
+    IF session_user = 'ft_tenant' AND (coalesce(at, now()) < now() + interval '10 minutes' AND CASE
+        WHEN task = 'fan_out' THEN queue = 'quick' AND turn = 'fan_out' AND once IS NULL
+        WHEN task = 'deliver' THEN turn = args ->> 'target' AND once = turn AND EXISTS
+            (SELECT FROM public.webhook_endpoints e WHERE e.id = turn AND e.tenant_id = tenant)
+        WHEN task IN ('validate', 'fetch', 'export') THEN args ->> 'tenant' = tenant AND coalesce(turn, own_turn) = own_turn AND once IS NULL
+    END) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a tenant''s call may not add the task % of %', task, coalesce(turn, queue) USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF turn IS NOT NULL THEN
         SELECT LEAST(
