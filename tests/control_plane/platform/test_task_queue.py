@@ -61,7 +61,7 @@ def test_a_tenants_call_adds_its_kinds_of_task_and_reads_none(fresh_platform: Pl
         ("retention", mine), ("validate", mine | {"tenant": "other"}), ("validate", {"queue": "q"}), ("fetch", mine | {"turn": "q:other"}),
         ("export", mine | {"once": "retention"}), ("validate", mine | {"after": timedelta(hours=1)}),
         ("deliver", {"queue": "webhooks", "turn": "we_other", "once": "we_other", "target": "we_other"}),
-        ("fan_out", {"queue": "quick", "turn": "q:other"}),
+        ("fan_out", {"queue": "quick", "turn": "q:other"}), ("fan_out", {"queue": "quick", "turn": "fan_out", "odd": "1"}),
     ]  # fmt: skip
     for task, given in refused:
         with pytest.raises(ProgrammingError, match=f"may not add the task {task}"), scoped.engine.begin() as conn:

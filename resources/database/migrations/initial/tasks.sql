@@ -21,7 +21,7 @@ DECLARE
     own_turn text := queue || ':' || tenant;
 BEGIN
     IF session_user = 'ft_tenant' AND (coalesce(at, now()) < now() + interval '10 minutes' AND CASE
-        WHEN task = 'fan_out' THEN queue = 'quick' AND turn = 'fan_out' AND once IS NULL
+        WHEN task = 'fan_out' THEN queue = 'quick' AND turn = 'fan_out' AND once IS NULL AND args = '{}'
         WHEN task = 'deliver' THEN turn = args ->> 'target' AND once = turn AND EXISTS
             (SELECT FROM public.webhook_endpoints e WHERE e.id = turn AND e.tenant_id = tenant)
         WHEN task IN ('validate', 'fetch', 'export') THEN args ->> 'tenant' = tenant AND coalesce(turn, own_turn) = own_turn AND once IS NULL
