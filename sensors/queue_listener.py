@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import dagster as dg
 import psycopg
@@ -35,6 +34,7 @@ from ft_assets.errors import FtError, Unavailable
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.telemetry import logs, spans
 from resources.dagster.graphql_client import DagsterLaunches
+from resources.database.engine import CONNECTION
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing, run_request
 
 CHANNEL = "ft_queue"
@@ -50,8 +50,6 @@ MAX_PAUSE_S = 30.0
 """Pause between cycles while Dagster does not answer; the sensors ask every five seconds."""
 REFUSED_S = 60.0
 """How long a run that Dagster refused is left to the sensors, which request it at least ten times meanwhile."""
-KEEPALIVE: dict[str, Any] = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""Keepalive settings of the listening connection: it sends nothing, so only these reveal, within a minute, that the server is gone."""
 LOOK_EVERY_S = 1.0
 """How soon SIGTERM is noticed."""
 LISTENER = "queue-listener"
@@ -125,7 +123,7 @@ def listen(database: sa.URL, on_notification: Callable[[], float | None], ending
     If it returns a number of seconds, it is called when they have passed, with or without a notification, and not before.
     """
     url = database.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True, application_name="ft", connect_timeout=10, **KEEPALIVE) as conn:
+    with psycopg.connect(url, autocommit=True, application_name="ft", **CONNECTION) as conn:
         conn.execute(f"LISTEN {CHANNEL}")
         notified, not_before = True, 0.0
         while not ending.is_set():

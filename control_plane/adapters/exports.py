@@ -24,7 +24,7 @@ from control_plane.adapters.tables import Export, exports
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import many, one, one_or_none
-from control_plane.platform.task_queue import defer
+from control_plane.platform.task_queue import defer, has_none
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_bytes, run_sandboxed
 from control_plane.serving import rollout
@@ -87,8 +87,22 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         )  # fmt: skip
         conn.execute(again)
         ordered = one(conn, sa.select(exports).where(same), Export)
-        defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{tenant}", export_id=ordered.id, tenant=tenant)
+        _add_task(conn, ordered)
         return ordered
+
+
+def _add_task(conn: Connection, order: Export, *, once: str | None = None) -> None:
+    defer(conn, EXPORT, queue=EXPORTS, turn=f"{EXPORTS}:{order.tenant_id}", once=once, export_id=order.id, tenant=order.tenant_id)
+
+
+def add_lost(platform: Platform) -> int:
+    """Add the tasks of orders that have none; returns how many."""
+    with platform.engine.begin() as conn:
+        stranded = exports.c.status.in_((QUEUED, RUNNING)) & has_none("export_id", exports.c.id)
+        found = many(conn, sa.select(exports).where(stranded), Export)
+        for order in found:
+            _add_task(conn, order, once=order.id)
+    return len(found)
 
 
 def get(platform: Platform, tenant: str, reference: str, export_id: str) -> Export:
@@ -141,13 +155,13 @@ def _remove(platform: Platform, conn: Connection, which: sa.ColumnElement[bool])
     return len(keys)
 
 
-def make(platform: Platform, export_id: str) -> str | None:
-    """Make an export and store it; returns its new status, None if it exists already or was deleted meanwhile.
+def make(platform: Platform, tenant: str, export_id: str) -> str | None:
+    """Make an export of `tenant` and store it; returns its new status, None if it exists already or was deleted meanwhile.
 
     Of two calls at the same time, the one that began later counts: the other's worker was given up because it did not answer.
     """
     claim = uuid.uuid4().hex
-    query = sa.update(exports).where(exports.c.id == export_id, exports.c.status.in_((QUEUED, RUNNING)))
+    query = sa.update(exports).where(exports.c.id == export_id, exports.c.tenant_id == tenant, exports.c.status.in_((QUEUED, RUNNING)))
     with platform.engine.begin() as conn:
         begun = query.values(status=RUNNING, claim=claim, beat_at=platform.clock()).returning(exports)
         row = one_or_none(conn, begun, Export)

@@ -34,6 +34,7 @@ files = sa.Table(
     sa.Column("report", JSONB),  # also of a refused file
     timestamp("created_at"), timestamp("expires_at", nullable=True), timestamp("deleted_at", nullable=True),
     sa.Index("ix_files_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_files_open", "id", postgresql_where=sa.text("status = 'uploaded' AND deleted_at IS NULL")),
     sa.Index("ix_files_expiring", "expires_at", postgresql_where=sa.text("deleted_at IS NULL AND expires_at IS NOT NULL")),
 )  # fmt: skip
 

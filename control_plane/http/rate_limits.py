@@ -132,7 +132,7 @@ class RateLimits:
     @contextmanager
     def watching_unknown_keys(self, request: Request, secret: str) -> Iterator[None]:
         """Wraps the look-up of a key: an address that sent too many unknown keys is refused without one."""
-        mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), site_of(client_of(request))
+        mark, address = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest(), f"address:{site_of(client_of(request))}"
         if mark not in self._known:
             seen = self.buckets.look(address, self._unknown_per_minute)
             if not seen.allowed:

@@ -13,6 +13,14 @@ SCHEMA = "tasks"
 """PostgreSQL schema of the queue; ``resources/database/migrations/initial/tasks.sql`` adds the functions used here."""
 
 
+tasks = sa.table("procrastinate_jobs", sa.column("args", JSONB), schema=SCHEMA)
+
+
+def has_none(kind: str, id_: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """Whether no task names the row `id_` in its argument `kind`; one that an operator cancelled does."""
+    return id_.not_in(sa.select(tasks.c.args[kind].astext).where(tasks.c.args.has_key(kind)))
+
+
 def defer(
     conn: Connection, task: str, *, queue: str, turn: str | None = None, once: str | None = None, after: timedelta | None = None,
     **args: Any,

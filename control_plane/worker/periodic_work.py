@@ -11,7 +11,7 @@ from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.metering import service as metering
-from control_plane.datasets import cold_storage
+from control_plane.datasets import cold_storage, validation_tasks
 from control_plane.datasets.uploads import multipart_uploads, orphaned_objects, uploaded_files
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs.sweeps import service as sweeps
@@ -74,6 +74,8 @@ CLEANUP = Round(
         "expired files deleted": uploaded_files.delete_expired,
         "objects removed": orphaned_objects.remove_due,
         "old events forgotten": outbox.forget,
+        "lost tasks of files added": validation_tasks.add_lost,
+        "lost tasks of exports added": exports.add_lost,
         "leftovers removed": lambda p: len(scratch.remove_leftovers(p.settings.work_dir)),
     },
 )  # fmt: skip

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from procrastinate import App, PsycopgConnector
-from procrastinate.worker import Worker
 
 from control_plane.adapters.exports import EXPORTS
 from control_plane.datasets.validation_tasks import FETCHES, LONG, SHORT
@@ -22,8 +21,10 @@ from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA
 from control_plane.serving import rollout
 from control_plane.worker.periodic_work import MAINTENANCE, QUICK
+from control_plane.worker.queue_worker import QueueWorker
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
-from ft_assets.errors import FtError
+from ft_assets.errors import FtError, Unavailable
+from resources.database.engine import CONNECTION
 
 CONCURRENCY: Mapping[str, int] = {
     QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
@@ -51,8 +52,10 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
         workers = make_workers(app, platform, periodic=periodic)
         work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
         beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
-        await asyncio.wait([asyncio.create_task(ending.wait()), *work], return_when=asyncio.FIRST_COMPLETED)
-        for task in beside:
+        ends = [asyncio.create_task(wait) for wait in (ending.wait(), *(worker.stopped() for worker in workers))]
+        await asyncio.wait([*ends, *work], return_when=asyncio.FIRST_COMPLETED)
+        asked = ending.is_set()
+        for task in (*beside, *ends):
             task.cancel()
         for worker in workers:
             worker.stop()  # type: ignore[no-untyped-call]
@@ -62,20 +65,23 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
                 await app.job_manager.unregister_worker(worker.worker_id)  # so that another one takes its tasks at once
     for task in done:
         task.result()
+    if not asked:
+        raise Unavailable("a queue is no longer worked on; the log says why")
 
 
 def connector(platform: Platform) -> PsycopgConnector:
     """Return the queue's own connections, to the database and with the role of the platform's processes."""
     url = platform.logins.platform.url.set(drivername="postgresql").render_as_string(hide_password=False)
     options = f"-c search_path={SCHEMA} -c statement_timeout=30s -c idle_in_transaction_session_timeout=60s"
-    return PsycopgConnector(conninfo=url, kwargs={"application_name": "ft-worker", "options": options}, min_size=1, max_size=4)
+    given = {**CONNECTION, "application_name": "ft-worker", "options": options}
+    return PsycopgConnector(conninfo=url, kwargs=given, min_size=1, max_size=4)
 
 
-def make_workers(app: App, platform: Platform, *, periodic: bool, wait: bool = True) -> list[Worker]:
+def make_workers(app: App, platform: Platform, *, periodic: bool, wait: bool = True) -> list[QueueWorker]:
     """Return a worker for each queue; if `periodic`, one adds what is due at intervals. Without `wait`, they end when nothing is due."""
     with_rounds = make_app(app.connector, platform, periodic=True) if periodic else app
     return [
-        Worker(
+        QueueWorker(
             with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait,
             fetch_job_polling_interval=POLL_S.get(queue, USUAL_POLL_S), abort_job_polling_interval=60.0, delete_jobs="always",
             install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S, stalled_worker_timeout=LOST_AFTER_S,

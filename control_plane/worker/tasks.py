@@ -28,6 +28,16 @@ HEARTBEAT_S, LOST_AFTER_S = 5.0, 15.0
 FIRST_RETRY_S, LAST_RETRY_S = 5, 60
 """Pause before a failed task is tried again, which doubles from the first up to the last."""
 
+RETRY_LOST = """
+WITH lost AS MATERIALIZED (
+    SELECT j.id, j.task_name FROM procrastinate_jobs j LEFT JOIN procrastinate_workers w ON w.id = j.worker_id
+    WHERE j.status = 'doing' AND (j.worker_id IS NULL OR w.last_heartbeat < now() - make_interval(secs => %(seconds)s))
+    FOR UPDATE OF j SKIP LOCKED
+)
+SELECT task_name, procrastinate_retry_job_v2(id, NULL, NULL, NULL, NULL) FROM lost
+"""
+"""The library's look and its retry are two statements, between which another worker may have taken a task."""
+
 log = logging.getLogger(__name__)
 
 
@@ -51,20 +61,28 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app = App(connector=connector)
     app.task(name=outbox.FAN_OUT, retry=Again(in_turn=True))(lambda: outbox.fan_out(platform))
     app.task(name=outbox.DELIVER, retry=Again(in_turn=True))(lambda target: dispatch.deliver(platform, target))
-    app.task(name=validation_tasks.VALIDATE, retry=Again())(lambda file_id, tenant: uploaded_files.validate(platform, file_id))  # noqa: ARG005
+    app.task(name=validation_tasks.VALIDATE, retry=Again())(partial(validate, platform))
     app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
-    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, export_id))  # noqa: ARG005
+    app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, tenant, export_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
     _add_round(app, "rescue", "* * * * * */10", QUICK, lambda: rescue(app.job_manager), periodic=periodic)
     return app
 
 
-def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:  # noqa: ARG001 - of the log
-    """Fetch an import, with its token if it was given one."""
+def validate(platform: Platform, *, file_id: str, tenant: str) -> None:
+    """Validate a file, if it is of `tenant`."""
+    uploaded_files.validate(platform, uploaded_files.get(platform, tenant, file_id).id)
+
+
+def fetch(platform: Platform, *, file_id: str, tenant: str, sealed_token: str) -> None:
+    """Fetch an import, if it is of `tenant`, with its token if it was given one."""
+    uploaded_files.get(platform, tenant, file_id)
     try:
         token = unseal(platform.settings, sealed_token) if sealed_token else ""
-    except IntegrityError:
+    except IntegrityError as error:
+        if error.code != "secrets_key_mismatch":
+            raise  # a key file with a wrong mode will be mended
         uploaded_files.refuse_without_token(platform, file_id)
     else:
         uploaded_files.fetch(platform, file_id, hub_token=token)
@@ -82,9 +100,8 @@ def _run_round(platform: Platform, each: Round) -> None:
 
 async def rescue(manager: JobManager) -> None:
     """Let other workers run the tasks of those that ended without a word or do not answer."""
-    for job in await manager.get_stalled_jobs(seconds_since_heartbeat=LOST_AFTER_S):
-        log.warning("task %s is run again: its worker is gone", job.task_name)
-        await manager.retry_job(job)
+    for lost in await manager.connector.execute_query_all_async(RETRY_LOST, seconds=LOST_AFTER_S):
+        log.warning("task %s is run again: its worker is gone", lost["task_name"])
     await manager.prune_stalled_workers(LOST_AFTER_S)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, make_url
@@ -19,6 +21,10 @@ POOL_SIZE = 10
 MAX_OVERFLOW = 10
 """At most 20 connections per login role; tenant and platform connections together match the API's 40 threads."""
 POOL_TIMEOUT_S = 10.0
+CONNECTION: Mapping[str, Any] = {
+    "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000,
+}  # fmt: skip
+"""Settings of libpq that reveal within a minute that the server is gone without a word, while waiting for it and while sending to it."""
 SESSION_OPTIONS = (
     "-c timezone=UTC",
     "-c statement_timeout=30s",  # no API call may take longer; migrations disable it
@@ -44,7 +50,7 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
         pool_recycle=1800,
         hide_parameters=True,  # errors are logged, and the values are tenants' data
         isolation_level="READ COMMITTED",
-        connect_args={"application_name": "ft", "connect_timeout": 10, "options": " ".join(SESSION_OPTIONS)},
+        connect_args={**CONNECTION, "application_name": "ft", "options": " ".join(SESSION_OPTIONS)},
     )
     sa.event.listen(engine, "begin", confine)
     return engine

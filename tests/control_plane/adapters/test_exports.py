@@ -28,6 +28,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.models.catalogue import Given, add_local, catalogue_of
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
+from control_plane.worker.periodic_work import CLEANUP
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
@@ -125,7 +126,7 @@ def test_an_export_is_asked_for_made_and_downloaded_and_the_second_is_free(
 def test_another_tenant_sees_nothing(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, row.id) == "ready"
+    assert exports.make(operated, owner[0], row.id) == "ready"
     other, _ = tenants.create(operated, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     uses: list[Callable[[], object]] = [
         lambda: exports.request(operated, other.id, adapter_id, format="adapter"),
@@ -137,6 +138,20 @@ def test_another_tenant_sees_nothing(operated: Platform, base: Path, owner: tupl
             use()
 
 
+def test_an_order_whose_task_is_lost_gets_another(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
+    row = exports.request(operated, owner[0], register(operated, owner[0], base, tmp_path), format="tokenizer")
+    of_order = {"id": row.id}
+    with operated.engine.begin() as conn:
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs WHERE args ->> 'export_id' = :id"), of_order)
+    assert CLEANUP.run(operated).count("lost tasks of exports added: 1") == 1
+    assert CLEANUP.run(operated).count("lost tasks of exports added: 0") == 1
+    with operated.engine.begin() as conn:
+        added = conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs WHERE args ->> 'export_id' = :id RETURNING args"), of_order)
+        assert added.scalar_one() == {"export_id": row.id, "tenant": owner[0]}
+    assert exports.make(operated, "another", row.id) is None, "it is of another tenant"
+    assert exports.make(operated, owner[0], row.id) == "ready"
+
+
 def test_an_export_whose_maker_died_is_made_by_the_next(operated: Platform, base: Path, owner: tuple[str, str], tmp_path: Path) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="adapter")
@@ -145,8 +160,8 @@ def test_an_export_whose_maker_died_is_made_by_the_next(operated: Platform, base
     assert early.value.code == "export_not_ready"
     with operated.engine.begin() as conn:
         conn.execute(sa.update(exports_table).where(exports_table.c.id == row.id).values(status="running", claim="of the dead"))
-    assert exports.make(operated, row.id) == "ready"
-    assert exports.make(operated, row.id) is None, "its task may be run twice"
+    assert exports.make(operated, owner[0], row.id) == "ready"
+    assert exports.make(operated, owner[0], row.id) is None, "its task may be run twice"
 
 
 @pytest.mark.slow
@@ -159,12 +174,12 @@ def test_a_changed_base_fails_the_export_and_it_can_be_asked_for_again(operated:
     row = exports.request(mine, owner[0], adapter_id, format="gguf")
     weights = (own / "model.safetensors").read_bytes()
     (own / "model.safetensors").write_bytes(weights[:-1] + b"\0" if weights[-1:] != b"\0" else weights[:-1] + b"\1")
-    assert exports.make(mine, row.id) == "failed"
+    assert exports.make(mine, owner[0], row.id) == "failed"
     assert exports.get(mine, owner[0], adapter_id, row.id).error["code"] == CHANGED
     (own / "model.safetensors").write_bytes(weights)
     again = exports.request(mine, owner[0], adapter_id, format="gguf")
     assert (again.id, again.status, again.error) == (row.id, "queued", None)
-    assert exports.make(mine, row.id) == "ready"
+    assert exports.make(mine, owner[0], row.id) == "ready"
     assert exports.get(mine, owner[0], adapter_id, row.id).precision == "f16"
 
 
@@ -236,7 +251,7 @@ def test_a_maker_whose_order_was_taken_over_says_nothing_of_it(
         with operated.engine.begin() as conn:
             conn.execute(sa.update(exports_table).where(exports_table.c.id == row.id).values(claim="another"))
 
-    assert exports.make(with_uploads(operated, taken_over), row.id) is None
+    assert exports.make(with_uploads(operated, taken_over), owner[0], row.id) is None
     found = exports.get(operated, owner[0], row.adapter_id, row.id)
     assert (found.status, found.claim) == ("running", "another")
     exports.delete(operated, owner[0], row.adapter_id, row.id)
@@ -251,10 +266,10 @@ def test_an_export_that_is_deleted_is_gone_with_its_archive_also_while_it_is_mad
     with pytest.raises(NotFound):
         exports.delete(operated, other.id, adapter_id, row.id)
     delete = lambda: exports.delete(operated, owner[0], adapter_id, row.id)  # noqa: E731
-    assert exports.make(with_uploads(operated, delete), row.id) is None
+    assert exports.make(with_uploads(operated, delete), owner[0], row.id) is None
     assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
     again = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, again.id) == "ready"
+    assert exports.make(operated, owner[0], again.id) == "ready"
     exports.delete(operated, owner[0], adapter_id, again.id)
     assert list(operated.objects.list(f"tenants/{owner[0]}/exports")) == []
     assert exports.list_exports(operated, owner[0], adapter_id) == []
@@ -265,7 +280,7 @@ def test_an_export_is_kept_for_a_week_and_made_again_on_request(
 ) -> None:
     adapter_id = register(operated, owner[0], base, tmp_path)
     row = exports.request(operated, owner[0], adapter_id, format="tokenizer")
-    assert exports.make(operated, row.id) == "ready"
+    assert exports.make(operated, owner[0], row.id) == "ready"
     exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR - timedelta(minutes=1)))
     assert exports.get(operated, owner[0], adapter_id, row.id).status == "ready"
     exports.expire(replace(operated, clock=lambda: operated.clock() + exports.KEPT_FOR + timedelta(minutes=1)))

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.client import FtClient
-from control_plane.datasets import hub, validation_state
+from control_plane.datasets import hub, validation_state, validation_tasks
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from control_plane.platform.tables import metadata
@@ -23,7 +23,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.errors import Conflict, InvalidRequest, QuotaExceeded
 from tests.ft_assets.datasets.readers.test_hub import SHA, TOKEN, Hub
-from tests.support.platform.background_worker import work_off, working
+from tests.support.platform.background_worker import pass_time, work_off, working
 
 PUBLIC, PRIVATE = f"hf://acme/sums@{SHA}", f"hf://acme/secret@{SHA}"
 
@@ -111,6 +111,27 @@ def test_an_import_whose_token_no_key_decrypts_is_refused(near: Platform, tenant
     assert (refused.status, refused.status_code) == ("error", "hub_token_needed")
     assert "import it again with the token" in refused.status_details
     assert server.asked == []
+
+
+def test_an_import_whose_key_file_others_can_read_is_fetched_once_that_is_mended(near: Platform, tenant: Tenant, tmp_path: Path) -> None:
+    key_file = tmp_path / "open.key"
+    near = replace(near, settings=replace(near.settings, secrets_key_file=key_file))
+    made = hub.import_dataset(near, tenant.id, hub_id=PRIVATE, column_map={"q": "prompt", "a": "completion"}, hub_token=TOKEN)
+    key_file.chmod(0o644)
+    (tmp_path / "link").symlink_to(tmp_path)
+    other = replace(near, settings=replace(near.settings, secrets_key_file=tmp_path / "link" / "open.key"))  # as this process has read it
+    assert worked_off(other, made).status == "uploaded"
+    key_file.chmod(0o600)
+    pass_time(near, 60)
+    assert worked_off(other, made).status == "processed"
+
+
+def test_an_import_whose_task_is_lost_gets_another(near: Platform, tenant: Tenant) -> None:
+    made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
+    with near.engine.begin() as conn:
+        conn.execute(sa.text("DELETE FROM tasks.procrastinate_jobs"))
+    assert [validation_tasks.add_lost(near), validation_tasks.add_lost(near)] == [1, 0]
+    assert worked_off(near, made).status == "processed"
 
 
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tenant: Tenant) -> None:

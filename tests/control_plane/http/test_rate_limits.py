@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 import sqlalchemy as sa
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
@@ -24,6 +24,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants import suspension
 from control_plane.tenants.rules import Tenant
+from ft_assets.errors import Unauthenticated
 
 
 @dataclass
@@ -195,6 +196,13 @@ def test_an_address_that_guesses_is_refused_while_keys_that_worked_go_on(
     fresh = tenants.create_key(platform, tenant.id, name="new", scopes=["read"]).secret
     assert get(url, fresh).status_code == 429, "a key that nobody has used yet cannot be told from a guess"
     assert httpx.get(f"{url}/healthz").status_code == 200
+
+
+def test_an_address_that_is_named_like_a_key_takes_nothing_from_it(platform: Platform, name: str) -> None:
+    limits, request = RateLimits(platform), Request({"type": "http", "client": (name, 1), "headers": [], "state": {}})
+    with pytest.raises(Unauthenticated), limits.watching_unknown_keys(request, "ft-sk-guessed"):
+        raise Unauthenticated("unknown")
+    assert limits.buckets.look(name, 60).remaining == 60
 
 
 def test_what_needs_no_key_has_no_limit(limited: tuple[str, FastAPI]) -> None:

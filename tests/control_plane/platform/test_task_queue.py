@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -50,10 +52,20 @@ def test_a_task_is_there_if_and_only_if_its_transaction_commits(fresh_platform: 
 def test_a_tenants_call_adds_its_kinds_of_task_and_reads_none(fresh_platform: Platform, worker: Connection) -> None:
     scoped = fresh_platform.in_scope_of("acme", Actor(kind="key", id="key_1"))
     with scoped.engine.begin() as conn:
-        defer(conn, "validate", queue="q", name="a")
-    for refused in ("SELECT tasks.defer('retention', 'q', '{}', NULL, NULL, NULL)", QUEUED):
-        with pytest.raises(ProgrammingError, match=r"may not add the task retention|permission denied"), scoped.engine.begin() as conn:
-            conn.execute(sa.text(refused))
+        defer(conn, "validate", queue="q", turn="q:acme", after=timedelta(minutes=2), tenant="acme", name="later")
+        defer(conn, "validate", queue="q", tenant="acme", name="a")
+    with pytest.raises(ProgrammingError, match="permission denied"), scoped.engine.begin() as conn:
+        conn.execute(sa.text(QUEUED))
+    mine = {"queue": "q", "tenant": "acme"}
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("retention", mine), ("validate", mine | {"tenant": "other"}), ("validate", {"queue": "q"}), ("fetch", mine | {"turn": "q:other"}),
+        ("export", mine | {"once": "retention"}), ("validate", mine | {"after": timedelta(hours=1)}),
+        ("deliver", {"queue": "webhooks", "turn": "we_other", "once": "we_other", "target": "we_other"}),
+        ("fan_out", {"queue": "quick", "turn": "q:other"}), ("fan_out", {"queue": "quick", "turn": "fan_out", "odd": "1"}),
+    ]  # fmt: skip
+    for task, given in refused:
+        with pytest.raises(ProgrammingError, match=f"may not add the task {task}"), scoped.engine.begin() as conn:
+            defer(conn, task, **given)
     assert take(worker) == "a"
 
 
@@ -72,6 +84,41 @@ def test_turns_alternate_and_tasks_of_a_turn_run_one_at_a_time_in_order(fresh_pl
     assert take(worker) == "d0", "and not behind all of them"
     end(worker, "a1")
     assert take(worker) == "a2"
+
+
+def test_a_task_that_waits_for_its_time_puts_nobody_before_those_who_wait(fresh_platform: Platform, worker: Connection) -> None:
+    with fresh_platform.engine.begin() as conn:
+        defer(conn, "validate", queue="q", turn="later", after=timedelta(hours=1), name="later")
+        for name in ("a0", "a1"):
+            defer(conn, "validate", queue="q", turn="a", name=name)
+    assert take(worker) == "a0"
+    end(worker, "a0")
+    with fresh_platform.engine.begin() as conn:
+        defer(conn, "validate", queue="q", turn="b", name="b0")
+    assert [take(worker), take(worker)] == ["a1", "b0"]
+
+
+def test_those_workers_are_woken_that_can_take_the_next_task(fresh_platform: Platform, worker: Connection) -> None:
+    url = fresh_platform.logins.platform.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listening:
+
+        def add(queue: str) -> None:
+            with fresh_platform.engine.begin() as conn:
+                defer(conn, "deliver", queue=queue, turn="x", once="x", name=queue)
+
+        def woken() -> set[str]:
+            return {heard.channel.partition("#")[2] for heard in listening.notifies(timeout=0.5)}
+
+        for queue in ("q", "r"):
+            listening.execute(f'LISTEN "procrastinate_queue_v1#{queue}"')
+        add("r")
+        assert take(worker, "r") == "r"
+        add("q")
+        woken()
+        end(worker, "r")
+        assert woken() == {"q"}, "the next task is in another queue"
+        add("r")
+        assert woken() == {"q"}, "the task that waits already is the one that is to run"
 
 
 def test_a_long_backlog_of_one_turn_starves_nobody_and_is_not_starved(fresh_platform: Platform, worker: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +20,18 @@ from typing import Any
 import psutil
 import pytest
 import sqlalchemy as sa
+from procrastinate.jobs import Job
+from procrastinate.manager import JobManager
 
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
+from control_plane.platform.task_queue import defer
 from control_plane.tenants import service as tenants
+from control_plane.worker import process
+from control_plane.worker.periodic_work import QUICK
 from control_plane.worker.process import CONCURRENCY
+from control_plane.worker.tasks import make_app
 from ft_assets.errors import Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.platform.background_worker import working
@@ -74,6 +82,11 @@ def add_file(platform: Platform, tenant: str, path: Path, name: str, *, claimed_
         return str(uploaded_files.insert(conn, tenant, stored, at_once=False, now=platform.clock(), **given).id)
 
 
+def num_tasks(platform: Platform) -> int:
+    with platform.engine.connect() as conn:
+        return int(conn.execute(sa.text("SELECT count(*) FROM tasks.procrastinate_jobs WHERE task_name = 'validate'")).scalar_one())
+
+
 def is_processed(platform: Platform, file_id: str) -> bool:
     return bool(uploaded_files.find(platform, file_id).status == "processed")
 
@@ -114,6 +127,88 @@ def test_what_cannot_be_read_now_is_tried_again_and_delays_no_other_file(
         until(lambda: is_processed(held, away))
 
 
+@contextmanager
+def ended_by_itself(platform: Platform) -> Iterator[Future[None]]:
+    """A worker that is to end without being told to; the result that it ends with."""
+    loop, ending = asyncio.new_event_loop(), asyncio.Event()
+    with ThreadPoolExecutor(1) as threads:
+        result = threads.submit(loop.run_until_complete, process.run(platform, ending, periodic=False))
+        try:
+            until(lambda: num_sessions(platform, "query LIKE 'LISTEN%'") == len(CONCURRENCY))
+            yield result
+        finally:
+            loop.call_soon_threadsafe(ending.set)
+            wait([result], 30)
+            loop.close()
+
+
+def num_sessions(platform: Platform, which: str, *, end: bool = False) -> int:
+    """How many of the worker's own connections are `which`; with `end` they are lost."""
+    call = "pg_terminate_backend(pid)" if end else "pid"
+    query = f"SELECT count({call}) FROM pg_stat_activity WHERE application_name = 'ft-worker' AND datname = current_database() AND {which}"
+    with platform.engine.connect() as conn:
+        return int(conn.execute(sa.text(query)).scalar_one())
+
+
+def lose_connection(platform: Platform, begin: Callable[[], object], *, locked: str, statement: str) -> None:
+    """Lose the worker's connection in the middle of a statement on rows that are locked until then."""
+    which = f"query LIKE '%{statement}%' AND wait_event_type = 'Lock'"
+    with platform.engine.begin() as conn:
+        conn.execute(sa.text(f"SELECT FROM tasks.{locked} FOR UPDATE"))
+        begin()
+        until(lambda: num_sessions(platform, which))
+        num_sessions(platform, which, end=True)
+
+
+def test_a_worker_without_heartbeats_ends_with_an_error(fresh_platform: Platform) -> None:
+    with ended_by_itself(fresh_platform) as result:
+        lose_connection(fresh_platform, lambda: None, locked="procrastinate_workers", statement="heartbeat")
+        assert isinstance(result.exception(20), Unavailable)
+
+
+def test_a_task_whose_end_cannot_be_recorded_is_run_again(held: Platform, store: Held, write_chat_rows: Callable[..., Path]) -> None:
+    file_id = add_file(held, new_tenant(held), write_chat_rows(), "hung.jsonl")
+    with ended_by_itself(held) as result:
+        until(lambda: store.begun)
+        lose_connection(held, store.released.set, locked="procrastinate_jobs WHERE task_name = 'validate'", statement="finish_job")
+        assert isinstance(result.exception(20), Unavailable)
+    with working(held):
+        until(lambda: num_tasks(held) == 0)
+    assert is_processed(held, file_id)
+
+
+def test_a_task_that_is_added_while_the_worker_looks_for_one_is_found_at_once(fresh_platform: Platform) -> None:
+    done, looking = threading.Event(), threading.Event()
+
+    class SlowAnswers(JobManager):
+        async def fetch_job(self, queues: Iterable[str] | None, worker_id: int) -> Job | None:
+            job = await super().fetch_job(queues, worker_id)
+            looking.set()
+            await asyncio.sleep(1)
+            return job
+
+    async def work() -> None:
+        app = make_app(process.connector(fresh_platform), fresh_platform, periodic=False)
+        app.job_manager = SlowAnswers(app.connector)
+        app.task(name="note")(done.set)
+        async with app.open_async():
+            (worker, *_) = process.make_workers(app, fresh_platform, periodic=False)
+            running = asyncio.create_task(worker.run())
+            await asyncio.to_thread(add)
+            await asyncio.to_thread(done.wait, 5)
+            worker.stop()
+            await running
+
+    def add() -> None:
+        assert looking.wait(30)
+        until(lambda: num_sessions(fresh_platform, "query LIKE 'LISTEN%'"))
+        with fresh_platform.engine.begin() as conn:
+            defer(conn, "note", queue=QUICK)
+
+    asyncio.run(work())
+    assert done.is_set()
+
+
 def test_the_process_imports_nothing_that_is_slow_to_import() -> None:
     code = f"import json, sys, control_plane.worker.__main__; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, timeout=120)
@@ -135,9 +230,9 @@ def processes(platform: Platform, number: int) -> Iterator[list[subprocess.Popen
         until(are_up, within_s=120)
         yield started
     finally:
-        for process in started:
-            process.terminate()
-            process.wait(30)
+        for each in started:
+            each.terminate()
+            each.wait(30)
 
 
 def validator_of(process: subprocess.Popen[bytes]) -> psutil.Process | None:
@@ -165,4 +260,4 @@ def test_a_validation_whose_worker_ends_is_done_by_another_and_leaves_no_process
         until(lambda: is_processed(fresh_platform, file_id), within_s=120)
     with fresh_platform.engine.connect() as conn:
         assert conn.execute(sa.select(sa.func.count()).where(datasets.c.tenant_id == tenant)).scalar_one() == 1
-        assert conn.execute(sa.text("SELECT count(*) FROM tasks.procrastinate_jobs WHERE task_name = 'validate'")).scalar_one() == 0
+    assert num_tasks(fresh_platform) == 0

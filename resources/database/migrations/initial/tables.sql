@@ -212,6 +212,7 @@ CREATE TABLE files (
     CONSTRAINT fk_files_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 CREATE INDEX ix_files_expiring ON files (expires_at) WHERE ((deleted_at IS NULL) AND (expires_at IS NOT NULL));
+CREATE INDEX ix_files_open ON files (id) WHERE ((status = 'uploaded'::text) AND (deleted_at IS NULL));
 CREATE INDEX ix_files_tenant_created ON files (tenant_id, created_at, id);
 
 CREATE TABLE idempotency_keys (

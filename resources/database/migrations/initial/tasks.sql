@@ -17,29 +17,39 @@ CREATE FUNCTION tasks.defer(task text, queue text, args jsonb, turn text, once t
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = tasks, pg_temp AS $$
 DECLARE
     place integer := 0;
+    tenant text := current_setting('ft.tenant', true);
+    own_turn text := queue || ':' || tenant;
 BEGIN
-    IF session_user = 'ft_tenant' AND task NOT IN ('validate', 'fetch', 'export', 'fan_out', 'deliver') THEN
-        RAISE EXCEPTION 'a tenant''s call may not add the task %', task USING ERRCODE = 'insufficient_privilege';
+    IF session_user = 'ft_tenant' AND (coalesce(at, now()) < now() + interval '10 minutes' AND CASE
+        WHEN task = 'fan_out' THEN queue = 'quick' AND turn = 'fan_out' AND once IS NULL AND args = '{}'
+        WHEN task = 'deliver' THEN turn = args ->> 'target' AND once = turn AND EXISTS
+            (SELECT FROM public.webhook_endpoints e WHERE e.id = turn AND e.tenant_id = tenant)
+        WHEN task IN ('validate', 'fetch', 'export') THEN args ->> 'tenant' = tenant AND coalesce(turn, own_turn) = own_turn AND once IS NULL
+    END) IS NOT TRUE THEN
+        RAISE EXCEPTION 'a tenant''s call may not add the task % of %', task, coalesce(turn, queue) USING ERRCODE = 'insufficient_privilege';
     END IF;
     IF turn IS NOT NULL THEN
-        SELECT LEAST(0, max(j.priority) FILTER (WHERE j.queue_name = queue), min(j.priority) FILTER (WHERE j.lock = turn) - 1) INTO place
+        SELECT LEAST(
+            0, max(j.priority) FILTER (WHERE j.queue_name = queue AND (j.scheduled_at IS NULL OR j.scheduled_at <= now())),
+            min(j.priority) FILTER (WHERE j.lock = turn) - 1
+        ) INTO place
         FROM procrastinate_jobs j WHERE j.status IN ('todo', 'doing') AND (j.queue_name = queue OR j.lock = turn);
     END IF;
     INSERT INTO procrastinate_jobs (queue_name, task_name, priority, lock, queueing_lock, args, scheduled_at)
     VALUES (queue, task, coalesce(place, 0), turn, once, args, at)
     ON CONFLICT (queueing_lock) WHERE status = 'todo' DO UPDATE SET scheduled_at =
         CASE WHEN procrastinate_jobs.scheduled_at IS NULL OR excluded.scheduled_at IS NULL THEN NULL
-        ELSE LEAST(procrastinate_jobs.scheduled_at, excluded.scheduled_at) END;
+        ELSE LEAST(procrastinate_jobs.scheduled_at, excluded.scheduled_at) END
+    RETURNING queue_name INTO queue;
     PERFORM pg_notify('procrastinate_queue_v1#' || queue, '{"type": "job_inserted", "job_id": 0}');
 END $$;
 REVOKE ALL ON FUNCTION tasks.defer(text, text, jsonb, text, text, timestamptz) FROM PUBLIC;
 
--- Wakes the workers of a queue when a task ends for which another one waits; otherwise they would find that one at their next look.
+-- Wakes the workers of the tasks that wait for one that ends; otherwise they would find them at their next look.
 CREATE FUNCTION tasks.announce_next() RETURNS trigger LANGUAGE plpgsql SET search_path = tasks, pg_temp AS $$
 BEGIN
-    IF EXISTS (SELECT FROM procrastinate_jobs j WHERE j.lock = OLD.lock AND j.status = 'todo') THEN
-        PERFORM pg_notify('procrastinate_queue_v1#' || OLD.queue_name, '{"type": "job_inserted", "job_id": 0}');
-    END IF;
+    PERFORM pg_notify('procrastinate_queue_v1#' || waiting.queue_name, '{"type": "job_inserted", "job_id": 0}')
+    FROM (SELECT DISTINCT j.queue_name FROM procrastinate_jobs j WHERE j.lock = OLD.lock AND j.status = 'todo') waiting;
     RETURN NULL;
 END $$;
 CREATE TRIGGER announce_next_after_delete AFTER DELETE ON tasks.procrastinate_jobs
