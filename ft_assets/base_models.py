@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import yaml
 
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
 
 BUILTIN = Path(__file__).with_name("base_models.yaml")
@@ -325,9 +326,7 @@ def _sha256_of(path: Path, stat: os.stat_result, *, fresh: bool) -> str:
     stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     known = _HASHED.get(path)
     if fresh or known is None or known[0] != stamp:
-        with path.open("rb") as stream:
-            known = (stamp, hashlib.file_digest(stream, "sha256").hexdigest())
-        _HASHED[path] = known
+        known = _HASHED[path] = (stamp, sha256_of(path))
     return known[1]
 
 

@@ -32,6 +32,7 @@ from ft_assets.adapters.promotion_rules import Candidate, refusals
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.adapters.tensors import weight_shapes
+from ft_assets.durable_files import sha256_of
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
 from ft_assets.evals.gate.verdict import Verdict
@@ -141,7 +142,7 @@ class Bench:
 
 
 def manifest_of(adapter: Path) -> str:
-    return package.file_sha256(adapter / package.MANIFEST)
+    return sha256_of(adapter / package.MANIFEST)
 
 
 def recipes(world: World) -> dict[str, tuple[str | None, Callable[[], Sequence[Exchange]], int]]:

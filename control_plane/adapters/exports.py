@@ -6,10 +6,10 @@ repeated request returns the existing one. It is kept for a week, or until its t
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,11 +30,12 @@ from control_plane.sandbox.sandbox_parent import CRASHED, GIB, Limits, host_byte
 from control_plane.serving import rollout
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.exports import Format, Precision, checked, export_key
-from ft_assets.adapters.exports.archive import Order
+from ft_assets.adapters.exports.archive import Built, Order
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.layout import export_key as object_key
 from ft_assets.storable_text import printable
+from ft_assets.typed_json import from_json
 
 EXPORT, EXPORTS = "export", "exports"
 """Task of the worker, and its queue, in which tenants take turns."""
@@ -225,14 +226,14 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> dict[str, Any]:
     hold.check()
     limits = Limits(wall_s=WALL_S, memory_bytes=_memory(base_dir))
     with scratch.directory(platform.settings.work_dir, row.tenant_id) as directory:
-        made = run_sandboxed(
-            MAKER, order.to_dict(), directory, limits=limits, what=f"the export of {record.id}",
+        found = run_sandboxed(
+            MAKER, asdict(order), directory, limits=limits, what=f"the export of {record.id}",
             progress=hold.tell, environment=("OMP_NUM_THREADS",),
         )  # fmt: skip
         hold.check()
-        platform.objects.put_file(_object_key(row), Path(made["archive"]))
-    reported = {"bytes": made["bytes"], "sha256": made["sha256"], "manifest": json.loads(json.dumps(made["manifest"]))}
-    return {"object_key": _object_key(row), **reported}
+        made = from_json(Built, found)
+        platform.objects.put_file(_object_key(row), made.archive)
+    return {"object_key": _object_key(row), "bytes": made.bytes, "sha256": made.sha256, "manifest": made.manifest}
 
 
 def _give_up(platform: Platform, row: Export) -> None:

@@ -27,6 +27,7 @@ from ft_assets.datasets.checks.contamination.benchmarks import field_of, field_t
 from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index, shipped_suites
 from ft_assets.datasets.readers.row_stream import open_rows
 from ft_assets.datasets.report.problems import Problem
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, InvalidRequest, NotFound, QuotaExceeded
 
 MAX_FILE_BYTES = 256 << 20
@@ -63,7 +64,7 @@ def add(
         received, items = directory / "received", directory / "items.jsonl"
         _receive(stream, received)
         num_items = _write_items(_texts(received, filename, wanted, column_map), items, max_bytes=space)
-        key, digest = layout.suite_key(tenant, suite_id), _sha256(items)
+        key, digest = layout.suite_key(tenant, suite_id), sha256_of(items)
         platform.objects.put_file(key, items)
     values = {
         "id": suite_id, "tenant_id": tenant, "name": name, "field": field, "num_items": num_items, "sha256": digest, "object_key": key,
@@ -289,11 +290,6 @@ def _write_items(texts: Iterator[str], path: Path, *, max_bytes: int) -> int:
     if not num_items:
         raise InvalidRequest("the suite's file holds no rows; write one item a line", code="invalid_suite", param="file")
     return num_items
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _receive(stream: BinaryIO, path: Path) -> None:

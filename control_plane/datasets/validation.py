@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ def examine(platform: Platform, file: File, *, apart: bool = True, progress: Cal
             validated = validate_sandboxed(order, directory, limits=_child_limits(platform, order.path), progress=progress)
         else:
             validated = carry_out(order, progress=progress)
-        report = validated.report | {"model": None if model is None else counted_by(model)}
-        if not report["valid"]:
+        report = asdict(replace(validated.report, model=None if model is None else counted_by(model)))
+        if not validated.report.valid:
             return Refused(details=summary(report, file.id), report=report)
         return _store(platform, file, validated, report, order.output)
 
@@ -144,7 +144,7 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
     return model
 
 
-def _store(platform: Platform, file: File, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
+def _store(platform: Platform, file: File, validated: Validated, report: Mapping[str, Any], rows: Path) -> Accepted:
     """Store rows, report and record, unless this dataset version is registered: jobs may depend on its objects."""
     dataset_id = str(report["dataset_id"])
     prefix = dataset_prefix(file.tenant_id, dataset_id)

@@ -27,6 +27,7 @@ from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.training.spec import WarmStart
 
@@ -217,7 +218,7 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
         known = package.manifest_files((beside / package.MANIFEST).read_bytes(), sha256=start.manifest_sha256)
         for name in (package.CONFIG, package.WEIGHTS):  # for a checkpoint, neither optimizer nor random state
             platform.objects.get_file(f"{prefix}/{name}", beside / name)
-            if known.get(name) != package.file_sha256(beside / name):
+            if known.get(name) != sha256_of(beside / name):
                 raise IntegrityError(f"{name} of {start.adapter} does not match its manifest; restore it from a backup")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -231,7 +232,7 @@ def _is_whole(directory: Path, manifest_sha256: str) -> bool:
     """Whether the fetched files still match the manifest."""
     try:
         known = package.manifest_files((directory / package.MANIFEST).read_bytes(), sha256=manifest_sha256)
-        return all(known.get(name) == package.file_sha256(directory / name) for name in (package.CONFIG, package.WEIGHTS))
+        return all(known.get(name) == sha256_of(directory / name) for name in (package.CONFIG, package.WEIGHTS))
     except (OSError, IntegrityError):
         return False
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError
 
 ORDER, RESULT, FAILURE, PROGRESS = "order.json", "result.json", "failure.json", "progress.json"
@@ -36,18 +37,11 @@ def main(work: Work) -> None:
     _offer_to_oom_killer()
     order = json.loads((directory / ORDER).read_text())
     try:
-        result = work(order, secret, lambda p: write_whole(directory / PROGRESS, asdict(p)))
+        result = work(order, secret, lambda p: write_json(directory / PROGRESS, asdict(p)))
     except FtError as error:
-        write_whole(directory / FAILURE, {**error.to_dict(), "class": type(error).__name__})
+        write_json(directory / FAILURE, {**error.to_dict(), "class": type(error).__name__})
         return
-    write_whole(directory / RESULT, result)
-
-
-def write_whole(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON atomically: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}")
-    beside.write_text(json.dumps(value))
-    beside.replace(path)
+    write_json(directory / RESULT, result)
 
 
 def _line() -> bytes:

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT, write_whole
+from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT
 from control_plane.sandbox.task_validate import Order, Validated
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError, Unavailable, family
+from ft_assets.typed_json import from_json
 
 CRASHED = "validation_crashed"
 """Error code for a child that died or was killed: the platform is at fault, and the file may be retried."""
@@ -62,7 +64,8 @@ def validate_sandboxed(
 ) -> Validated:  # fmt: skip
     """Carry out `order` in a child process that works in `directory`."""
     try:
-        return Validated(**run_sandboxed(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress))
+        found = run_sandboxed(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress)
+        return from_json(Validated, found)
     except Unavailable as error:
         if error.code != Unavailable.default_code:
             raise
@@ -73,13 +76,13 @@ def run_sandboxed(
     module: str, order: Mapping[str, Any], directory: Path, *, limits: Limits, what: str,
     progress: Callable[[Progress], None] | None = None, secret: str = "", environment: Sequence[str] = (),
     command: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> Mapping[str, Any]:  # fmt: skip
     """Run `module` as a child process in `directory` and return its result for `order`.
 
     Raises the child's ``FtError``; one with code `CRASHED` says how the child died. `secret` goes through a pipe, never into a file.
     `environment` names variables to pass on in addition to `PASSED_ON`. No process of the child is left, whatever happens.
     """
-    write_whole(directory / ORDER, order)
+    write_json(directory / ORDER, order)
     with (directory / "log").open("wb") as log:
         child = subprocess.Popen(
             [*(command or (sys.executable, "-m", module)), str(directory)], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -119,9 +122,9 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, what: str, limits: L
             raise FtError(f"{what} was not read within the {limits.wall_s:.0f} s that a file of its size may take", code=CRASHED)
 
 
-def _answer(returncode: int, directory: Path, what: str) -> dict[str, Any]:
+def _answer(returncode: int, directory: Path, what: str) -> Mapping[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        answer: dict[str, Any] = json.loads((directory / RESULT).read_text())
+        answer: Mapping[str, Any] = json.loads((directory / RESULT).read_text())
         return answer
     with contextlib.suppress(OSError, ValueError, KeyError):
         failure = json.loads((directory / FAILURE).read_text())

@@ -17,18 +17,18 @@ from typing import Any
 from control_plane.sandbox.sandbox_child import main
 from ft_assets.adapters.exports.archive import Order, build
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.typed_json import from_json
 
 BEAT_S = 1.0
 
 
-def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def _work(order: Mapping[str, Any], _secret: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
     scratch = Path.cwd() / "work"
     scratch.mkdir()
     tempfile.tempdir = str(scratch)  # a whole model passes through it, and /tmp may be small
     stage = ["starting"]
     threading.Thread(target=_tell, args=(stage, progress), daemon=True).start()
-    built = build(Order.from_dict(order), scratch, say=lambda message: stage.__setitem__(0, message))
-    return {**asdict(built), "archive": str(built.archive)}
+    return asdict(build(from_json(Order, order), scratch, say=lambda message: stage.__setitem__(0, message)))
 
 
 def _tell(stage: list[str], progress: Callable[[Progress], None]) -> None:

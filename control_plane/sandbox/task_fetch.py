@@ -20,7 +20,7 @@ STAGE = "fetching"
 LOOK_EVERY_S = 1.0
 
 
-def _work(order: Mapping[str, Any], secret: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def _work(order: Mapping[str, Any], secret: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
     target = Path(order["target"])
     target.mkdir()
     threading.Thread(target=_tell, args=(target, progress), daemon=True).start()

@@ -14,7 +14,7 @@ from control_plane.sandbox.sandbox_child import main
 from ft_assets.datasets.pass_progress import Progress
 
 
-def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:  # noqa: ARG001 (it has no parts to tell of)
     from ft_assets.datasets.checks.contamination.overlap import SuiteGrams, SuiteIndex
     from ft_assets.datasets.checks.contamination.shipped_suites import shipped_suites
 

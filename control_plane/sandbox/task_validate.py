@@ -17,6 +17,8 @@ from control_plane.sandbox.sandbox_child import main
 from ft_assets.datasets.ingest import Policies, validate_file
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
+from ft_assets.datasets.report.validation_report import DatasetReport
+from ft_assets.typed_json import from_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,28 +44,17 @@ class Order:
     classifier: str = "builtin"
     """That of the toxicity check; see ``ft_assets.datasets.checks.toxicity``."""
 
-    def to_dict(self) -> dict[str, Any]:
-        paths = {name: None if (path := getattr(self, name)) is None else str(path) for name in ("path", "output", "model_dir", "suites")}
-        return {
-            **paths,
-            "filename": self.filename,
-            "called": self.called,
-            "column_map": dict(self.column_map),
-            "policies": self.policies.to_dict(),
-            "max_seq_len": self.max_seq_len,
-            "max_workers": self.max_workers,
-            "classifier": self.classifier,
-        }
+    def to_dict(self) -> Mapping[str, Any]:
+        return {**asdict(self), "policies": self.policies.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        paths = {name: None if data[name] is None else Path(data[name]) for name in ("path", "output", "model_dir", "suites")}
-        return cls(**{**data, **paths, "policies": Policies(**data["policies"])})
+        return from_json(cls, {**data, "policies": Policies(**data["policies"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validated:
-    report: dict[str, Any]
+    report: DatasetReport
     content_sha256: str
     num_rows: int
     """Rows kept."""
@@ -86,10 +77,10 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
         progress=progress,
         workers=min(os.cpu_count() or 1, order.max_workers) if parallel else 1,
     )
-    return Validated(report=result.report.to_dict(), content_sha256=result.content_sha256, num_rows=result.num_rows)
+    return Validated(report=result.report, content_sha256=result.content_sha256, num_rows=result.num_rows)
 
 
-def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
     return asdict(carry_out(Order.from_dict(order), progress=progress))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from ft_assets.adapters import servability, tensors
 from ft_assets.adapters.servability import MAX_RANK, RANKS, TENSOR, Refusal, rank_of, scale_of
 from ft_assets.adapters.tensors import TensorInfo
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError
 
 WEIGHTS, CONFIG, MANIFEST = "adapter_model.safetensors", "adapter_config.json", "manifest.json"
@@ -123,7 +124,7 @@ def write(source: Path, target: Path, *, served_name: str, base_digest: str) -> 
 
 def write_manifest(target: Path, *, served_name: str, base_digest: str) -> str:
     """Lists the files of a package and the base that they came from; returns the sha256 of the list."""
-    files = {p.name: {"sha256": file_sha256(p), "bytes": p.stat().st_size} for p in sorted(target.iterdir())}
+    files = {p.name: {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in sorted(target.iterdir())}
     body = json.dumps({"format": 1, "base_model": served_name, "base_digest": base_digest, "files": files}, indent=2, sort_keys=True)
     (target / MANIFEST).write_text(body, encoding="utf-8")
     return hashlib.sha256(body.encode()).hexdigest()
@@ -143,16 +144,11 @@ def check_files(directory: Path, *, manifest_sha256: str) -> list[Refusal]:
         files = manifest_files((directory / MANIFEST).read_bytes(), sha256=manifest_sha256)
     except (IntegrityError, OSError) as e:
         return [Refusal(code="manifest_mismatch", detail=str(e))]
-    wrong = [name for name, sha in files.items() if not (directory / name).is_file() or file_sha256(directory / name) != sha]
+    wrong = [name for name, sha in files.items() if not (directory / name).is_file() or sha256_of(directory / name) != sha]
     return [Refusal(code="manifest_mismatch", detail=f"{name} is absent or not the file that was registered") for name in wrong]
 
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 __all__ = [
-    "ALLOWED_FILES", "CONFIG", "MANIFEST", "MAX_RANK", "RANKS", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files", "file_sha256",
+    "ALLOWED_FILES", "CONFIG", "MANIFEST", "MAX_RANK", "RANKS", "TENSOR", "WEIGHTS", "Package", "Refusal", "check_files",
     "manifest_files", "odd_files", "rank_of", "read", "scale_of", "unsafe_files", "verify", "write", "write_manifest",
 ]  # fmt: skip

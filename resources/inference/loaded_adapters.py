@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ft_assets.adapters import package
 from ft_assets.adapters.package import Refusal
+from ft_assets.durable_files import sha256_of
 
 
 class AdapterEngine(Protocol):
@@ -175,7 +176,7 @@ class AdapterStore:
             found = package.verify(directory, base_shapes=self._base_shapes, served_name=self.base_name, max_rank=self._max_rank)
             found += self._other_base(directory)
             if not found:
-                return package.file_sha256(directory / package.CONFIG), package.file_sha256(directory / package.WEIGHTS)
+                return sha256_of(directory / package.CONFIG), sha256_of(directory / package.WEIGHTS)
         except OSError as e:
             raise AdapterError(f"No adapter found for {directory}: {e.strerror}", kind="NotFoundError", status=404) from e
         raise AdapterError("; ".join(f"{r.code}: {r.detail}" for r in found))

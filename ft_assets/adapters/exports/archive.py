@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ft_assets.adapters import package, tensors, whole_model
 from ft_assets.adapters.exports import Format, Precision
-from ft_assets.base_models import file_sha256
+from ft_assets.durable_files import sha256_of
 
 MANIFEST, CARD = "manifest.json", "README.md"
 TOKENIZER = (
@@ -38,15 +37,6 @@ class Order:
     """Catalogue id, repo, revision, digest, license."""
     trained_in_4_bit: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "base_dir": str(self.base_dir), "adapter_dir": str(self.adapter_dir)}
-
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        precision = Precision(body["precision"]) if body["precision"] else None
-        paths = {k: Path(body[k]) for k in ("base_dir", "adapter_dir")}
-        return cls(**{**body, **paths, "format": Format(body["format"]), "precision": precision})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
@@ -68,14 +58,12 @@ def build(order: Order, scratch: Path, *, say: Say = lambda _: None) -> Built:
     manifest = {
         "format": 1, "kind": str(order.format), "precision": order.precision, "model": order.name, "adapter": dict(order.adapter),
         "base": dict(order.base), **made, "notes": notes,
-        "files": {p.name: {"sha256": file_sha256(p), "bytes": p.stat().st_size} for p in sorted(out.iterdir())},
+        "files": {p.name: {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in sorted(out.iterdir())},
     }  # fmt: skip
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True), encoding="utf-8")
     say("packing")
     archive = pack(out, scratch / "export.tar")
-    with archive.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    return Built(archive=archive, bytes=archive.stat().st_size, sha256=sha256, manifest=manifest)
+    return Built(archive=archive, bytes=archive.stat().st_size, sha256=sha256_of(archive), manifest=manifest)
 
 
 def pack(directory: Path, archive: Path) -> Path:
@@ -89,7 +77,7 @@ def pack(directory: Path, archive: Path) -> Path:
     return archive
 
 
-def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> dict[str, Any]:
+def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
     """Writes PEFT's form; its config names the base's repository, so that it loads without this platform."""
     for path in sorted(order.adapter_dir.iterdir()):
         if path.name not in (package.MANIFEST, package.CONFIG):
@@ -102,14 +90,14 @@ def _make_adapter(order: Order, out: Path, _scratch: Path, _say: Say) -> dict[st
     return {}
 
 
-def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> dict[str, Any]:
+def _make_tokenizer(order: Order, out: Path, _scratch: Path, _say: Say) -> Mapping[str, Any]:
     for name in TOKENIZER:
         if (order.base_dir / name).is_file():
             shutil.copyfile(order.base_dir / name, out / name)
     return {}
 
 
-def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> dict[str, Any]:
+def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> Mapping[str, Any]:
     from ft_assets.adapters.exports import merge, proof
 
     say("computing the answers of base and adapter")
@@ -120,7 +108,7 @@ def _make_merged(order: Order, out: Path, _scratch: Path, say: Say) -> dict[str,
     return {"proof": asdict(proof.prove(wanted, out, stored=_stored(out))), "stored_as": _stored(out)}
 
 
-def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> dict[str, Any]:
+def _make_gguf(order: Order, out: Path, scratch: Path, say: Say) -> Mapping[str, Any]:
     from ft_assets.adapters.exports import gguf_file, merge, proof
 
     assert order.precision is not None
@@ -147,7 +135,7 @@ def _stored(directory: Path) -> str:
     return next((k for k in ("BF16", "F16") if k in kinds), "F32")
 
 
-_MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], dict[str, Any]]] = {
+_MAKERS: Mapping[Format, Callable[[Order, Path, Path, Say], Mapping[str, Any]]] = {
     Format.ADAPTER: _make_adapter, Format.TOKENIZER: _make_tokenizer, Format.MERGED: _make_merged, Format.GGUF: _make_gguf,
 }  # fmt: skip
 

@@ -27,6 +27,7 @@ from control_plane.sandbox.sandbox_parent import CRASHED, VALIDATOR, Limits, run
 from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import Tenant
 from ft_assets.datasets.pass_progress import Progress
+from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, Unavailable
 from tests.support.platform.background_worker import working
 
@@ -102,7 +103,8 @@ def test_an_order_survives_the_way_to_the_child(tmp_path: Path) -> None:
         suites=tmp_path,
         max_workers=3,
     )
-    assert Order.from_dict(json.loads(json.dumps(given.to_dict()))) == given
+    write_json(tmp_path / "order.json", given.to_dict())
+    assert Order.from_dict(json.loads((tmp_path / "order.json").read_text())) == given
 
 
 def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_the_child_finds_what_the_parent_would(large: Path, tmp_path: Path) -> N
     apart.mkdir()
     found = validate_sandboxed(order(large, apart), apart, limits=LIMITS, progress=seen.append)
     own = carry_out(order(large, here))
-    assert (found.report["valid"], found.num_rows, found.content_sha256) == (True, 3000, own.content_sha256)
+    assert (found.report.valid, found.num_rows, found.content_sha256) == (True, 3000, own.content_sha256)
     assert (apart / "rows.parquet").read_bytes() == (here / "rows.parquet").read_bytes()
     assert seen, "it told how far it was"
 
