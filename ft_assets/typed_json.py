@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 R = TypeVar("R")
+JsonObject = Mapping[str, Any]
+"""A JSON object whose shape is not ours: a tenant's row or a message, tool or argument in it, or the settings of a foreign library."""
 
 
 def from_json(of: type[R], body: Mapping[str, Any], *, ignore_unknown: bool = False) -> R:

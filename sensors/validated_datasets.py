@@ -36,7 +36,7 @@ def _materialization(version: RegisteredDataset, key: str, *, api: str) -> dg.As
             "rows": version.row_count,
             **({"tokens": counted["total"]} if counted else {}),
             "findings": [f"{w['code']}: {w['message']}" for w in version.report["warnings"]],
-            "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(version.report)).to_markdown()),
+            "report": dg.MetadataValue.md(DatasetReport.from_dict(version.report).to_markdown()),
             "api": dg.MetadataValue.url(f"{api}/v1/datasets/{version.id}/report"),
             "uri": dg.MetadataValue.path(version.uri),
             "validated_at": dg.MetadataValue.timestamp(version.created_at),

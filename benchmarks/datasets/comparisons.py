@@ -156,7 +156,7 @@ def _ours(ground: Ground, path: Path) -> dict[str, Any]:
 def _bad_rows(path: Path, report: Any) -> dict[str, int]:
     """Rows that were made bad, and rows that the report counts as bad; a report names up to 1,000 of them."""
     labelled = {label.row + 1 for label in read_labels(path) if label.kind == "bad"}
-    named = {error["row"] for error in report.errors}
+    named = {error.row for error in report.errors}
     return {"labelled": len(labelled), "counted": report.stats["bad_rows"], "named": len(named), "named_wrongly": len(named - labelled)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def preview_dataset(
         num_examples=num_examples,
         escape_control_tokens=datasets.report(platform, tenant, dataset_id)["policies"].get("control_tokens") == "escape",
     )
-    return [one.to_dict() for one in shown]
+    return [asdict(one) for one in shown]
 
 
 def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:

@@ -19,12 +19,12 @@ from control_plane.datasets.tables import File, datasets
 from control_plane.platform.context import Platform
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, validate_sandboxed, wall_s
-from control_plane.sandbox.task_validate import Order, Validated, carry_out
+from control_plane.sandbox.task_validate import Order, carry_out
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.tables import tenants
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.ingest import Policies
+from ft_assets.datasets.ingest import IngestResult, Policies
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.readers.containers import MAX_BYTES, MAX_RATIO, RATIO_FLOOR_BYTES
 from ft_assets.datasets.report.causes import EXAMPLES, problems_of
@@ -144,7 +144,7 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
     return model
 
 
-def _store(platform: Platform, file: File, validated: Validated, report: Mapping[str, Any], rows: Path) -> Accepted:
+def _store(platform: Platform, file: File, validated: IngestResult, report: Mapping[str, Any], rows: Path) -> Accepted:
     """Store rows, report and record, unless this dataset version is registered: jobs may depend on its objects."""
     dataset_id = str(report["dataset_id"])
     prefix = dataset_prefix(file.tenant_id, dataset_id)

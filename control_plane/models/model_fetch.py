@@ -6,7 +6,6 @@ the commit records, and the directory only if all of its files do.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -14,15 +13,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import quote
 
 import httpx
 from filelock import FileLock
 
 from ft_assets.base_models import PICKLE_SUFFIXES
-from ft_assets.datasets.readers.hub.hub_client import ask
-from ft_assets.errors import FtError, IntegrityError, InvalidRequest, NotFound, Unavailable
+from ft_assets.datasets.readers.hub.hub_client import HubAnswer, HubRequest, ListedFile, ask
+from ft_assets.errors import FtError, InvalidRequest, NotFound, Unavailable
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -71,10 +70,10 @@ def fetch_model(
         partial = models_dir / f".{target.name}.partial"
         partial.mkdir(exist_ok=True)
         listing = _listing(repo, revision, endpoint, token, partial)
-        files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
+        files = {file.path: file for file in listing.files}
         hub = _Hub(endpoint=endpoint, repo=repo, revision=revision, token=token, directory=partial, say=say, wait=wait)
         num_bytes = sum(hub.fetch(files[name]) for name in _names(files, hub))
-        found = LICENSE.search(listing.get("readme", ""))
+        found = LICENSE.search(listing.readme)
         shutil.rmtree(partial / ".home", ignore_errors=True)
         (partial / "README.md").unlink(missing_ok=True)
         shutil.rmtree(partial / ".cache", ignore_errors=True)
@@ -99,11 +98,11 @@ def _check_request(repo: str, revision: str, endpoint: str) -> None:
         )
 
 
-def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> dict[str, Any]:
-    request = {"op": "list", "repo_type": "model", "repo": repo, "revision": revision, "endpoint": endpoint, "token": token}
-    answer = ask({**request, "target": str(scratch)}, home=scratch / ".home", timeout_s=LOOK_S)
-    if "error" in answer:
-        raise _refusal(str(answer["error"]), str(answer.get("detail", "")), repo, revision, endpoint)
+def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> HubAnswer:
+    request = HubRequest(op="list", repo_type="model", repo=repo, revision=revision, endpoint=endpoint, token=token, target=str(scratch))
+    answer = ask(request, home=scratch / ".home", timeout_s=LOOK_S)
+    if answer.error:
+        raise _refusal(answer.error, answer.detail, repo, revision, endpoint)
     return answer
 
 
@@ -122,7 +121,7 @@ def _refusal(kind: str, detail: str, repo: str, revision: str, endpoint: str) ->
     return Unavailable(f"{endpoint} did not return {repo} ({detail}); run the command again to resume", code="hub_unavailable")
 
 
-def _names(files: Mapping[str, Mapping[str, Any]], hub: _Hub) -> Sequence[str]:
+def _names(files: Mapping[str, ListedFile], hub: _Hub) -> Sequence[str]:
     """Return the files to fetch: the weights that the index names, or the only weight file, then the files beside them."""
     if missing := [name for name in NEEDED if name not in files]:
         raise InvalidRequest(f"{hub.repo} holds no {' and no '.join(missing)}, which training and serving need", code="hub_model_unusable")
@@ -154,9 +153,9 @@ class _Hub:
     say: Say
     wait: Callable[[float], None]
 
-    def fetch(self, listed: Mapping[str, Any]) -> int:
+    def fetch(self, listed: ListedFile) -> int:
         """Fetch and verify one file; returns the bytes transferred."""
-        name, size = listed["path"], int(listed["size"])
+        name, size = listed.path, listed.size
         path, part = self.directory / name, self.directory / f"{name}.part"
         if path.is_file():
             return 0
@@ -174,7 +173,7 @@ class _Hub:
                 if tried == NUM_TRIES:
                     raise _refusal("unreachable", f"{name}: {error}", self.repo, self.revision, self.endpoint) from error
                 self.wait(PAUSE_S * 2 ** (tried - 1))
-        self._verify(part, listed)
+        listed.verify(part)
         part.rename(path)
         return size - start
 
@@ -210,14 +209,3 @@ class _Hub:
         if status < 500 and status not in BUSY:
             raise InvalidRequest(f"{self.endpoint} refuses {name} of {self.repo} with status {status}", code="hub_model_unusable")
         raise Unavailable(f"status {status}")
-
-    def _verify(self, part: Path, listed: Mapping[str, Any]) -> None:
-        """Verify against the commit: by sha256 for large files, by git's own hash for the others."""
-        sha256, size = listed["sha256"], part.stat().st_size
-        digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-        with part.open("rb") as stream:
-            while chunk := stream.read(CHUNK):
-                digest.update(chunk)
-        if size != listed["size"] or digest.hexdigest() != (sha256 or listed["oid"]):
-            part.unlink()
-            raise IntegrityError(f"{listed['path']} of {self.repo} arrived with {size} bytes that are not the commit's; fetch it again")

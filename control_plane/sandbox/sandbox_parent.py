@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from control_plane.sandbox.sandbox_child import FAILURE, ORDER, PROGRESS, RESULT
-from control_plane.sandbox.task_validate import Order, Validated
+from control_plane.sandbox.task_validate import Order
+from ft_assets.datasets.ingest import IngestResult
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.durable_files import write_json
 from ft_assets.errors import FtError, Unavailable, family
@@ -61,11 +62,11 @@ def wall_s(num_bytes: int) -> float:
 
 def validate_sandboxed(
     order: Order, directory: Path, *, limits: Limits, progress: Callable[[Progress], None] | None = None
-) -> Validated:  # fmt: skip
+) -> IngestResult:  # fmt: skip
     """Carry out `order` in a child process that works in `directory`."""
     try:
         found = run_sandboxed(VALIDATOR, order.to_dict(), directory, limits=limits, what=order.filename, progress=progress)
-        return from_json(Validated, found)
+        return from_json(IngestResult, found)
     except Unavailable as error:
         if error.code != Unavailable.default_code:
             raise

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from control_plane.sandbox.sandbox_child import main
-from ft_assets.datasets.ingest import Policies, validate_file
+from ft_assets.datasets.ingest import IngestResult, Policies, validate_file
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.pipeline.pass_one import PARALLEL_FROM_BYTES
-from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.typed_json import from_json
 
 
@@ -52,18 +51,10 @@ class Order:
         return from_json(cls, {**data, "policies": Policies(**data["policies"])})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Validated:
-    report: DatasetReport
-    content_sha256: str
-    num_rows: int
-    """Rows kept."""
-
-
-def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> Validated:
+def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = None) -> IngestResult:
     """Validate in this process; a large file is validated by worker processes."""
     parallel = order.path.stat().st_size >= PARALLEL_FROM_BYTES
-    result = validate_file(
+    return validate_file(
         order.path,
         filename=order.filename,
         called=order.called,
@@ -77,7 +68,6 @@ def carry_out(order: Order, *, progress: Callable[[Progress], None] | None = Non
         progress=progress,
         workers=min(os.cpu_count() or 1, order.max_workers) if parallel else 1,
     )
-    return Validated(report=result.report, content_sha256=result.content_sha256, num_rows=result.num_rows)
 
 
 def _work(order: Mapping[str, Any], _: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 They start at ``validated_dataset``, which no run produces: the sensor ``validated_datasets`` reports it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -12,7 +13,6 @@ from control_plane.platform.settings import load
 from ft_assets.datasets import step
 from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
-from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
 from ft_assets.platform_resource import PlatformResource, check, checked, job_step
 from resources.dagster.run_tags import page_of_asset, runs_of_job
@@ -42,7 +42,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
     with job_step(context, platform) as (opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
         pinned = step.pin_dataset(opened, tenant, job_id, progress=reported)
-    warnings = [f"{w['code']}: {w['message']}" for w in pinned.report["warnings"]]
+    warnings = [f"{w['code']}: {w['message']}" for w in pinned.report.warnings]
     return dg.MaterializeResult(
         check_results=[checked(VALID.name, lambda: warnings)],
         data_version=dg.DataVersion(pinned.content_sha256),
@@ -53,9 +53,9 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             ),
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
-            "format": pinned.report["format_reason"],
+            "format": pinned.report.format_reason,
             "warnings": warnings,
-            "report": dg.MetadataValue.md(DatasetReport.from_dict(dict(pinned.report)).to_markdown()),
+            "report": dg.MetadataValue.md(pinned.report.to_markdown()),
             "uri": dg.MetadataValue.path(pinned.uri),
             "runs_of_job": dg.MetadataValue.url(runs_of_job(job_id)),
         },
@@ -96,7 +96,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     )
 
 
-def _reference_metadata(compared: Reference) -> dict[str, Any]:
+def _reference_metadata(compared: Reference) -> Mapping[str, Any]:
     """Returns the reference for the answers, and its location."""
     return {
         "reference": compared.manifest.key,

@@ -8,6 +8,7 @@ from typing import Any
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, ToolCall
+from ft_assets.typed_json import JsonObject
 
 ROLE_OF: Mapping[str, Role] = {
     **{role: role for role in ROLES},
@@ -177,7 +178,7 @@ class Reading:
         call_id = value.get("id")
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
-    def tools(self, row: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], ...]:
+    def tools(self, row: Mapping[str, Any], path: str = "") -> tuple[JsonObject, ...]:
         """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool."""
         if not isinstance(row.get("parallel_tool_calls"), bool | None):
             self.add(f"{path}parallel_tool_calls", "wrong_type", "parallel_tool_calls is not true or false", "leave it out, or write true")
@@ -208,7 +209,7 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _arguments(value: Any) -> dict[str, Any] | None:
+def _arguments(value: Any) -> JsonObject | None:
     if isinstance(value, str):
         value = parse_json((value or "{}").encode("utf-8", "surrogatepass"))
     return value if isinstance(value, dict) else None

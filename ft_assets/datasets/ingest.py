@@ -120,7 +120,7 @@ class _Validation:
 
     def run(self, output: Path | None, workers: int | None) -> IngestResult:
         policies, checks = self._options.policies, running(self._checks)
-        shaping = policies.shaping()
+        shaping = dict(policies.shaping())
         for check in checks:  # a classifier or an index that is missing ends the validation here
             shaping |= check.identity()
         total, columns = BlockResult(), Columns(self._options.scratch)

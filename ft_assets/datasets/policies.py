@@ -76,12 +76,12 @@ class Policies:
         except KeyError:
             raise AttributeError(f"no policy {name!r}") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         """Returns all settings by name: the arguments that make an equal instance."""
         limits = {name: getattr(self, name) for name in OPERATORS}
         return {**limits, **self.options, "encoding": self.encoding, "rows_at": self.rows_at}
 
-    def shaping(self) -> dict[str, Any]:
+    def shaping(self) -> Mapping[str, Any]:
         """Returns the settings that determine the rows: part of the dataset's id."""
         return {n: self.options[n] for n, option in policy_options().items() if option.in_every_id or self.options[n] != option.default}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -64,9 +64,6 @@ class Preview:
     """For each assistant turn: ``loss``, or why it carries none, ``weight_0`` or ``rewritten_in_history``."""
     kept_chars: int
     """Characters of the text that the ids cover; fewer than its length if truncated."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def preview(

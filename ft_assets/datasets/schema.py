@@ -6,9 +6,11 @@ assistant turns give them weight 0. There are four kinds: ``chat``, ``preference
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+
+from ft_assets.typed_json import JsonObject
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -22,11 +24,11 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """A tool call of the assistant; `arguments` is the parsed object, which chat templates expect."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
     id: str | None = None
 
-    def as_template(self) -> dict[str, Any]:
-        call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+    def as_template(self) -> JsonObject:
+        call = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return call if self.id is None else {"id": self.id, **call}
 
 
@@ -42,9 +44,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     reasoning: str | None = None
     """The assistant's reasoning before its answer; in rows, one of :data:`REASONING_FIELDS`."""
 
-    def as_template(self) -> dict[str, Any]:
+    def as_template(self) -> JsonObject:
         """Returns the message as passed to a chat template: absent fields are absent, not null; reasoning has both of its names."""
-        out: dict[str, Any] = {"role": self.role}
+        out: dict[str, object] = {"role": self.role}
         if self.reasoning is not None:
             out |= dict.fromkeys(REASONING_FIELDS, self.reasoning)
         for key in ("content", "name", "tool_call_id"):
@@ -65,7 +67,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
     kind: Kind
     messages: tuple[Message, ...] = ()
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     chosen: tuple[Message, ...] = ()
     rejected: tuple[Message, ...] = ()
     text: str | None = None

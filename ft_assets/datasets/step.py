@@ -56,6 +56,7 @@ from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.reference_step import Reference
+from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import automatic_fraction, part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
@@ -64,6 +65,7 @@ from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods, requested_hyperparameters
 from ft_assets.training.methods import Method
+from ft_assets.typed_json import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class PinnedDataset:
     content_sha256: str
     row_count: int
     uri: str
-    report: Mapping[str, Any]
+    report: DatasetReport
     validation_id: str | None
     """Dataset version of the tenant's own validation file; None: split off automatically."""
 
@@ -103,7 +105,7 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
         content_sha256=training.content_sha256,
         row_count=training.row_count,
         uri=training.uri,
-        report=training.report,
+        report=DatasetReport.from_dict(training.report),
         validation_id=validation.id if validation else None,
     )
 
@@ -119,12 +121,13 @@ def versions_of(platform: Platform, tenant: str, job_id: str) -> list[str]:
 def announcer(platform: Platform, job_id: str, *, say: Callable[[str], None] | None = None) -> Callable[[Progress], None]:
     """Returns a progress callback that reports to the job's tenant (an event) and to `say` at most every five seconds, and at each new
     stage."""
-    reported: dict[str, Any] = {"at": -math.inf, "stage": None}
+    reported_at, stage = -math.inf, ""
 
     def tell(progress: Progress) -> None:
-        if time.monotonic() - reported["at"] < ANNOUNCE_EVERY_S and progress.stage == reported["stage"]:
+        nonlocal reported_at, stage
+        if time.monotonic() - reported_at < ANNOUNCE_EVERY_S and progress.stage == stage:
             return
-        reported.update(at=time.monotonic(), stage=progress.stage)
+        reported_at, stage = time.monotonic(), progress.stage
         event = job_events.progress_event(asdict(progress))
         if say is not None:
             say(event.message)
@@ -184,10 +187,7 @@ def pack(
     placed = job_plan.of_job(platform, job, model)
     plan = placed.plan
     method = methods.get(job.method)
-    shaping: dict[str, Any] = {name: plan.requested[name] for name in requested_hyperparameters.PACK_SETTINGS if name in plan.requested}
-    shaping |= {"max_seq_len": plan.max_seq_len, "safety_file": platform.settings.safety_file}
-    shaping |= {**_policies(platform, tenant, job), **_split(platform, tenant, job)}
-    settings = PackSettings(**shaping_of(method, shaping))
+    settings = _pack_settings(platform, tenant, job, plan, method)
     manifest, reused = _stored_pack(platform, tenant, job, model, method, settings, progress=progress, say=say)
     spec = hyperparameters.resolve(
         plan,
@@ -223,12 +223,26 @@ def pack_differences(platform: Platform, tenant: str, manifest: PackManifest) ->
     return differences(fetch_pack(platform, tenant, manifest.fingerprint))
 
 
-def shaping_of(method: Method, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ``PackSettings`` for `method`: if it learns every token, long rows are split without loss."""
+def _pack_settings(platform: Platform, tenant: str, job: Job, plan: hyperparameters.Plan, method: Method) -> PackSettings:
+    """Returns the job's settings, with the upload's policies for rows that do not fit the base model."""
+    query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
+    with platform.engine.connect() as conn:
+        policies = Policies.from_request(conn.execute(query).scalar_one() or {})
+    own, fraction = _held_out(platform, tenant, job)
+    settings = PackSettings(
+        max_seq_len=plan.max_seq_len,
+        safety_file=platform.settings.safety_file,
+        bad_rows=policies.bad_rows,
+        control_tokens=policies.control_tokens,
+        over_long=policies.over_long,
+        validation_dataset_id=own,
+        validation_fraction=fraction,
+        **{name: plan.requested[name] for name in requested_hyperparameters.PACK_SETTINGS if name in plan.requested},
+    )
     if not method.every_token:
-        return dict(asked)
-    split = {"over_long": "split"} if asked.get("over_long", "truncate") == "truncate" else {}
-    return {**asked, "train_on_inputs": True, **split}
+        return settings
+    # Every token is learned, so that long rows are split without loss.
+    return replace(settings, train_on_inputs=True, over_long="split" if settings.over_long == "truncate" else settings.over_long)
 
 
 def _doubt(platform: Platform, tenant: str, job: Job, manifest: PackManifest, *, num_epochs: float) -> None:
@@ -244,21 +258,21 @@ def _doubt(platform: Platform, tenant: str, job: Job, manifest: PackManifest, *,
     counted = _dataset_of(platform, tenant, job.training_file).report["stats"]["quality"]
     doubts = quality_warnings(counted, num_epochs=num_epochs, num_overlapping=overlapping, num_validation=num_validation)
     with platform.engine.begin() as conn:
-        for doubt in [d for d in doubts if d["code"] in JOB_DOUBTS] + _pack_doubts(manifest):
-            record(conn, job.id, Event(code=doubt["code"], message=doubt["message"], level="warn"), now=platform.clock())
+        for code, message in [doubt for doubt in doubts if doubt[0] in JOB_DOUBTS] + _pack_doubts(manifest):
+            record(conn, job.id, Event(code=code, message=message, level="warn"), now=platform.clock())
 
 
-def _pack_doubts(manifest: PackManifest) -> list[dict[str, str]]:
+def _pack_doubts(manifest: PackManifest) -> list[tuple[str, str]]:
     """Returns a warning about turns that the base model's chat template left without loss."""
     found = []
     if manifest.untrained_turns:
         message = (
             f"{manifest.untrained_turns} earlier assistant turns carry no loss: the base model's chat template writes them differently"
         )
-        found.append({"code": "turns_without_loss", "message": f"{message} once more messages follow (`ft preview` shows which)"})
+        found.append(("turns_without_loss", f"{message} once more messages follow (`ft preview` shows which)"))
     if manifest.dropped:
         reasons = ", ".join(f"{code} {count}" for code, count in manifest.dropped.items())
-        found.append({"code": "rows_left_out", "message": f"{sum(manifest.dropped.values())} rows are not trained on: {reasons}"})
+        found.append(("rows_left_out", f"{sum(manifest.dropped.values())} rows are not trained on: {reasons}"))
     return found
 
 
@@ -269,23 +283,14 @@ def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.
     return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
 
 
-def _policies(platform: Platform, tenant: str, job: Job) -> dict[str, Any]:
-    """Returns the upload's policies for rows that do not fit the base model."""
-    query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
-    with platform.engine.connect() as conn:
-        policies = Policies.from_request(conn.execute(query).scalar_one() or {})
-    return {"bad_rows": policies.bad_rows, "control_tokens": policies.control_tokens, "over_long": policies.over_long}
-
-
-def _split(platform: Platform, tenant: str, job: Job) -> dict[str, Any]:
-    """Determines what is held out, in this order: the tenant's own validation file, the dataset's own split, a share split off
-    automatically."""
+def _held_out(platform: Platform, tenant: str, job: Job) -> tuple[str | None, float]:
+    """Returns the dataset version of the tenant's own validation file, else the share of rows split off automatically: 0 if the dataset
+    has a split of its own."""
     if job.validation_file:
-        return {"validation_dataset_id": _dataset_of(platform, tenant, job.validation_file).id}
+        return _dataset_of(platform, tenant, job.validation_file).id, 0.0
     if has_own_split(rows_file(platform, tenant, job.dataset)):
-        return {"validation_fraction": 0.0}
-    rows = _dataset_of(platform, tenant, job.training_file).row_count
-    return {"validation_fraction": automatic_fraction(rows)}
+        return None, 0.0
+    return None, automatic_fraction(_dataset_of(platform, tenant, job.training_file).row_count)
 
 
 def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
@@ -361,21 +366,20 @@ def _relay(progress: Callable[[Progress], None]) -> Callable[[PackProgress], Non
     return report
 
 
-def validation_rows(platform: Platform, tenant: str, job: Job) -> Iterator[dict[str, Any]]:
+def validation_rows(platform: Platform, tenant: str, job: Job) -> Iterator[JsonObject]:
     """Returns the rows that the job did not train on, as conversations that end with the wanted answer, for its evaluation.
 
     For a preference the chosen answer is wanted; answers labeled bad and texts are left out.
     """
-    held_out = _split(platform, tenant, job)
-    if own := held_out.get("validation_dataset_id"):
+    own, fraction = _held_out(platform, tenant, job)
+    if own:
         examples = load_rows(rows_file(platform, tenant, own))
     else:
-        fraction = held_out["validation_fraction"]
         stored = load_stored(rows_file(platform, tenant, job.dataset))
         examples = (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
     return (row for row in map(_as_row, examples) if row["messages"])
 
 
-def _as_row(example: Example) -> dict[str, Any]:
+def _as_row(example: Example) -> JsonObject:
     wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
     return {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}

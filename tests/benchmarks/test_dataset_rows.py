@@ -26,5 +26,5 @@ def test_every_row_that_is_labelled_bad_is_found_and_no_other(tmp_path: Path) ->
     report = validate_file(path, filename="rows.jsonl", policies=Policies(bad_rows="drop")).report
     assert len({label.detail for label in labels if label.kind == "bad"}) >= 25
     assert report.stats["bad_rows"] == len(bad) > 200
-    assert {e["row"] for e in report.errors} <= bad
+    assert {e.row for e in report.errors} <= bad
     assert report.stats["duplicates"]["exact"] >= sum(label.kind == "exact" for label in labels) > 500

@@ -15,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _codes(value: Any, number: int) -> list[str]:
             problems = list(order_problems(example))
             if not problems:
                 _round_trip(example)
-    json.dumps([p.at(row=number, byte_offset=None) for p in problems]).encode()
+    json.dumps([asdict(p.at(row=number, byte_offset=None)) for p in problems]).encode()
     if unknown := {p.code for p in problems} - set(all_codes()):
         raise AssertionError(f"codes {unknown} have no meaning")
     return [p.code for p in problems] or ["good"]
@@ -125,7 +126,7 @@ def validate(path: Path, name: str, column_map: dict[str, str] | None) -> Counte
     report = validate_file(path, filename=name, column_map=column_map, policies=policies, output=output).report
     if report.valid != output.exists() or report.valid != (report.dataset_id is not None):
         raise AssertionError("half registered")
-    json.dumps(report.to_dict(), allow_nan=False).encode()
+    json.dumps(asdict(report), allow_nan=False).encode()
     return Counter(report.error_counts) or Counter(good=1)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
 from ft_assets.errors import Unavailable
+from ft_assets.typed_json import JsonObject
 
 BATCH = 32
 """Texts per request; OpenAI's own endpoint accepts this many and more, and self-hosted ones handle it well."""
@@ -45,7 +46,7 @@ class ModerationClassifier:
         self.name = f"{url}#{model}" if model else url
         self._client: httpx.Client | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_client": None}
 
     def __enter__(self) -> Self:
@@ -109,7 +110,7 @@ class ModerationClassifier:
         )
 
 
-def _score(result: dict[str, Any]) -> float:
+def _score(result: JsonObject) -> float:
     scores = [float(score) for score in (result.get("category_scores") or {}).values() if score is not None]
     highest = max(scores) if scores else float(bool(result["flagged"]))
     if not 0.0 <= highest <= 1.0:

@@ -66,7 +66,7 @@ class NearDuplicates(Check):
         decision.cluster = near.representative[decision.cluster]
         decision.flag("near_duplicate", "near_duplicates", found, self.action, of_row=decision.numbers[partner[first[found]]])
 
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
+    def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - only the decision counts
         exact, near = (decision.counts[name] for name in ("exact_duplicates", "near_duplicates"))
         dropped = (
             count for name, count in (("exact_duplicates", exact), ("near_duplicates", near)) if self.policies.options[name] == "drop"

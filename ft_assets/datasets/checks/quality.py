@@ -59,7 +59,7 @@ class Quality(Check):
         return {self.name: self._tally(total).stats()}
 
     def warnings(self, total: BlockResult, decision: Decision) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - no row is flagged
-        return ((warning["code"], warning["message"]) for warning in self._tally(total).warnings())
+        return iter(self._tally(total).warnings())
 
     def _tally(self, total: BlockResult) -> QualityTally:
         found = total.tallies.get(self.name, QualityTally())
@@ -195,7 +195,7 @@ class QualityTally:
         every_short = self.num_short >= 0.99 * self.num_answers
         return self.answers.is_exact and distinct >= 2 and every_short and self.num_answers >= max(20, 4 * distinct)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Mapping[str, Any]:
         """Returns the statistics as JSON.
 
         `num_rows`; `num_answers` (rows that end with words, not with a tool call); `answer_length` {p50, p99, p999, max, over_10x_median}
@@ -227,8 +227,8 @@ class QualityTally:
             "languages": {language: round(share, 4) for language, share in self.languages().items()},
         }
 
-    def warnings(self, *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0) -> list[dict[str, str]]:
-        """Returns ``{"code", "message"}`` for each warning, in a fixed order.
+    def warnings(self, *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0) -> list[tuple[str, str]]:
+        """Returns (code, message) of each warning, in a fixed order.
 
         `num_epochs`: of the job, if known. `num_overlapping`: result of :func:`train_validation_overlap`, out of `num_validation`.
         """

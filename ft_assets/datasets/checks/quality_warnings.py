@@ -27,15 +27,15 @@ Warnings = Iterator[tuple[str, str]]
 
 def quality_warnings(
     stats: Mapping[str, Any], *, num_epochs: float | None = None, num_overlapping: int = 0, num_validation: int = 0
-) -> list[dict[str, str]]:
-    """Returns the warnings for these ``QualityTally.stats()`` in a fixed order; none for an empty dataset.
+) -> list[tuple[str, str]]:
+    """Returns (code, message) of the warnings for these ``QualityTally.stats()`` in a fixed order; none for an empty dataset.
 
     1. near_empty_answers  2. extreme_lengths  3. class_imbalance  4. rare_classes  5. repeated_answer  6. conflicting_answers
     7. mixed_languages  8. many_epochs  9. validation_overlap
     """
     if not stats["num_rows"]:
         return []
-    found = [
+    return [
         *_lengths(stats),
         *_answers(stats),
         *_conflicts(stats["conflicting_prompts"]),
@@ -43,7 +43,6 @@ def quality_warnings(
         *_epochs(stats["num_rows"], num_epochs),
         *_overlap(num_overlapping, num_validation),
     ]
-    return [{"code": code, "message": message} for code, message in found]
 
 
 def _lengths(stats: Mapping[str, Any]) -> Warnings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ft_assets.datasets.checks.check import Check, Finding, Option
@@ -83,7 +83,7 @@ class TokenLimit(Check):
             result.refuse(row, [TOO_LONG.problem(at_least=spelled, num_tokens=num_tokens, max_seq_len=max_seq_len)])
         return self.action == "truncate"
 
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - no row is flagged
+    def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - no row is flagged
         untrained = total.totals["untrained_turns"] if self.setup.options.max_seq_len is not None else None
         return {"over_long": total.totals["over_long"], "untrained_turns": untrained}
 

@@ -98,7 +98,7 @@ def write_answers(
     if (other := next((e for e in examples if e.kind != answers.rows), None)) is not None:
         raise InvalidRequest(f"row {other.row} is a {other.kind} row; this method trains on {answers.needs}", code="preference_rows")
     encode = partial(answers.encode, tokenizer, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
-    rows: list[dict[str, Any]] = []
+    rows: list[Mapping[str, object]] = []
     for batch in clean_batches(examples, tokenizer, tally, escape_control_tokens=escape_control_tokens):
         for example, sides in encode_or_drop(encode, batch, tally):
             cut = any(side.truncated for side in sides)
@@ -112,8 +112,8 @@ def write_answers(
     return TokenShard(directory=directory, tally=tally)
 
 
-def _row(example: Example, sides: Sides, names: Sequence[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {"prompt_length": min(int(np.argmax(side.labels != IGNORE)) for side in sides), "row": example.row}
+def _row(example: Example, sides: Sides, names: Sequence[str]) -> Mapping[str, object]:
+    row: dict[str, object] = {"prompt_length": min(int(np.argmax(side.labels != IGNORE)) for side in sides), "row": example.row}
     for prefix, side in zip(names, sides, strict=True):
         row |= {f"{prefix}input_ids": side.input_ids, f"{prefix}labels": side.labels}
     return row if example.label is None else row | {"label": example.label}
@@ -130,7 +130,7 @@ def write_answer_files(
 ) -> PartManifest:
     """Writes the rows of `shards` in order, in files of equal row counts, independent of shard boundaries."""
     names = prefixes(kind)
-    files: list[dict[str, Any]] = []
+    files: list[Mapping[str, Any]] = []
     longest: list[NDArray[np.int64]] = []
     num_tokens = trained = num_rows = num_good = 0
     for number, tokenized in enumerate(_rechunked(shards, max(1, settings.file_tokens // settings.max_seq_len))):

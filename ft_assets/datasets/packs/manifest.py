@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,12 +27,12 @@ class PackManifest:
     num_trained_tokens: int
     fill: float
     """Share of the training rows' capacity that holds tokens."""
-    shards: list[dict[str, Any]]
+    shards: Sequence[Mapping[str, Any]]
     """``{"name", "sha256", "num_windows"}`` each."""
     tokenizer_digest: str
     template_digest: str
-    settings: dict[str, Any]
-    validation: dict[str, Any] | None
+    settings: Mapping[str, Any]
+    validation: Mapping[str, Any] | None
     """The same counts and shards for the validation part."""
     truncated: int
     """Training and validation examples that were truncated."""
@@ -43,7 +44,7 @@ class PackManifest:
     rows: dict[str, str]
     """``{"name", "sha256"}`` of the file that maps windows to rows; empty for pairs, which name their row."""
     kind: str = "windows"
-    safety: dict[str, Any] | None = None
+    safety: Mapping[str, int] | None = None
     """``{"num_examples", "num_wanted", "num_distinct"}`` of the safety-preserving examples for training; their rows are -1, -2 ..."""
     split: int = 0
     """Training and validation examples over `max_seq_len` that were split into pieces."""
@@ -80,7 +81,7 @@ class PackManifest:
         partial.replace(directory / MANIFEST)
         sync_to_disk(directory)
 
-    def files(self) -> list[dict[str, Any]]:
+    def files(self) -> Sequence[Mapping[str, Any]]:
         """Returns every file of the pack except the manifest."""
         return [*self.shards, *(self.validation["shards"] if self.validation else ()), *([self.rows] if self.rows else [])]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -64,7 +65,7 @@ class PackSettings:
     def loss_on_inputs(self) -> bool:
         return self.train_on_inputs is True
 
-    def shaping(self) -> dict[str, Any]:
+    def shaping(self) -> Mapping[str, Any]:
         """Returns the settings that determine the content, with files by their digest: part of the fingerprint and of the manifest."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("shard_examples", "safety_file")}
         values["train_on_inputs"] = self.loss_on_inputs

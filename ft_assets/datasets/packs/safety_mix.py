@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,7 +44,7 @@ def safety_examples(num_train: int, *, share: float, file: Path | None) -> Itera
         yield found[order[n % len(order)]]
 
 
-def safety_counts(num_train: int, *, share: float, file: Path | None) -> dict[str, Any] | None:
+def safety_counts(num_train: int, *, share: float, file: Path | None) -> Mapping[str, int] | None:
     """Returns the manifest's entry for :func:`safety_examples`; None if nothing is mixed in."""
     if not share:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,7 +57,7 @@ class ShardTask:
     def run(self, tokenizer: ChatTokenizer) -> ShardDone:
         """Tokenizes the rows into `directory`."""
         examples, settings = [row.parse() for row in self.rows], self.settings
-        shared: dict[str, Any] = {
+        shared: Mapping[str, Any] = {
             "max_seq_len": settings.max_seq_len,
             "drop_over_long": settings.over_long in ("drop", "reject"),
             "escape_control_tokens": settings.control_tokens == "escape",

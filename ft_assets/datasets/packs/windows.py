@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -36,13 +36,13 @@ class PartManifest:
     num_tokens: int
     num_trained_tokens: int
     fill: float
-    shards: list[dict[str, Any]]
+    shards: Sequence[Mapping[str, Any]]
     lengths: dict[str, list[int]]
     rows: dict[str, str]
     num_desirable: int | None = None
     num_undesirable: int | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         """Returns the fields that a pack's manifest holds for each part."""
         return {name: value for name, value in asdict(self).items() if name not in ("lengths", "rows")}
 
@@ -66,7 +66,7 @@ def write_windows(
     size = max(1, settings.file_tokens // capacity)
     prefix = "shard" if part == "train" else "val"
     starts = range(0, len(windows), size)
-    files: list[dict[str, Any]] = []
+    files: list[Mapping[str, Any]] = []
     num_trained = num_examples = num_tokens = 0
 
     def write(number: int) -> _File:
@@ -137,7 +137,7 @@ def _permutation(windows: Windows, key: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    entry: dict[str, Any]
+    entry: Mapping[str, Any]
     num_examples: int
     num_tokens: int
     num_trained: int

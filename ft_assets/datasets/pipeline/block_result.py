@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ft_assets.datasets.checks.check import Mergeable
 from ft_assets.datasets.readers.raw_row import Row
 from ft_assets.datasets.report.causes import Causes
-from ft_assets.datasets.report.problems import Problem
+from ft_assets.datasets.report.problems import Problem, RowError
 from ft_assets.datasets.report.validation_report import MAX_FIRST_ROWS, MAX_STORED_ERRORS
 from ft_assets.datasets.schema import Example, Format
 
@@ -42,13 +42,13 @@ class ReadRow:
 class BlockResult:
     format: Format | None = None
     format_reason: str = ""
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
     """The first problems, at most as many as a report stores."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of problems by code, complete."""
     causes: Causes = field(default_factory=Causes)
     """The same by cause, complete."""
-    first_rows: list[dict[str, Any]] = field(default_factory=list)
+    first_rows: list[Mapping[str, Any]] = field(default_factory=list)
     """The first examples, shortened: how the rows are parsed."""
     ignored: Counter[str] = field(default_factory=Counter)
     """Fields that are not used."""

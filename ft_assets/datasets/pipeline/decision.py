@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Decision:
         """Row whose content hash determines the split: equal for all copies and near copies."""
         self.counts: Counter[str] = Counter()
         """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``, ...: rows found, whatever the policy does with them."""
-        self.flagged: list[dict[str, Any]] = []
+        self.flagged: list[Mapping[str, Any]] = []
         """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, ``suite`` and ``share``, or ``score``."""
 
     def flag(self, code: str, plural: str, found: NDArray[np.int64], action: str, **details: Any) -> None:

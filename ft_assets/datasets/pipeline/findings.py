@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,10 +81,9 @@ class Findings:
         given = self._given()
         problems = [p for causes in (of_file, total.causes) for p in causes.to_list(called=self.called, given=given)]
         errors = [*file_errors, *total.errors][:MAX_STORED_ERRORS]
-        if sniffed is not None and sniffed.is_partly_utf8:
-            for found in (*problems, *errors):
-                if found["code"] == "invalid_utf8":  # an encoding for one part would garble the other
-                    found |= {"fix": MIXED_FIX} | ({"command": None} if "command" in found else {})
+        if sniffed is not None and sniffed.is_partly_utf8:  # an encoding for one part would garble the other
+            problems = [replace(p, fix=MIXED_FIX, command=None) if p.code == "invalid_utf8" else p for p in problems]
+            errors = [replace(e, fix=MIXED_FIX) if e.code == "invalid_utf8" else e for e in errors]
         return DatasetReport(
             valid=valid,
             dataset_id=dataset_id,
@@ -93,9 +92,9 @@ class Findings:
             container={"format": sniffed.format, "compression": sniffed.compression} if sniffed else None,
             rows=total.totals["rows"],
             examples=self.num_kept,
-            problems=problems,
+            problems=tuple(problems),
             first_rows=total.first_rows,
-            errors=errors,
+            errors=tuple(errors),
             error_counts=counts,
             warnings=[{"code": code, "message": printable(message)} for code, message in self._warnings()],
             flagged=sorted(self.decision.flagged, key=lambda f: int(f["row"])),
@@ -145,12 +144,12 @@ class Findings:
             message += "; none of them falls into the automatic validation split, so give the job a validation file"
         yield "few_examples", message
 
-    def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> Mapping[str, Any]:
         columns, keep = self.decision.columns, self.decision.keep
         characters, tokens = columns.read("characters")[keep], columns.read("tokens")[keep]
         counted = tokens if tokens.any() else None
         unit, lengths = ("characters", characters) if counted is None else ("tokens", counted)
-        stats: dict[str, Any] = {name: self.total.totals[name] for name in ("bad_rows", "trained_turns")}
+        stats: dict[str, object] = {name: self.total.totals[name] for name in ("bad_rows", "trained_turns")}
         for check in self.checks:
             stats |= check.stats(self.total, self.decision)
         return stats | {
@@ -160,7 +159,7 @@ class Findings:
             "splits": self._splits(),
         }
 
-    def _splits(self) -> dict[str, Any]:
+    def _splits(self) -> Mapping[str, Any]:
         """Returns how a job without a validation file would split the dataset."""
         columns, keep = self.decision.columns, self.decision.keep
         own = columns.read("part")[keep]

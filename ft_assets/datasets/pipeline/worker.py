@@ -63,7 +63,7 @@ class BlockWorker:
         for check in self._checks:
             rows = check.screen(rows, result)
         self._write(self._hash(rows, result), block.number, result)
-        result.errors = sorted([*errors, *result.errors], key=lambda error: error["row"] or 0)[:MAX_STORED_ERRORS]
+        result.errors = sorted([*errors, *result.errors], key=lambda error: error.row or 0)[:MAX_STORED_ERRORS]
 
     def _read(self, block: Block, result: BlockResult) -> Iterator[ReadRow]:
         reader = BlockReader(self._options, result)

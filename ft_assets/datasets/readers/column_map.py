@@ -15,6 +15,7 @@ from typing import Any
 from ft_assets.datasets.readers.containers import refuse
 from ft_assets.datasets.readers.transcripts import MARKERS, split_transcript
 from ft_assets.datasets.report.problems import Problem
+from ft_assets.typed_json import JsonObject
 
 FIELDS = (
     "messages", "prompt", "completion", "chosen", "rejected", "text", "tools", "label", "conversations", "system", "history", "split",
@@ -26,7 +27,7 @@ TRANSCRIPT_FIELDS = frozenset(("messages", "prompt", "chosen", "rejected", "pref
 """Fields that hold messages, and so may hold a conversation."""
 
 
-class Mapped(dict[str, Any]):
+class Mapped(dict[str, object]):
     """A row under its new names that also keeps the old ones, to respect the tenant's mapping."""
 
     sources: Mapping[str, str] = {}
@@ -62,7 +63,7 @@ def check_columns(column_map: Mapping[str, str], columns: Sequence[str] | None, 
         raise refuse("unknown_column", f"the column map names {', '.join(absent)}; {filename} has the columns {', '.join(columns)[:400]}")
 
 
-def apply_map(value: dict[str, Any], column_map: Mapping[str, str], every_key: bool) -> dict[str, Any] | Problem:
+def apply_map(value: JsonObject, column_map: Mapping[str, str], every_key: bool) -> Mapped | Problem:
     """Returns `value` with only the mapped columns, under their new names.
 
     `every_key`: a missing column is a problem; otherwise (CSV and Parquet, where it is an empty cell) it is left out.

@@ -223,7 +223,7 @@ def _undecoded(value: dict[str, str]) -> Problem | None:
     return None
 
 
-def decode_cells(value: dict[str, Any]) -> dict[str, Any] | Problem:
+def decode_cells(value: dict[str, object]) -> dict[str, object] | Problem:
     """Returns `value` with the JSON inside structured cells parsed; a cell without valid JSON stays text."""
     out = copy.copy(value)  # a mapped row stays one
     for name in STRUCTURED & set(value):

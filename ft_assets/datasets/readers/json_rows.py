@@ -137,7 +137,7 @@ def _elements(chunks: Iterable[bytes], skip: int, enclosed: bool) -> Iterator[tu
         yield start, bytes(after), True
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) != len(pairs):
         seen: set[str] = set()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ft_assets.datasets.readers.blocks import BLOCK_BYTES, LineBlock, line_blocks
 from ft_assets.datasets.readers.column_map import FIELDS, apply_map, check_columns, parse_column_map
@@ -135,7 +134,7 @@ def _limited_blocks(blocks: Iterable[LineBlock], limit: RowLimit) -> Iterator[Li
         yield block
 
 
-def _changed(rows: Iterable[Row], change: Callable[[dict[str, Any]], Any]) -> Iterator[Row]:
+def _changed(rows: Iterable[Row], change: Callable[[dict[str, object]], object]) -> Iterator[Row]:
     """Yields `rows` with the values that `change` makes of theirs, problems apart."""
     for row in rows:
         yield replace(row, value=change(row.value)) if isinstance(row.value, dict) else row

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ft_assets.datasets.checks import all_codes
@@ -26,6 +26,33 @@ INDEX = re.compile(r"\[\d+\]")
 Key = tuple[str, str, str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CauseExample:
+    row: int
+    byte_offset: int | None
+    path: str
+    message: str
+    excerpt: str | None
+    """Beginning of the row's content; None if it was not parsed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReportedCause:
+    """A cause as listed in a report."""
+
+    code: str
+    label: str
+    """Meaning of the code."""
+    count: int
+    path: str
+    message: str
+    fix: str
+    command: str | None
+    """Would read the rows; None if no option does."""
+    examples: tuple[CauseExample, ...]
+    """Empty for a problem of the whole file."""
+
+
 @dataclass(kw_only=True, slots=True)
 class Cause:
     """The rows affected by one cause."""
@@ -38,8 +65,8 @@ class Cause:
     count: int = 0
     """Number of rows; 1 for a problem of the whole file."""
     last_row: int | None = None
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    """``{"row", "byte_offset", "path", "message", "excerpt"}`` of the first rows."""
+    examples: list[CauseExample] = field(default_factory=list)
+    """The first rows."""
 
     def merge(self, other: Cause) -> None:
         """Adds a later part of the file, none of whose rows is counted here."""
@@ -61,8 +88,8 @@ class Causes:
             return
         cause.count, cause.last_row = cause.count + 1, row
         if row is not None and len(cause.examples) < EXAMPLES:
-            example = {"row": row, "byte_offset": byte_offset, "path": problem.path, "message": problem.message}
-            cause.examples.append({**example, "excerpt": excerpt(excerpted)})
+            shown = excerpt(excerpted)
+            cause.examples.append(CauseExample(row=row, byte_offset=byte_offset, path=problem.path, message=problem.message, excerpt=shown))
 
     def merge(self, later: Causes) -> None:
         """Adds the counts of a later part of the file."""
@@ -82,22 +109,22 @@ class Causes:
             self._found[key] = Cause(path=key[1], message=problem.message, fix=problem.fix, options=problem.options)
         return self._found[key]
 
-    def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    def to_list(self, *, called: str = "", given: Mapping[str, str] | None = None) -> list[ReportedCause]:
         """Returns the causes as listed in a report, most rows first. `called`: name of the file, and `given`: the options it was read
         with."""
         codes = all_codes()
         found = sorted(self._found.items(), key=lambda item: -item[1].count)
         return [
-            {
-                "code": code,
-                "label": codes.get(code, code.replace("_", " ")),
-                "count": cause.count,
-                "path": cause.path,
-                "message": cause.message,
-                "fix": cause.fix,
-                "command": _command(called, given or {}, cause.options) if cause.options else None,
-                "examples": cause.examples,
-            }
+            ReportedCause(
+                code=code,
+                label=codes.get(code, code.replace("_", " ")),
+                count=cause.count,
+                path=cause.path,
+                message=cause.message,
+                fix=cause.fix,
+                command=_command(called, given or {}, cause.options) if cause.options else None,
+                examples=tuple(cause.examples),
+            )
             for (code, _, _), cause in found
         ]
 
@@ -120,7 +147,7 @@ def problems_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     for error in report["errors"]:
         problem = Problem(error["code"], error["message"], path=error["path"], fix=error["fix"])
         causes.add(problem, row=error["row"], byte_offset=error["byte_offset"])
-    return list(causes.to_list())
+    return [asdict(cause) for cause in causes.to_list()]
 
 
 def excerpt(value: Any) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,7 +13,7 @@ WIDTH, HEIGHT, AXIS = 480, 120, 18
 """Pixels of the picture; AXIS is the strip of labels below the bars."""
 
 
-def length_stats(lengths: ArrayLike) -> dict[str, Any]:
+def length_stats(lengths: ArrayLike) -> dict[str, float]:
     """Returns ``{"min","max","mean","p50","p95","p99","total"}``; zeros for no lengths."""
     values = np.asarray(lengths, dtype=np.int64)
     if not values.size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from ft_assets.storable_text import printable
 
@@ -77,11 +76,20 @@ class Problem:
         for name in ("path", "message", "fix", "options"):
             object.__setattr__(self, name, printable(getattr(self, name)))
 
-    def at(self, *, row: int | None, byte_offset: int | None) -> dict[str, Any]:
-        """Returns the problem as an error of a report.
+    def at(self, *, row: int | None, byte_offset: int | None) -> RowError:
+        """Returns the problem as an error of a report."""
+        return RowError(row=row, byte_offset=byte_offset, path=self.path, code=self.code, message=self.message, fix=self.fix)
 
-        `row`: 1-based line of a JSONL file, element of an array, record of a CSV or Parquet file; None for the whole file. `byte_offset`:
-        of the row in the decompressed file; None if that has no meaning (Parquet).
-        """
-        of_problem = {name: getattr(self, name) for name in ("path", "code", "message", "fix")}
-        return {"row": row, "byte_offset": byte_offset, **of_problem}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowError:
+    """A problem and its place, as an error of a report."""
+
+    row: int | None
+    """1-based line of a JSONL file, element of an array, record of a CSV or Parquet file; None for the whole file."""
+    byte_offset: int | None
+    """Of the row in the decompressed file; None if that has no meaning (Parquet)."""
+    path: str
+    code: str
+    message: str
+    fix: str

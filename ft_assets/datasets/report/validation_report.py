@@ -6,11 +6,9 @@
  "container": {"format": "jsonl|json_array|json_object|csv|parquet", "compression": "gzip|zstd"|null}|null,
  "rows": int,                     rows read, good and bad
  "examples": int,                 rows kept
- "problems": [{"code","label","count","path","message","fix","command": str|null,
-               "examples": [{"row","byte_offset","path","message","excerpt": str|null}]}],
-                                  by cause: `count` rows, of which three are examples; problems of the whole file first
+ "problems": [...],               by cause (``causes.ReportedCause``), problems of the whole file first
  "first_rows": [{"row","messages","chosen","rejected","text","label"}],    the first three as they are read, shortened; absent: not in them
- "errors": [{"row","byte_offset","path","code","message","fix"}],    in file order, at most 1,000; row null: the whole file
+ "errors": [...],                 (``problems.RowError``) in file order, at most 1,000
  "error_counts": {code: int},     complete, also beyond the stored errors
  "warnings": [{"code","message"}],
  "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
@@ -28,16 +26,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from ft_assets.base_models import BaseModel
 from ft_assets.datasets.checks import section_lines
-from ft_assets.datasets.report.causes import problems_of
+from ft_assets.datasets.report.causes import ReportedCause, problems_of
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
+from ft_assets.datasets.report.problems import RowError
 from ft_assets.datasets.schema import Example, Message
 from ft_assets.storable_text import printable
+from ft_assets.typed_json import from_json
 
 MAX_STORED_ERRORS = 1000
 MAX_FIRST_ROWS = 3
@@ -45,7 +45,7 @@ MAX_SHOWN_CHARS, MAX_SHOWN_MESSAGES = 200, 6
 """Limits for each message of a first row, and for its messages on each side."""
 
 
-def counted_by(model: BaseModel) -> dict[str, Any]:
+def counted_by(model: BaseModel) -> Mapping[str, Any]:
     """The tokenizer of a report's token counts: an estimate for another one must not use them."""
     return {
         "id": model.id,
@@ -55,9 +55,9 @@ def counted_by(model: BaseModel) -> dict[str, Any]:
     }
 
 
-def first_row(example: Example) -> dict[str, Any]:
+def first_row(example: Example) -> Mapping[str, Any]:
     """Returns an example as shown in a report: its messages, shortened, in the internal form used for training."""
-    shown: dict[str, Any] = {"row": example.row}
+    shown: dict[str, object] = {"row": example.row}
     for name in ("messages", "chosen", "rejected"):
         if messages := getattr(example, name):
             kept = messages if len(messages) <= MAX_SHOWN_MESSAGES else (*messages[: MAX_SHOWN_MESSAGES - 1], messages[-1])
@@ -86,19 +86,19 @@ class DatasetReport:
     dataset_id: str | None
     format: str | None
     format_reason: str | None
-    container: dict[str, Any] | None
+    container: Mapping[str, str | None] | None
     rows: int
     examples: int
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    errors: tuple[RowError, ...] = ()
     error_counts: dict[str, int] = field(default_factory=dict)
     warnings: list[dict[str, str]] = field(default_factory=list)
-    stats: dict[str, Any] = field(default_factory=dict)
-    policies: dict[str, Any] = field(default_factory=dict)
-    flagged: list[dict[str, Any]] = field(default_factory=list)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+    policies: Mapping[str, Any] = field(default_factory=dict)
+    flagged: Sequence[Mapping[str, Any]] = ()
     review: list[str] = field(default_factory=list)
-    problems: list[dict[str, Any]] = field(default_factory=list)
-    first_rows: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, Any] | None = None
+    problems: tuple[ReportedCause, ...] = ()
+    first_rows: Sequence[Mapping[str, Any]] = ()
+    model: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.verdict:
@@ -114,21 +114,19 @@ class DatasetReport:
         return f"valid: {self.summary()}"
 
     def _why_not(self) -> str:
-        of_file = next((p for p in self.problems if not p["examples"]), None)
+        of_file = next((p for p in self.problems if not p.examples), None)
         if of_file is not None:
-            return str(of_file["message"])
+            return of_file.message
         bad = self.stats.get("bad_rows", 0)
         reasons = (
-            f", for {len(self.problems)} reasons" if len(self.problems) > 1 else f": {self.problems[0]['label']}" if self.problems else ""
+            f", for {len(self.problems)} reasons" if len(self.problems) > 1 else f": {self.problems[0].label}" if self.problems else ""
         )
         return f"{bad:,} of {self.rows:,} rows cannot be trained on{reasons}"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Reads a stored report, including those from before some fields existed."""
+        return from_json(cls, data, ignore_unknown=True)
 
     def summary(self) -> str:
         """Returns one sentence for a status line or an error message."""
@@ -139,9 +137,9 @@ class DatasetReport:
         if not self.errors:
             return "not valid"
         first = self.errors[0]
-        where = f"row {first['row']}: " if first["row"] is not None else ""
+        where = f"row {first.row}: " if first.row is not None else ""
         more = f" (and {total - 1} more problems)" if total > 1 else ""
-        return f"{where}{first['message']}; {first['fix']}{more}"
+        return f"{where}{first.message}; {first.fix}{more}"
 
     def to_markdown(self) -> str:
         """Returns the report in Markdown, as shown beside an asset."""
@@ -166,7 +164,7 @@ def _table_row(problem: Mapping[str, Any]) -> str:
     return f"| {rows} | {problem['message'].replace('|', ' ')} | `{problem['code']}` |"
 
 
-def in_order(report: Mapping[str, Any]) -> dict[str, Any]:
+def in_order(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns `report` with its keys in the documented order, the verdict first: a database keeps no order."""
     names = [f.name for f in fields(DatasetReport)]
     return {name: report[name] for name in sorted(report, key=lambda name: names.index(name) if name in names else len(names))}

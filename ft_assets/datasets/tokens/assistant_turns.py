@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ft_assets.datasets.schema import Message
 from ft_assets.datasets.tokens.templates import ChatTemplate, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest
+from ft_assets.typed_json import JsonObject
 
 THINK, END_OF_THINKING = "<think>", "</think>"
 """Marks around reasoning inside content, as written by Qwen3, DeepSeek-R1 and their datasets."""
@@ -44,7 +44,7 @@ class Turns:
         self._control = control
         self._ending: tuple[str, str] | None = None
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, weighted: bool = False) -> RenderedTurns:
+    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), *, weighted: bool = False) -> RenderedTurns:
         """Returns the conversation and its turns; with `weighted`, one turn for each assistant message whatever the marks say."""
         dicts = [m.as_template() for m in messages]
         whole = self._template.render(dicts, tools=tools)
@@ -62,9 +62,7 @@ class Turns:
             self._check_reasoning(messages, whole.text, spans, rewritten)
         return RenderedTurns(text=whole.text, spans=spans, rewritten=rewritten)
 
-    def _rewritten(
-        self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str, spans: Sequence[Span]
-    ) -> Iterator[bool]:
+    def _rewritten(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str, spans: Sequence[Span]) -> Iterator[bool]:
         """Yields for each assistant turn in order whether the conversation up to its end is rendered differently when it ends there."""
         places = (index for index, message in enumerate(dicts) if message["role"] == "assistant")
         for index, (_, end) in zip(places, spans, strict=True):
@@ -89,7 +87,7 @@ class Turns:
                     code="reasoning_not_rendered",
                 )
 
-    def _by_difference(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str) -> list[Span] | None:
+    def _by_difference(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str) -> list[Span] | None:
         """Returns what each turn adds to the prompt before it; None if later messages change earlier text."""
         spans: list[Span] = []
         for index, message in enumerate(dicts):
@@ -102,7 +100,7 @@ class Turns:
             spans.append((len(before), max(len(before), len(upto.rstrip("\n")))))
         return spans
 
-    def _by_ending(self, dicts: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], whole: str) -> list[Span]:
+    def _by_ending(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str) -> list[Span]:
         """Returns each turn between the start and the end-of-turn token around its content."""
         start, end = self._turn_ends(len(dicts) - 1)
         spans: list[Span] = []
@@ -135,7 +133,7 @@ class Turns:
             self._ending = start, after.group()
         return self._ending
 
-    def _place(self, dicts: list[dict[str, Any]], index: int, tools: Sequence[Mapping[str, Any]], whole: str) -> int:
+    def _place(self, dicts: Sequence[JsonObject], index: int, tools: Sequence[JsonObject], whole: str) -> int:
         """Returns a position in `whole` inside message `index`: the end of its content, or of the name of its last call."""
         message = dict(dicts[index])
         if content := message.get("content"):

@@ -13,11 +13,12 @@ import re
 from array import array
 from collections.abc import Sequence, Set
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+
+from ft_assets.typed_json import JsonObject
 
 MAX_WORDS = 1 << 18
 """Words remembered of each kind: about 60 MB when full."""
@@ -168,19 +169,19 @@ def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     return bool(steps) and all(" " not in t.content for t in added) and any(map(_splits_words, steps)) and all(map(_is_known, steps))
 
 
-def _leaves(step: dict[str, Any]) -> list[dict[str, Any]]:
+def _leaves(step: JsonObject) -> list[JsonObject]:
     return [leaf for s in step["pretokenizers"] for leaf in _leaves(s)] if step["type"] == "Sequence" else [step]
 
 
-def _splits_words(step: dict[str, Any]) -> bool:
+def _splits_words(step: JsonObject) -> bool:
     return bool(step["type"] == "ByteLevel" and step["use_regex"]) or (step["type"] == "Split" and " ?" in _regex(step) + "[^")
 
 
-def _is_known(step: dict[str, Any]) -> bool:
+def _is_known(step: JsonObject) -> bool:
     if step["type"] == "Split":
         return step["behavior"] == "Isolated" and not step["invert"] and _regex(step) in SPLITS
     return bool(step["type"] == "Digits" or (step["type"] == "ByteLevel" and not step["add_prefix_space"]))
 
 
-def _regex(step: dict[str, Any]) -> str:
+def _regex(step: JsonObject) -> str:
     return str(step["pattern"].get("Regex", ""))

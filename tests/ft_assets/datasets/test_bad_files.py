@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,10 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, case: str) -> None:
     report = validate(tmp_path, content, name=name).report
     assert not report.valid
     assert report.dataset_id is None
-    of_file = [e for e in report.errors if e["row"] is None]
-    assert [e["code"] for e in of_file] == [code]
-    assert of_file[0]["message"]
-    assert of_file[0]["fix"]
+    of_file = [e for e in report.errors if e.row is None]
+    assert [e.code for e in of_file] == [code]
+    assert of_file[0].message
+    assert of_file[0].fix
 
 
 BAD_ROWS: dict[str, tuple[bytes | Any, str, str]] = {
@@ -145,9 +146,9 @@ def test_a_bad_row_is_reported_with_its_place_and_the_rows_around_it_survive(tmp
     assert result.num_rows == 2
     errors = result.report.errors
     assert {"row": 2, "byte_offset": len(GOOD) + 1, "path": path, "code": code} in [
-        {k: e[k] for k in ("row", "byte_offset", "path", "code")} for e in errors
+        {k: getattr(e, k) for k in ("row", "byte_offset", "path", "code")} for e in errors
     ]
-    assert all(e["row"] == 2 and e["message"] and e["fix"] for e in errors)
+    assert all(e.row == 2 and e.message and e.fix for e in errors)
     dropped = validate(tmp_path, content, policies=Policies(min_examples=1, bad_rows="drop"))
     assert dropped.report.valid
     assert dropped.report.error_counts == result.report.error_counts
@@ -159,7 +160,7 @@ def test_every_bad_row_is_reported_and_at_most_1000_are_stored(tmp_path: Path) -
     assert report.stats["bad_rows"] == 2400
     assert report.error_counts["empty_content"] == report.error_counts["invalid_role"] == 1200
     assert len(report.errors) == 1000
-    assert [e["row"] for e in report.errors] == sorted(e["row"] for e in report.errors)
+    assert [e.row for e in report.errors] == sorted(e.row for e in report.errors)
 
 
 def test_all_problems_of_a_row_are_reported(tmp_path: Path) -> None:
@@ -183,14 +184,14 @@ def test_a_bad_csv_record_is_reported_with_its_place(tmp_path: Path, case: str) 
     record, code = CSV_CASES[case]
     start = b'prompt,completion\n"q, with\na line break",a\n'
     result = validate(tmp_path, start + record + b"\nq2,a2\n", name="rows.csv")
-    assert [(e["row"], e["byte_offset"], e["code"]) for e in result.report.errors] == [(2, len(start), code)]
+    assert [(e.row, e.byte_offset, e.code) for e in result.report.errors] == [(2, len(start), code)]
     assert result.num_rows == 2
 
 
 def test_array_elements_are_reported_alone(tmp_path: Path) -> None:
     content = b"[\n " + GOOD + b",\n {'single': 1},\n " + json.dumps(chat("x]}", 'y"[')).encode() + b"\n]"
     report = validate(tmp_path, content, name="rows.json").report
-    assert [(e["row"], e["code"], e["byte_offset"]) for e in report.errors] == [(2, "invalid_json", content.index(b"{'single"))]
+    assert [(e.row, e.code, e.byte_offset) for e in report.errors] == [(2, "invalid_json", content.index(b"{'single"))]
     assert report.examples == 2
 
 
@@ -293,4 +294,4 @@ def test_arbitrary_bytes_never_crash_and_always_give_a_report(tmp_path: Path, co
     report = validate_file(path, filename=name, policies=FEW, output=tmp_path / "rows.parquet").report
     assert report.valid == (not report.error_counts)
     assert set(report.error_counts) <= set(all_codes())
-    json.dumps(report.to_dict(), allow_nan=False).encode()
+    json.dumps(asdict(report), allow_nan=False).encode()

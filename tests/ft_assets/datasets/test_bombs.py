@@ -82,10 +82,8 @@ def test_a_file_of_more_rows_than_its_size_can_hold_is_refused_at_once(tmp_path:
     report = validate(tmp_path, content, name=name).report
     assert list(report.error_counts) == [code] or report.error_counts[code] == 1
     assert not report.valid
-    error = next(e for e in report.errors if e["code"] == code)
-    assert (
-        error["row"] is None and f"{len(content)} stored bytes" in error["message"] and "remove empty and repeated rows" in error["message"]
-    )
+    error = next(e for e in report.errors if e.code == code)
+    assert error.row is None and f"{len(content)} stored bytes" in error.message and "remove empty and repeated rows" in error.message
     assert time.process_time() - began < 25
 
 
@@ -204,7 +202,7 @@ def test_one_long_system_prompt_in_every_row_is_no_bomb(tmp_path: Path, compress
 def test_a_parquet_row_over_16_mib_is_reported_and_the_next_one_read(tmp_path: Path) -> None:
     content = parquet_bytes(tmp_path, {"text": ["a", "x" * (16 * 1024 * 1024 + 1), "b"]})
     report = validate(tmp_path, content, name="rows.parquet").report
-    assert [(e["row"], e["code"]) for e in report.errors] == [(2, "line_too_long")]
+    assert [(e.row, e.code) for e in report.errors] == [(2, "line_too_long")]
     assert report.examples == 2
 
 

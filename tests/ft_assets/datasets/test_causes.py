@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,16 @@ QUESTIONS = [{"question": f"How long does step {i} take?", "ground_truth": f"{i}
 def test_one_cause_in_1319_rows_is_one_entry_in_every_report(jsonl: Callable[..., Path]) -> None:
     report = validate_file(jsonl(*QUESTIONS), filename="faq.jsonl", called="data/my faq.jsonl").report
     (problem,) = report.problems
-    assert (problem["count"], [e["row"] for e in problem["examples"]]) == (1319, [1, 2, 3])
-    assert problem["label"] == "a row of an unknown shape"
-    assert problem["command"] == "ft check 'data/my faq.jsonl' --map question=prompt,ground_truth=completion"
-    assert problem["examples"][1]["excerpt"] == "question 'How long does step 1 take?', ground_truth '1 days'"
-    lines = list(report_lines(report.to_dict(), name="faq.jsonl"))
+    assert (problem.count, [e.row for e in problem.examples]) == (1319, [1, 2, 3])
+    assert problem.label == "a row of an unknown shape"
+    assert problem.command == "ft check 'data/my faq.jsonl' --map question=prompt,ground_truth=completion"
+    assert problem.examples[1].excerpt == "question 'How long does step 1 take?', ground_truth '1 days'"
+    lines = list(report_lines(asdict(report), name="faq.jsonl"))
     assert lines[0] == "faq.jsonl: NOT VALID: 1,319 of 1,319 rows cannot be trained on: a row of an unknown shape"
     assert len(lines) < 12
     assert sum("[unknown_row_shape]" in line for line in lines) == 1
-    assert f"      {problem['command']}" in lines
-    page = report_page(report.to_dict(), name="faq.jsonl")
+    assert f"      {problem.command}" in lines
+    page = report_page(asdict(report), name="faq.jsonl")
     assert page.count("unknown_row_shape") == 1
     assert "1,319" in page
     assert "How long does step 2 take?" in page and "How long does step 3 take?" not in page
@@ -44,7 +45,7 @@ def test_causes_do_not_depend_on_where_blocks_end(jsonl: Callable[..., Path], bl
     rows = [*QUESTIONS[:40], chat("a", "b"), *([{"messages": [{"role": f"r{i}", "content": "x"}, 7]} for i in range(30)])]
     path = jsonl(*rows)
     report = validate_file(path, filename="a.jsonl", block_bytes=block_bytes).report
-    found = [(p["code"], p["path"], p["count"], [e["row"] for e in p["examples"]]) for p in report.problems]
+    found = [(p.code, p.path, p.count, [e.row for e in p.examples]) for p in report.problems]
     assert found == [
         ("unknown_row_shape", "", 40, [1, 2, 3]),
         ("invalid_role", "messages[].role", 30, [42, 43, 44]),
@@ -55,7 +56,7 @@ def test_causes_do_not_depend_on_where_blocks_end(jsonl: Callable[..., Path], bl
 def test_a_row_counts_once_for_a_cause_however_often_it_has_it(jsonl: Callable[..., Path]) -> None:
     row = {"messages": [{"role": "robot", "content": "x"}, {"role": "bot", "content": "y"}]}
     report = validate_file(jsonl(row, row), filename="a.jsonl").report
-    assert [(p["code"], p["count"]) for p in report.problems] == [("invalid_role", 2)]
+    assert [(p.code, p.count) for p in report.problems] == [("invalid_role", 2)]
     assert report.error_counts == {"invalid_role": 4}
 
 
@@ -69,17 +70,17 @@ def test_causes_beyond_the_limit_are_counted_by_code() -> None:
             )
     first.merge(second)
     listed = first.to_list()
-    assert sum(p["count"] for p in listed) == 600
+    assert sum(p.count for p in listed) == 600
     assert len(listed) == MAX_CAUSES + 1
-    assert listed[0]["count"] == 600 - MAX_CAUSES
-    assert all(len(p["examples"]) <= 3 for p in listed)
+    assert listed[0].count == 600 - MAX_CAUSES
+    assert all(len(p.examples) <= 3 for p in listed)
 
 
 @pytest.mark.parametrize(("pii", "shown"), [("off", True), ("warn", True), ("redact", False), ("reject", False)])
 def test_bad_rows_are_not_quoted_where_personal_data_is_to_stay_out(jsonl: Callable[..., Path], pii: str, shown: bool) -> None:
     path = jsonl({"question": "write to jane.doe@example.com", "x": "y"}, chat("mail jane.doe@example.com", "done"), chat("a", "b"))
     report = validate_file(path, filename="a.jsonl", policies=Policies.from_request({"pii": pii, "bad_rows": "drop"})).report
-    said = json.dumps([report.problems, report.first_rows])
+    said = json.dumps([list(map(asdict, report.problems)), report.first_rows])
     assert ("jane.doe@example.com" in said) == shown
 
 
@@ -89,11 +90,11 @@ def test_the_command_keeps_the_options_that_the_file_was_read_with(tmp_path: Pat
     policies = Policies(encoding="windows-1252", rows_at="train rows")
     (problem,) = validate_file(path, filename="data.json", policies=policies).report.problems
     wanted = "ft check data.json --rows-at 'train rows' --encoding windows-1252 --map question=prompt,ground_truth=completion"
-    assert problem["command"] == wanted
+    assert problem.command == wanted
 
 
 def test_a_report_without_causes_has_those_of_its_errors(jsonl: Callable[..., Path]) -> None:
-    report = validate_file(jsonl(*QUESTIONS[:20]), filename="a.jsonl").report.to_dict()
+    report = asdict(validate_file(jsonl(*QUESTIONS[:20]), filename="a.jsonl").report)
     old = {name: value for name, value in report.items() if name not in ("problems", "verdict", "first_rows")}
     (problem,) = problems_of(old)
     assert (problem["code"], problem["count"], len(problem["examples"])) == ("unknown_row_shape", 20, 3)
@@ -107,7 +108,7 @@ def test_the_first_rows_are_shown_as_they_are_read(jsonl: Callable[..., Path]) -
     assert [r["row"] for r in report.first_rows] == [1, 2, 3]
     assert report.first_rows[0]["messages"] == [{"role": "user", "content": "q0"}]
     assert report.first_rows[0]["rejected"][0]["content"] == "b" * 200 + "..."
-    shown = "\n".join(report_lines(report.to_dict(), name="a.jsonl"))
+    shown = "\n".join(report_lines(asdict(report), name="a.jsonl"))
     assert "user: q0" in shown
     assert "\x1b" not in shown
 
@@ -116,8 +117,8 @@ def test_the_verdict_comes_first_and_says_what_the_file_is_good_for(jsonl: Calla
     def verdict(rows: int, **policies: str) -> str:
         path = jsonl(*(chat(f"question {i * 37}", f"answer {i * 91}") for i in range(rows)))
         report = validate_file(path, filename="a.jsonl", policies=Policies.from_request(policies)).report
-        stored = json.loads(json.dumps(report.to_dict(), sort_keys=True))  # as a database gives it back
-        assert list(in_order(stored)) == list(report.to_dict())
+        stored = json.loads(json.dumps(asdict(report), sort_keys=True))  # as a database gives it back
+        assert list(in_order(stored)) == list(asdict(report))
         assert next(iter(in_order(stored))) == "verdict"
         return report.verdict
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ def test_too_few_examples_says_value_limit_and_next_step(jsonl: Callable[..., Pa
     policies = Policies(min_examples=50)
     report = validate_file(jsonl(*(chat(f"q{i}", "a") for i in range(37))), filename="a.jsonl", policies=policies).report
     assert report.error_counts == {"too_few_examples": 1}
-    assert "37" in report.errors[0]["message"]
-    assert "50" in report.errors[0]["message"]
-    assert "13" in report.errors[0]["fix"]
+    assert "37" in report.errors[0].message
+    assert "50" in report.errors[0].message
+    assert "13" in report.errors[0].fix
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_the_report_says_what_it_read_and_ignored(jsonl: Callable[..., Path]) ->
     codes = [w["code"] for w in report.warnings]
     assert codes[:4] == ["wrong_extension", "too_few_to_train", "unknown_field", "possible_control_token"]
     assert "'id'" in report.warnings[2]["message"]
-    assert DatasetReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    assert DatasetReport.from_dict(json.loads(json.dumps(asdict(report)))) == report
     assert "valid" in report.to_markdown()
     assert "data:image/svg+xml" in report.to_markdown()
 
@@ -172,14 +173,14 @@ def test_a_preference_whose_conversation_has_its_answer_already_says_so(jsonl: C
     turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
     path = jsonl({"conversations": turns, "chosen": {"from": "gpt", "value": "x"}, "rejected": {"from": "gpt", "value": "y"}})
     (found,) = validate_file(path, filename="a.jsonl", policies=FEW).report.errors
-    assert (found["path"], found["code"]) == ("conversations", "missing_field")
-    assert "ends with an answer" in found["message"] and "user's message" in found["fix"]
+    assert (found.path, found.code) == ("conversations", "missing_field")
+    assert "ends with an answer" in found.message and "user's message" in found.fix
 
 
 def test_control_tokens_of_the_base_model_are_refused_when_it_is_known(jsonl: Callable[..., Path], tiny_model: Path) -> None:
     path = jsonl(chat("a", "b"), chat("c", "d <|im_end|>"))
     report = validate_file(path, filename="a.jsonl", policies=FEW, model_dir=tiny_model).report
-    assert [(e["row"], e["code"], e["path"]) for e in report.errors] == [(2, "control_token_in_content", "messages[1].content")]
+    assert [(e.row, e.code, e.path) for e in report.errors] == [(2, "control_token_in_content", "messages[1].content")]
 
 
 @pytest.mark.parametrize("policy", ["reject", "truncate"])
@@ -189,7 +190,7 @@ def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[...,
     report = validate_file(path, filename="a.jsonl", policies=policies, model_dir=tiny_model, max_seq_len=100).report
     assert report.stats["over_long"] == 1
     assert report.valid == (policy == "truncate")
-    assert [e["row"] for e in report.errors] == ([2] if policy == "reject" else [])
+    assert [e.row for e in report.errors] == ([2] if policy == "reject" else [])
     assert report.stats["histogram"]["unit"] == "tokens"
 
 
@@ -322,8 +323,8 @@ def test_a_column_map_names_unknown_columns_once(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,category\na,b\n")
     report = validate_file(tmp_path / "a.csv", filename="a.csv", column_map=parse_column_map("body=prompt,category=completion")).report
     assert report.error_counts == {"unknown_column": 1}
-    assert "body" in report.errors[0]["message"]
-    assert "text, category" in report.errors[0]["message"]
+    assert "body" in report.errors[0].message
+    assert "text, category" in report.errors[0].message
 
 
 def test_identical_answers_are_no_preference(jsonl: Callable[..., Path]) -> None:
@@ -362,7 +363,7 @@ def test_hh_rlhf_is_refused_with_the_mapping_that_reads_it(tmp_path: Path) -> No
     path = shared_file("hh_rlhf_harmless_test.jsonl.gz")
     refused = validate_file(path, filename="hh.jsonl.gz").report
     assert (refused.valid, max(refused.error_counts, key=lambda c: refused.error_counts[c])) == (False, "transcript_text")
-    assert "--map chosen=chosen:transcript,rejected=rejected:transcript" in refused.errors[0]["fix"]
+    assert "--map chosen=chosen:transcript,rejected=rejected:transcript" in refused.errors[0].fix
     column_map = parse_column_map("chosen=chosen:transcript,rejected=rejected:transcript")
     policies = Policies(bad_rows="drop")
     read = validate_file(path, filename="hh.jsonl.gz", column_map=column_map, policies=policies, output=tmp_path / "o.parquet").report
@@ -381,4 +382,4 @@ def test_a_message_of_3_mb_is_over_long_by_its_characters(jsonl: Callable[..., P
     assert report.stats["over_long"] == 1 and report.valid == (policy == "drop")
     if policy == "reject":
         (error,) = report.errors
-        assert error["row"] == 4 and error["code"] == "example_too_long" and error["message"].startswith("at least ")
+        assert error.row == 4 and error.code == "example_too_long" and error.message.startswith("at least ")

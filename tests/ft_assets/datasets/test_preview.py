@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_an_escaped_control_token_is_shown_as_the_text_it_is(tokenizer: ChatToke
 
 def test_a_preview_survives_json(tokenizer: ChatTokenizer) -> None:
     for one in preview([preference(), chat_example("a", "b")], tokenizer, max_seq_len=100):
-        body = json.loads(json.dumps(one.to_dict()))
+        body = json.loads(json.dumps(asdict(one)))
         assert Preview(**{**body, "loss_spans": one.loss_spans}) == one
 
 

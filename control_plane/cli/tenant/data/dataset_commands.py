@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,7 +155,7 @@ def _validate(
             suites=shipped_index(Path(directory)),
             classifier=load().toxicity_classifier,
         )
-    return result.report.to_dict() | {"model": None if base is None else counted_by(base)}
+    return asdict(replace(result.report, model=None if base is None else counted_by(base)))
 
 
 def local_model(model: str) -> BaseModel:

@@ -16,7 +16,7 @@ def report_lines(report: Mapping[str, Any], *, name: str) -> Iterator[str]:
     from ft_assets.datasets.checks import section_lines
     from ft_assets.datasets.report.validation_report import DatasetReport
 
-    verdict = report.get("verdict") or DatasetReport.from_dict(dict(report)).verdict
+    verdict = report.get("verdict") or DatasetReport.from_dict(report).verdict
     yield f"{name}: {'NOT ' + verdict.removeprefix('not ').replace('valid', 'VALID', 1) if not report['valid'] else verdict}"
     if report.get("review"):
         yield f"  waits for review ({', '.join(report['review'])}): `ft datasets approve {report['dataset_id']}`"

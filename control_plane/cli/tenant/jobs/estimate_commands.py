@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,4 +136,4 @@ def _preview_here(path: Path, base: BaseModel, reading: Mapping[str, Any], num_e
         if not report.valid:
             raise InvalidDataset(f"{path} has nothing to show: {report.summary()}; `ft check {path}` lists every problem")
         tokenizer = ChatTokenizer.load(base.directory)
-        return [p.to_dict() for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]
+        return [asdict(p) for p in previewed(load_rows(rows), tokenizer, max_seq_len=max_seq_len, num_examples=num_examples)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from ft_assets.datasets.checks.check import Check, Finding, KeptExamples, Option
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.typed_json import from_json
 
 NO_SUITE = -1
 
@@ -73,10 +75,10 @@ class Contamination(Check):
         shown = [names[i] for i in suite[found].tolist()]
         decision.flag("contaminated", "contaminated", found, self.action, suite=shown, share=share[found].round(3))
 
-    def stats(self, total: BlockResult, decision: Decision) -> dict[str, Any]:  # noqa: ARG002 - only the decision counts
+    def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - only the decision counts
         checked = list(self._index.suites) if self.is_on else []
         flagged = decision.counts["contaminated"] if checked else None
-        return {"contamination": {"flagged": flagged, "suites": self._by_suite, "checked": checked}}
+        return {"contamination": asdict(ContaminationStats(flagged=flagged, suites=self._by_suite, checked=checked))}
 
     @classmethod
     def lines(cls, stats: Mapping[str, Any]) -> Iterable[str]:
@@ -90,18 +92,29 @@ class Contamination(Check):
 CHECK = Contamination
 
 
-def contamination(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``{"flagged", "suites", "checked"}`` of a report's `stats`; `flagged` is None if the rows were compared with no suite."""
-    found = stats.get("contamination") or {}
-    checked = list(found.get("checked") or ())
-    return {"flagged": (found.get("flagged") or 0) if checked else None, "suites": dict(found.get("suites") or {}), "checked": checked}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContaminationStats:
+    """The check's section of a report's statistics."""
+
+    flagged: int | None = None
+    """None if the rows were compared with no suite."""
+    suites: Mapping[str, int] = field(default_factory=dict)
+    """Rows found by suite."""
+    checked: Sequence[str] = ()
+    """Suites that the rows were compared with."""
+
+
+def contamination(stats: Mapping[str, Any]) -> ContaminationStats:
+    """Reads the section from a report's `stats`."""
+    found = from_json(ContaminationStats, stats.get("contamination") or {}, ignore_unknown=True)
+    return replace(found, flagged=(found.flagged or 0) if found.checked else None)
 
 
 def contamination_line(stats: Mapping[str, Any]) -> str:
     """Returns the result of the contamination check as shown in every report."""
     found = contamination(stats)
-    if found["flagged"] is None:
+    if found.flagged is None:
         return "contamination: not checked"
-    each = ", ".join(f"{suite} {count}" for suite, count in found["suites"].items())
-    compared = f"compared with {', '.join(found['checked'])}"
-    return f"contamination: {found['flagged']} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"
+    each = ", ".join(f"{suite} {count}" for suite, count in found.suites.items())
+    compared = f"compared with {', '.join(found.checked)}"
+    return f"contamination: {found.flagged} rows found in evaluation suites{f' ({each})' if each else ''}; {compared}"

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ft_assets.datasets.dedup.normalization import CodePoints, fold, read_only
+from ft_assets.durable_files import write_json
 from ft_assets.errors import IntegrityError, InvalidRequest
 
 VERSION = 1
@@ -137,15 +138,13 @@ class SuiteIndex:
             np.save(directory / f"{name}.npy", getattr(self, name))
         meta = {"version": VERSION, "suites": dict(self.suites), "unmatchable": dict(self.unmatchable), "digest": self.digest}
         meta["shapes"] = {name: list(getattr(self, name).shape) for name in ARRAYS}
-        partial = directory / "index.json.partial"
-        partial.write_text(json.dumps(meta))
-        partial.rename(directory / "index.json")
+        write_json(directory / "index.json", meta)
 
     @classmethod
     def load(cls, directory: Path) -> SuiteIndex:
         """Loads the index saved in `directory`, its arrays mapped; ``IntegrityError`` if it is torn or of another version."""
         try:
-            meta: dict[str, Any] = json.loads((directory / "index.json").read_text())
+            meta: Mapping[str, Any] = json.loads((directory / "index.json").read_text())
             arrays = {name: read_only(np.asarray(np.load(directory / f"{name}.npy", mmap_mode="r"))) for name in ARRAYS}
         except (OSError, ValueError, EOFError) as error:
             raise IntegrityError(f"the contamination index in {directory} is incomplete: {error}; build it again") from error

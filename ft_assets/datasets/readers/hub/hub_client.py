@@ -4,20 +4,25 @@ It runs separately because huggingface_hub reads its environment once, on import
 that its operator has set may be contacted. The token is part of the request, never of arguments or a file; without one, a token on the
 machine is not used.
 
-    {"op": "sha", repo, revision}             -> {"sha": ...}          (repo_type, if not "dataset", in each)
-    {"op": "list", repo, revision}            -> {"files": [{"path", "size", "oid", "sha256"}], "readme": text}
-    {"op": "download", repo, revision, paths, target} -> {}
-    any                                       -> {"error": "absent|gated|revision|offline|unreachable", "detail": ...}
+    sha        -> sha
+    list       -> files, readme
+    download   -> nothing: the paths are in the target directory
+    any        -> error, detail
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from ft_assets.errors import IntegrityError
+from ft_assets.typed_json import from_json
 
 MAX_README_BYTES = 1 << 20
 """Bytes of a dataset card; only its front matter is read."""
@@ -25,12 +30,56 @@ TIMEOUT_S = 6 * 3600.0
 """Seconds for a download: 10 GB at half a megabyte per second."""
 
 
-def ask(request: dict[str, Any], *, home: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubRequest:
+    op: Literal["sha", "list", "download"]
+    repo: str
+    revision: str
+    endpoint: str
+    token: str | None
+    repo_type: Literal["dataset", "model"] = "dataset"
+    paths: tuple[str, ...] = ()
+    """Files to download."""
+    target: str = ""
+    """Directory for downloads."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedFile:
+    path: str
+    size: int
+    oid: str
+    """Git's hash of the file; of a large file, of its pointer."""
+    sha256: str | None
+    """Of a large file."""
+
+    def verify(self, download: Path) -> None:
+        """Refuses and deletes a download that differs from the file of the commit."""
+        size = download.stat().st_size
+        digest = hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        with download.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+        if size != self.size or digest.hexdigest() != (self.sha256 or self.oid):
+            download.unlink()
+            raise IntegrityError(f"{self.path} arrived with {size} bytes that are not those of the commit; fetch it again")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubAnswer:
+    sha: str | None = None
+    files: tuple[ListedFile, ...] = ()
+    readme: str = ""
+    error: Literal["absent", "gated", "revision", "unreachable"] | None = None
+    detail: str = ""
+
+
+def ask(request: HubRequest, *, home: Path, timeout_s: float = TIMEOUT_S) -> HubAnswer:
     """Returns the response of a client process to `request`; `home` receives the library's own files."""
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING_FACE", "TRANSFORMERS_"))},
         "HF_HOME": str(home),
-        "HF_ENDPOINT": str(request["endpoint"]),
+        "HF_ENDPOINT": request.endpoint,
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -41,61 +90,59 @@ def ask(request: dict[str, Any], *, home: Path, timeout_s: float = TIMEOUT_S) ->
     command = [sys.executable, "-m", "ft_assets.datasets.readers.hub.hub_client"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, env=environment, timeout=timeout_s, check=False
+            command, input=json.dumps(asdict(request)), capture_output=True, text=True, env=environment, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"error": "unreachable", "detail": f"no answer within {timeout_s:.0f} s"}
+        return HubAnswer(error="unreachable", detail=f"no answer within {timeout_s:.0f} s")
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        return from_json(HubAnswer, json.loads(done.stdout))
     except json.JSONDecodeError:
-        return {"error": "unreachable", "detail": (done.stderr.strip() or f"the client ended with code {done.returncode}")[-300:]}
-    return answer
+        return HubAnswer(error="unreachable", detail=(done.stderr.strip() or f"the client ended with code {done.returncode}")[-300:])
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: HubRequest) -> HubAnswer:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
     try:
-        return _do(request, hub.HfApi(endpoint=request["endpoint"], token=request.get("token") or False))
+        return _do(request, hub.HfApi(endpoint=request.endpoint, token=request.token or False))
     except errors.GatedRepoError as error:
-        return {"error": "gated", "detail": _first_line(error)}
+        return HubAnswer(error="gated", detail=_first_line(error))
     except errors.RepositoryNotFoundError as error:
-        return {"error": "absent", "detail": _first_line(error)}
+        return HubAnswer(error="absent", detail=_first_line(error))
     except errors.LocalEntryNotFoundError as error:  # no response, and no local copy
-        return {"error": "unreachable", "detail": _first_line(error)}
+        return HubAnswer(error="unreachable", detail=_first_line(error))
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        return {"error": "revision", "detail": _first_line(error)}
+        return HubAnswer(error="revision", detail=_first_line(error))
     except errors.HFValidationError as error:
-        return {"error": "absent", "detail": _first_line(error)}
+        return HubAnswer(error="absent", detail=_first_line(error))
     except Exception as error:  # the network, the disk or the library may raise anything: the caller words it
-        return {"error": "unreachable", "detail": f"{type(error).__name__}: {_first_line(error)}"}
+        return HubAnswer(error="unreachable", detail=f"{type(error).__name__}: {_first_line(error)}")
 
 
-def _do(request: dict[str, Any], api: Any) -> dict[str, Any]:
-    repo, revision, kind = request["repo"], request["revision"], request.get("repo_type", "dataset")
-    if request["op"] == "sha":
-        return {"sha": api.repo_info(repo, revision=revision, repo_type=kind, timeout=20).sha}
-    if request["op"] == "list":
+def _do(request: HubRequest, api: Any) -> HubAnswer:
+    repo, revision, kind = request.repo, request.revision, request.repo_type
+    if request.op == "sha":
+        return HubAnswer(sha=api.repo_info(repo, revision=revision, repo_type=kind, timeout=20).sha)
+    if request.op == "list":
         api.repo_info(repo, revision=revision, repo_type=kind, timeout=20)  # fails at once where listing would retry for minutes
         tree = api.list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
-        files = [
-            {"path": f.path, "size": f.size, "oid": f.blob_id, "sha256": f.lfs.sha256 if f.lfs else None}
+        files = tuple(
+            ListedFile(path=f.path, size=f.size, oid=f.blob_id, sha256=f.lfs.sha256 if f.lfs else None)
             for f in tree
             if hasattr(f, "blob_id")
-        ]
-        return {"files": files, "readme": _readme(request, api, files)}
-    for path in request["paths"]:
-        api.hf_hub_download(repo, path, revision=revision, repo_type=kind, local_dir=request["target"])
-    return {}
+        )
+        return HubAnswer(files=files, readme=_readme(request, api, files))
+    for path in request.paths:
+        api.hf_hub_download(repo, path, revision=revision, repo_type=kind, local_dir=request.target)
+    return HubAnswer()
 
 
-def _readme(request: dict[str, Any], api: Any, files: list[dict[str, Any]]) -> str:
-    if not any(f["path"] == "README.md" and f["size"] <= MAX_README_BYTES for f in files):
+def _readme(request: HubRequest, api: Any, files: tuple[ListedFile, ...]) -> str:
+    if not any(f.path == "README.md" and f.size <= MAX_README_BYTES for f in files):
         return ""
-    kind = request.get("repo_type", "dataset")
     path = api.hf_hub_download(
-        request["repo"], "README.md", revision=request["revision"], repo_type=kind, local_dir=request["target"], etag_timeout=20
+        request.repo, "README.md", revision=request.revision, repo_type=request.repo_type, local_dir=request.target, etag_timeout=20
     )
     return Path(path).read_text(encoding="utf-8", errors="replace")
 
@@ -105,4 +152,4 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_answer(json.load(sys.stdin))))
+    sys.stdout.write(json.dumps(asdict(_answer(from_json(HubRequest, json.load(sys.stdin))))))

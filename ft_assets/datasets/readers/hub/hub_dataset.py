@@ -11,18 +11,15 @@ COMMIT is a full commit hash: a branch moves, and with it the data that a job wa
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ft_assets.datasets.readers.containers import MAX_BYTES
-from ft_assets.datasets.readers.hub.hub_client import TIMEOUT_S, ask
+from ft_assets.datasets.readers.hub.hub_client import TIMEOUT_S, HubAnswer, HubRequest, ask
 from ft_assets.datasets.readers.hub.hub_files import DATA_FILE, pick
 from ft_assets.datasets.readers.hub.shards import join_shards
-from ft_assets.errors import FtError, IntegrityError, InvalidDataset, InvalidRequest, NotFound, Unavailable
+from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound, Unavailable
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHAPE = re.compile(
@@ -91,8 +88,8 @@ def _unpinned(repo: str, revision: str, *, endpoint: str | None, token: str | No
     message = f"{revision!r} of {repo} is not a commit: it can change while a job uses it"
     fix = f"write hf://{repo}@ and the 40 digits of a commit (see its page under 'Files and versions', 'History')"
     if endpoint and scratch is not None:
-        answer = ask(_request("sha", repo, revision, endpoint, token), home=scratch, timeout_s=LOOK_S)
-        if isinstance(sha := answer.get("sha"), str) and COMMIT.fullmatch(sha):
+        request = HubRequest(op="sha", repo=repo, revision=revision, endpoint=endpoint.rstrip("/"), token=token)
+        if (sha := ask(request, home=scratch, timeout_s=LOOK_S).sha) and COMMIT.fullmatch(sha):
             fix = f"it is {sha} now; write hf://{repo}@{sha}"
     return InvalidRequest(f"{message}; {fix}", code="hub_revision_not_pinned")
 
@@ -106,34 +103,28 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
         raise InvalidRequest(f"{hub_id} cannot be read: no Hub is set up for this platform; upload the file instead", code="hub_disabled")
     raw = target_dir / "hub"
     raw.mkdir(parents=True, exist_ok=True)
-    listing = _fetched_by_client("list", hub_id, endpoint, token, raw, timeout_s=LOOK_S, target=str(raw))
-    files: dict[str, Mapping[str, Any]] = {f["path"]: f for f in listing["files"]}
-    sources = pick(sorted(files), listing["readme"], config=hub_id.config, path=hub_id.path, split=hub_id.split)
+    request = HubRequest(op="list", repo=hub_id.repo, revision=hub_id.revision, endpoint=endpoint.rstrip("/"), token=token, target=str(raw))
+    listing = _asked(request, hub_id, raw, timeout_s=LOOK_S)
+    files = {file.path: file for file in listing.files}
+    sources = pick(sorted(files), listing.readme, config=hub_id.config, path=hub_id.path, split=hub_id.split)
     if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
         raise InvalidRequest(f"{hub_id} contains a path outside the repository", code="invalid_hub_id")
-    num_bytes = sum(files[p]["size"] for p in sources)
+    num_bytes = sum(files[p].size for p in sources)
     if num_bytes > max_bytes:
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
-    _fetched_by_client("download", hub_id, endpoint, token, raw, target=str(raw), paths=sources)
+    _asked(replace(request, op="download", paths=tuple(sources)), hub_id, raw, timeout_s=TIMEOUT_S)
     for source in sources:
-        _verify(raw / source, files[source])
+        files[source].verify(raw / source)
     path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
     name = sources[0].rsplit("/", 1)[-1]
     filename = name if len(sources) == 1 else f"{hub_id.split}{''.join(path.suffixes)}"
     return HubFile(hub_id=hub_id, path=path, filename=filename, sources=tuple(sources), num_bytes=num_bytes)
 
 
-def _request(op: str, repo: str, revision: str, endpoint: str, token: str | None, **more: Any) -> dict[str, Any]:
-    return {"op": op, "repo": repo, "revision": revision, "endpoint": endpoint.rstrip("/"), "token": token, **more}
-
-
-def _fetched_by_client(
-    op: str, hub_id: HubId, endpoint: str, token: str | None, home: Path, *, timeout_s: float = TIMEOUT_S, **more: Any
-) -> dict[str, Any]:
-    request = _request(op, hub_id.repo, hub_id.revision, endpoint, token, **more)
+def _asked(request: HubRequest, hub_id: HubId, home: Path, *, timeout_s: float) -> HubAnswer:
     answer = ask(request, home=home / ".home", timeout_s=timeout_s)
-    if "error" in answer:
-        raise _refusal(answer["error"], str(answer.get("detail", "")), hub_id, endpoint, bool(token))
+    if answer.error:
+        raise _refusal(answer.error, answer.detail, hub_id, request.endpoint, bool(request.token))
     return answer
 
 
@@ -141,7 +132,7 @@ def _refusal(kind: str, detail: str, hub_id: HubId, endpoint: str, has_token: bo
     repo = f"dataset {hub_id.repo}"
     give = "the token that was given may not read it" if has_token else "if it is private, give a token that may read it"
     if kind == "gated":
-        page = f"{endpoint.rstrip('/')}/datasets/{hub_id.repo}"
+        page = f"{endpoint}/datasets/{hub_id.repo}"
         need = give if has_token else "give the token of an account that has"
         return InvalidRequest(f"{repo} is gated: accept its terms at {page}; {need}", code="hub_dataset_gated")
     if kind == "absent":
@@ -149,15 +140,3 @@ def _refusal(kind: str, detail: str, hub_id: HubId, endpoint: str, has_token: bo
     if kind == "revision":
         return NotFound(f"{repo} has no commit {hub_id.revision}; see its history for one that it has", code="hub_revision_not_found")
     return Unavailable(f"{endpoint} did not give {hub_id} ({detail}); try again later", code="hub_unavailable")
-
-
-def _verify(path: Path, listed: Mapping[str, Any]) -> None:
-    """Refuses a download that differs from the file of the commit: by sha256 for large files, by git's own hash for the others."""
-    sha256, size = listed["sha256"], path.stat().st_size
-    digest = hashlib.sha256() if sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    if size != listed["size"] or digest.hexdigest() != (sha256 or listed["oid"]):
-        path.unlink()
-        raise IntegrityError(f"{listed['path']} arrived with {size} bytes that are not those of the commit; fetch it again")

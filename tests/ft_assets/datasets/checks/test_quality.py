@@ -51,7 +51,7 @@ def tally(examples: Sequence[Example]) -> QualityTally:
 
 
 def codes(examples: Sequence[Example], **known: Any) -> list[str]:
-    return [warning["code"] for warning in tally(examples).warnings(**known)]
+    return [code for code, _ in tally(examples).warnings(**known)]
 
 
 def chats(
@@ -99,11 +99,11 @@ def test_what_is_within_bounds_raises_none(said: str, examples: list[Example]) -
 
 def test_messages_hold_the_numbers_and_what_to_do() -> None:
     [imbalance] = tally(chats(300, lambda i: "refund" if i % 10 else "card")).warnings()
-    assert "'refund' is 90% of 300 answers over 2 classes" in imbalance["message"] and "add examples" in imbalance["message"]
+    assert "'refund' is 90% of 300 answers over 2 classes" in imbalance[1] and "add examples" in imbalance[1]
     [epochs] = tally(chats(10_001, prose)).warnings(num_epochs=3)
-    assert "10,001 rows are over 10,000: 3 epochs" in epochs["message"] and "n_epochs to 1" in epochs["message"]
+    assert "10,001 rows are over 10,000: 3 epochs" in epochs[1] and "n_epochs to 1" in epochs[1]
     [overlap] = tally(chats(100, prose)).warnings(num_overlapping=5, num_validation=50)
-    assert overlap["code"] == "validation_overlap" and "5 of 50 (10.0%) validation rows" in overlap["message"]
+    assert overlap[0] == "validation_overlap" and "5 of 50 (10.0%) validation rows" in overlap[1]
 
 
 def test_one_epoch_over_many_rows_is_as_it_should_be() -> None:
@@ -175,7 +175,7 @@ def test_a_frequent_answer_among_very_many_is_seen_in_the_sample() -> None:
     assert whole.num_answers > 3 * NUM_ANSWERS > 3 * NUM_DISTINCT
     assert stats["top_answers"][0]["answer"].startswith("I cannot") and stats["top_answers"][0]["share"] == pytest.approx(0.25, abs=0.015)
     assert stats["distinct_answers"] == pytest.approx(37_501, rel=0.1)
-    assert [w["code"] for w in whole.warnings(num_epochs=1)] == ["repeated_answer"]
+    assert [code for code, _ in whole.warnings(num_epochs=1)] == ["repeated_answer"]
     assert len(pickle.dumps(whole)) < 2_000_000
 
 

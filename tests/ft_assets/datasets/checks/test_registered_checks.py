@@ -120,13 +120,13 @@ def test_its_findings_are_counted_and_shown(jsonl: Callable[..., Path], workers:
     assert report.valid and (report.rows, report.examples) == (23, 20)
     assert report.stats["shouting"] == {"flagged": 2, "seen": 23, "letters": 28 + 40}
     assert [(f["row"], f["code"], f["action"]) for f in report.flagged] == [(21, "shouts", "drop"), (22, "shouts", "drop")]
-    assert [(p["code"], p["label"], p["message"], p["fix"]) for p in report.problems] == [
+    assert [(p.code, p.label, p.message, p.fix) for p in report.problems] == [
         ("silent", "a row that says nothing", "says ...", "say more than ...")
     ]
     assert {"code": "shouting", "message": "2 rows are written in capitals and were left out"} in report.warnings
     assert report.policies["shouting"] == "drop"
     assert "shouting: 2 rows" in report.to_markdown().split("\n")
-    assert "  shouting: 2 rows" in list(report_lines(report.to_dict(), name="rows.jsonl"))
+    assert "  shouting: 2 rows" in list(report_lines(asdict(report), name="rows.jsonl"))
 
 
 @pytest.mark.usefixtures("installed")
@@ -134,7 +134,7 @@ def test_its_verdicts_are_those_of_every_check(jsonl: Callable[..., Path]) -> No
     path = rows(jsonl)
     refused = checked(path, shouting="fail", shouting_share=0.5, bad_rows="drop").report
     assert refused.verdict == "not valid: 2 rows are written in capitals (rows 21, 22)"
-    assert refused.problems[0]["fix"] == "remove them, or choose the policy shouting=drop"
+    assert refused.problems[0].fix == "remove them, or choose the policy shouting=drop"
     assert checked(path, shouting="review", shouting_share=0.5, bad_rows="drop").report.review == ["shouting"]
     assert checked(path, bad_rows="drop").report.stats["shouting"] == {"flagged": 0, "seen": 0, "letters": 0}
 

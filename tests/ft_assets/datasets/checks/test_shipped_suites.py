@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ ROWS = [{"messages": [{"role": "user", "content": f"Where is it {i}?"}, {"role":
 
 def every_report(report: Any) -> dict[str, str]:
     """The report as a terminal, a page and Dagster show it."""
-    body = report.to_dict()
+    body = asdict(report)
     return {
         "terminal": "\n".join(report_lines(body, name="a.jsonl")),
         "page": report_page(body, name="a.jsonl"),
@@ -106,5 +107,5 @@ def test_rows_that_were_compared_name_the_suites(index: Path, jsonl: Callable[..
 
 
 def test_an_older_report_without_suites_reads_as_not_checked() -> None:
-    assert contamination({"contamination": {"flagged": 0, "suites": {}, "checked": []}})["flagged"] is None
-    assert contamination({})["flagged"] is None
+    assert contamination({"contamination": {"flagged": 0, "suites": {}, "checked": []}}).flagged is None
+    assert contamination({}).flagged is None

@@ -234,7 +234,7 @@ def test_contaminated_rows_meet_their_policy(
     assert report.review == (["contaminated"] if policy == "review" else [])
     if policy == "fail":
         assert report.error_counts == {"contaminated": 1}
-        assert "contamination=drop" in report.errors[0]["fix"]
+        assert "contamination=drop" in report.errors[0].fix
 
 
 def test_other_suites_make_another_dataset_id(jsonl: Callable[..., Path], tmp_path: Path, suite: tuple[Path, list[str]]) -> None:
@@ -253,7 +253,7 @@ def test_personal_data_meets_its_policy(jsonl: Callable[..., Path], tmp_path: Pa
     report = validate_file(path, filename="a.jsonl", policies=policies, output=tmp_path / "o.parquet").report
     assert report.stats["personal_data"] == {"rows": 1, "kinds": {"email": 1}}
     if answer is None:
-        assert [(e["row"], e["path"], e["code"]) for e in report.errors] == [(2, "messages[1].content", "personal_data")]
+        assert [(e.row, e.path, e.code) for e in report.errors] == [(2, "messages[1].content", "personal_data")]
         return
     assert [s.example.answer for s in load_stored(tmp_path / "o.parquet")] == ["b", answer]
     assert "personal_data" in {w["code"] for w in report.warnings}
@@ -300,7 +300,7 @@ def test_personal_data_in_the_arguments_of_a_tool_call_is_redacted(jsonl: Callab
     (stored,) = load_stored(tmp_path / "o.parquet")
     assert stored.example.messages[1].tool_calls[0].arguments == {"to": ["[EMAIL]"], "n": 1, "text": "hi"}
     refused = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, pii="reject")).report
-    assert [e["path"] for e in refused.errors] == ["messages[1].tool_calls[0].arguments"]
+    assert [e.path for e in refused.errors] == ["messages[1].tool_calls[0].arguments"]
 
 
 def test_the_same_answer_called_good_and_bad_is_no_copy(jsonl: Callable[..., Path], tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_other_splits_make_another_dataset(jsonl: Callable[..., Path]) -> None:
 def test_errors_of_both_looks_at_a_row_come_in_file_order(jsonl: Callable[..., Path]) -> None:
     path = jsonl(chat("q", "write to ann@example.org"), b"{", chat("q", "write to bob@example.org"), {"messages": []})
     report = validate_file(path, filename="a.jsonl", policies=Policies(min_examples=1, pii="reject")).report
-    assert [(e["row"], e["code"]) for e in report.errors] == [
+    assert [(e.row, e.code) for e in report.errors] == [
         (1, "personal_data"), (2, "truncated_json"), (3, "personal_data"), (4, "empty_messages")
     ]  # fmt: skip
 

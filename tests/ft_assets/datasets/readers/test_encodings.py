@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +61,11 @@ def test_a_text_that_is_half_utf8_has_no_likely_encoding() -> None:
 def test_one_encoding_in_many_rows_is_one_entry_with_three_rows_and_the_command(tmp_path: Path) -> None:
     report = read(write_csv(tmp_path / "faq.csv", german_rows(1319), "windows-1252"))
     (problem,) = report.problems
-    assert (problem["code"], problem["count"]) == ("invalid_utf8", 1319)
-    assert [e["row"] for e in problem["examples"]] == [1, 2, 3]
-    assert problem["command"] == "ft check faq.csv --encoding windows-1252"
-    assert "groß" in problem["message"]
-    assert "surrogate" not in json.dumps(report.to_dict())
+    assert (problem.code, problem.count) == ("invalid_utf8", 1319)
+    assert [e.row for e in problem.examples] == [1, 2, 3]
+    assert problem.command == "ft check faq.csv --encoding windows-1252"
+    assert "groß" in problem.message
+    assert "surrogate" not in json.dumps(asdict(report))
     assert report.verdict == "not valid: 1,319 of 1,319 rows cannot be trained on: bytes that are not UTF-8"
 
 
@@ -78,7 +79,7 @@ def test_text_in_another_encoding_reads_as_the_same_rows(tmp_path: Path, encodin
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     report = read(path, output=tmp_path / "out.parquet", encoding=encoding, near_duplicates="off")
-    assert (report.valid, report.errors) == (True, [])
+    assert (report.valid, report.errors) == (True, ())
     stored = [(e.messages[0].content, e.messages[1].content) for e in load_rows(tmp_path / "out.parquet")]
     assert stored == rows
     plain = tmp_path / "plain.jsonl"
@@ -99,13 +100,13 @@ def test_an_encoding_that_is_not_read_is_refused(name: Any) -> None:
 
 def test_a_header_that_is_not_utf8_names_the_command(tmp_path: Path) -> None:
     report = read(write_csv(tmp_path / "faq.csv", german_rows(12), "windows-1252", header="Straße;completion"))
-    assert [(p["code"], p["command"]) for p in report.problems] == [("invalid_utf8", "ft check faq.csv --encoding windows-1252")]
-    assert "Straße" in report.problems[0]["message"]
+    assert [(p.code, p.command) for p in report.problems] == [("invalid_utf8", "ft check faq.csv --encoding windows-1252")]
+    assert "Straße" in report.problems[0].message
 
 
 def test_utf16_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "excel.txt", german_rows(12), "utf-16")
-    assert [p["command"] for p in read(path).problems] == ["ft check excel.txt --encoding utf-16"]
+    assert [p.command for p in read(path).problems] == ["ft check excel.txt --encoding utf-16"]
     assert read(path, encoding="utf-16").valid
 
 
@@ -113,8 +114,8 @@ def test_bytes_that_the_encoding_does_not_have_are_refused_with_their_place(tmp_
     path = tmp_path / "rows.csv"
     path.write_bytes(b"prompt,completion\na\x81,b\n")
     (problem,) = read(path, encoding="windows-1252").problems
-    assert problem["code"] == "wrong_encoding"
-    assert "19" in problem["message"]
+    assert problem.code == "wrong_encoding"
+    assert "19" in problem.message
     with pytest.raises(InvalidDataset, match="at 300 "):
         list(as_utf8([b"a" * 200, b"b" * 100 + b"\x81"], "windows-1252"))
 
@@ -134,9 +135,9 @@ def test_a_file_of_two_encodings_is_read_in_none_of_them(tmp_path: Path, every: 
     path.write_bytes(b"prompt;completion\r\n" + b"".join(rows))
     report = read(path)
     (problem,) = report.problems
-    assert (problem["code"], problem["command"]) == ("invalid_utf8", None)
-    assert "parts of it are, parts are not" in problem["fix"] and "--encoding" not in problem["fix"]
-    assert all("--encoding" not in error["fix"] for error in report.errors)
+    assert (problem.code, problem.command) == ("invalid_utf8", None)
+    assert "parts of it are, parts are not" in problem.fix and "--encoding" not in problem.fix
+    assert all("--encoding" not in error.fix for error in report.errors)
     (warning,) = (w for w in read(path, encoding="windows-1252").warnings if w["code"] == "already_utf8")
     assert "parts of joined.csv read as UTF-8" in warning["message"]
 
@@ -152,7 +153,7 @@ def test_the_line_that_tells_excel_the_separator_is_read(tmp_path: Path, line: s
     rows = [(f"Gebühr, jährlich {i * 7}", f"ja, {i * 13} mal") for i in range(12)]
     path = write_csv(tmp_path / "faq.csv", rows, encoding, start=line)
     report = read(path, output=tmp_path / "out.parquet", encoding=encoding.removesuffix("-sig"))
-    assert report.errors == []
+    assert report.errors == ()
     assert [e.messages[0].content for e in load_rows(tmp_path / "out.parquet")] == [a for a, _ in rows]
 
 
@@ -161,8 +162,8 @@ def test_rows_below_the_separator_line_are_named_by_their_lines_and_bytes(tmp_pa
     content = b'sep=|\nprompt|completion\na|b\nc|"d" e\n'
     path.write_bytes(content)
     (error,) = read(path).errors
-    assert (error["row"], error["byte_offset"]) == (2, content.index(b"c|"))
-    assert "line 4" in error["message"]
+    assert (error.row, error.byte_offset) == (2, content.index(b"c|"))
+    assert "line 4" in error.message
 
 
 @pytest.mark.parametrize("encoding", ["windows-1252", "utf-8"])
@@ -177,7 +178,7 @@ def test_a_separator_inside_the_quotes_of_a_header_is_none(tmp_path: Path) -> No
     path.write_text('"Frage, kurz, klar";Antwort\n' + "".join(f"wie {i};so {i}\n" for i in range(12)))
     report = validate_file(path, filename="rows.csv", column_map={"Frage, kurz, klar": "prompt", "Antwort": "completion"}).report
     assert report.rows == 12
-    assert report.errors == []
+    assert report.errors == ()
 
 
 WORKBOOKS = {
@@ -191,15 +192,15 @@ WORKBOOKS = {
 def test_a_workbook_is_refused_with_the_way_to_export_it(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(WORKBOOKS[name])
     (problem,) = read(tmp_path / name).problems
-    assert problem["code"] == "unsupported_container"
-    assert "File > Save As" in problem["message"]
-    assert f"`ft check {name.rsplit('.', 1)[0]}.csv`" in problem["message"]
+    assert problem.code == "unsupported_container"
+    assert "File > Save As" in problem.message
+    assert f"`ft check {name.rsplit('.', 1)[0]}.csv`" in problem.message
 
 
 def test_an_old_word_document_is_called_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "letter.DOC").write_bytes(WORKBOOKS["old.xls"])
     (problem,) = read(tmp_path / "letter.DOC").problems
-    assert (problem["code"], "letter.DOC is a Word document, no dataset" in problem["message"]) == ("binary_file", True)
+    assert (problem.code, "letter.DOC is a Word document, no dataset" in problem.message) == ("binary_file", True)
 
 
 @pytest.mark.parametrize(("name", "exported"), [("my book.xlsx", "'my book.csv'"), (".", "rows.csv")])

@@ -60,10 +60,10 @@ def test_what_is_not_one_object_is_none(text: bytes) -> None:
 def test_the_keys_that_hold_rows_are_listed_with_the_command_for_one(tmp_path: Path, how: dict[str, int]) -> None:
     report = check(write(tmp_path / "data.json", ROWS, **how))
     (problem,) = report.problems
-    assert problem["code"] == "rows_in_object"
-    assert "'train' (12 rows) and 'te st' (1 row)" in problem["message"]
-    assert "meta" not in problem["message"]
-    assert problem["command"] == "ft check data.json --rows-at train"
+    assert problem.code == "rows_in_object"
+    assert "'train' (12 rows) and 'te st' (1 row)" in problem.message
+    assert "meta" not in problem.message
+    assert problem.command == "ft check data.json --rows-at train"
 
 
 @pytest.mark.parametrize("how", [{}, {"indent": 2}])
@@ -72,7 +72,7 @@ def test_the_rows_under_a_key_are_read_and_nothing_else(tmp_path: Path, how: dic
     report = check(path, output=tmp_path / "out.parquet", rows_at="train")
     assert (report.valid, report.rows, report.container) == (True, 12, {"format": "json_object", "compression": None})
     assert [e.messages[0].content for e in load_rows(tmp_path / "out.parquet")] == [f"q{i}" for i in range(12)]
-    assert (check(path, rows_at="te st").rows, check(path, rows_at="te st").errors) == (1, [])
+    assert (check(path, rows_at="te st").rows, check(path, rows_at="te st").errors) == (1, ())
 
 
 def test_a_bad_row_under_a_key_is_named_by_its_number_and_place(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_a_bad_row_under_a_key_is_named_by_its_number_and_place(tmp_path: Path) 
     content = b'{"pad": "' + b"x" * 400_000 + b'", "rows": [' + json.dumps(chat("a", "b")).encode() + b', {"messages": 3}], "z": [1]}'
     path.write_bytes(content)
     (error,) = check(path, rows_at="rows").errors
-    assert (error["row"], error["byte_offset"]) == (2, content.index(b'{"messages": 3}'))
+    assert (error.row, error.byte_offset) == (2, content.index(b'{"messages": 3}'))
 
 
 @pytest.mark.parametrize("rows_at", ["none", "n", "meta"])
 def test_a_key_without_rows_is_refused_with_those_that_have_some(tmp_path: Path, rows_at: str) -> None:
     report = check(write(tmp_path / "data.json", ROWS), rows_at=rows_at)
     assert report.error_counts == {"rows_in_object": 1}
-    assert "'train' (12 rows)" in report.errors[0]["message"]
+    assert "'train' (12 rows)" in report.errors[0].message
 
 
 def test_a_key_means_nothing_where_rows_stand_one_after_another(jsonl: Callable[..., Path]) -> None:
@@ -106,4 +106,4 @@ def test_one_row_alone_is_a_row(tmp_path: Path) -> None:
 def test_a_table_by_columns_is_refused_with_the_way_to_write_rows(tmp_path: Path) -> None:
     report = check(write(tmp_path / "columns.json", {"question": ["a", "b"], "answer": ["c", "d"]}))
     assert report.error_counts == {"rows_in_object": 1}
-    assert "orient='records'" in report.errors[0]["message"]
+    assert "orient='records'" in report.errors[0].message

@@ -40,8 +40,8 @@ def test_a_quote_that_is_not_closed_costs_one_row_and_no_other(tmp_path: Path) -
     report = validate_file(tmp_path / "f", filename="f.csv", policies=policies, output=tmp_path / "rows.parquet").report
     assert (report.rows, report.examples, report.error_counts) == (2000, 1999, {"invalid_csv": 1})
     (error,) = report.errors
-    assert (error["row"], error["byte_offset"]) == (51, len(HEADER) + sum(map(len, lines[:50])))
-    assert "line 52" in error["message"]
+    assert (error.row, error.byte_offset) == (51, len(HEADER) + sum(map(len, lines[:50])))
+    assert "line 52" in error.message
 
 
 def test_rows_after_a_record_that_is_given_up_keep_their_numbers_and_offsets() -> None:

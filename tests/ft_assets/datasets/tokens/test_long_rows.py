@@ -115,7 +115,7 @@ def test_a_row_of_megabytes_is_counted_up_to_the_limit_whatever_the_policy(
     if policy == "truncate":
         assert limit < report.stats["tokens"]["max"] <= exact_chars(limit) + 100
     if policy == "reject":
-        assert report.errors[0]["message"].startswith("at least ")
+        assert report.errors[0].message.startswith("at least ")
 
 
 def test_a_pack_cuts_a_row_of_megabytes_as_it_cuts_others(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
@@ -130,5 +130,5 @@ def test_a_row_at_the_limit_by_its_characters_alone_is_over_it_by_its_tokens(tin
     path = jsonl(chat("q", "a"), chat("x" * (longest * LIMIT - 1), "a"))
     policies = Policies(min_examples=1, near_duplicates="off", over_long="reject")
     (error,) = validate_file(path, filename="rows.jsonl", policies=policies, model_dir=tiny_model, max_seq_len=LIMIT).report.errors
-    told = re.search(r"(\d+) tokens", error["message"])
-    assert told is not None and int(told[1]) > LIMIT, error["message"]
+    told = re.search(r"(\d+) tokens", error.message)
+    assert told is not None and int(told[1]) > LIMIT, error.message

@@ -193,8 +193,8 @@ def test_reasoning_that_the_template_would_drop_is_refused_at_the_check_and_in_t
     report = check(file, chatml)
     assert not report.valid
     (error,) = report.errors
-    assert (error["row"], error["code"]) == (2, "reasoning_not_rendered")
-    assert "messages[1]" in error["message"] and "remove the reasoning" in error["fix"]
+    assert (error.row, error.code) == (2, "reasoning_not_rendered")
+    assert "messages[1]" in error.message and "remove the reasoning" in error.fix
     assert check(file, chatml, bad_rows="drop").examples == 1
 
     output = tmp_path / "rows.parquet"
@@ -214,7 +214,7 @@ def test_reasoning_counts_in_every_check_of_content(qwen3: Path, jsonl: Callable
         return {"messages": [ASKED, {"role": "assistant", "content": "It is 2.", "reasoning_content": reasoning}]}
 
     forged = check(jsonl(row("so <|im_end|>")), qwen3)
-    assert [(e["code"], e["path"]) for e in forged.errors] == [("control_token_in_content", "messages[1].reasoning")]
+    assert [(e.code, e.path) for e in forged.errors] == [("control_token_in_content", "messages[1].reasoning")]
     personal = jsonl(row("ask jane.doe@example.com about it"))
     output = tmp_path / "rows.parquet"
     validate_file(personal, filename="p.jsonl", policies=Policies(min_examples=1, pii="redact"), output=output)
@@ -241,7 +241,7 @@ def test_reasoning_in_the_wrong_place_is_a_bad_row(message: dict[str, Any], code
     messages[0 if message["role"] == "user" else 1] = message
     report = check(jsonl({"messages": messages}))
     (error,) = report.errors
-    assert error["code"] == code and says in error["message"]
+    assert error.code == code and says in error.message
 
 
 MISTRAL_ROWS = (
@@ -261,8 +261,8 @@ def test_two_user_turns_in_a_row_are_refused_at_the_check_when_the_named_templat
     file = jsonl(*MISTRAL_ROWS)
     report = check(file, mistral)
     (error,) = report.errors
-    assert (report.valid, error["row"], error["code"]) == (False, 1, "template_refused")
-    assert "must alternate" in error["message"] and "join the messages" in error["fix"]
+    assert (report.valid, error.row, error.code) == (False, 1, "template_refused")
+    assert "must alternate" in error.message and "join the messages" in error.fix
     assert not [w for w in report.warnings if w["code"] == "consecutive_turns"]
     assert check(file, chatml).valid, "a template that takes them trains them"
 
@@ -316,7 +316,7 @@ def test_reasoning_that_the_template_leaves_out_of_a_turn_without_loss_is_let_pa
     answer = {"role": "assistant", "content": "It is 2."}
     rows = [{"messages": [ASKED, {**THOUGHT, "weight": weight}, ASKED, answer]} for weight in (0, 1)]
     report = check(jsonl(*rows), chatml)
-    assert [(error["row"], error["code"]) for error in report.errors] == [(2, "reasoning_not_rendered")]
+    assert [(error.row, error.code) for error in report.errors] == [(2, "reasoning_not_rendered")]
 
 
 def test_a_turn_that_the_template_refuses_as_an_answer_carries_no_loss(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def test_a_preview_shows_text_ids_and_loss_spans(tokenizer: ChatTokenizer) -> No
     assert [s.text for s in shown.loss_spans] == ["Yes.<|im_end|>"]
     assert shown.num_trained_tokens == sum(s.end - s.start for s in shown.loss_spans)
     assert tokenizer.decode(shown.input_ids) == shown.text
-    assert json.loads(json.dumps(shown.to_dict()))["loss_spans"][0]["text"] == "Yes.<|im_end|>"
+    assert json.loads(json.dumps(asdict(shown)))["loss_spans"][0]["text"] == "Yes.<|im_end|>"
 
 
 def test_the_stage_loads_no_heavy_library() -> None:
