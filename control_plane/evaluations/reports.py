@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, get_args
 
 from control_plane.attempts import health
@@ -42,7 +42,7 @@ class Evaluated:
     """Object key of the stored report."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
+        return {"report": asdict(self.report), "verdict": self.verdict.to_dict(), "advice": [asdict(a) for a in self.advice]}
 
     @classmethod
     def from_bytes(cls, stored: bytes, *, key: str) -> Self:
@@ -56,7 +56,7 @@ class Evaluated:
         )
 
     @property
-    def next_run(self) -> dict[str, Any]:
+    def next_run(self) -> dict[str, float]:
         """Hyperparameters that combine the advice."""
         return combined(self.advice)
 

@@ -136,7 +136,7 @@ def list_capability_suites(platform: PlatformDep, _: Reader) -> ListOf[schemas.C
 def _judged(found: Evaluated) -> dict[str, Any]:
     """Fields common to both responses."""
     return {
-        "report": found.report.to_dict(),
+        "report": asdict(found.report),
         "verdict": schemas.EvaluationVerdict.model_validate(found.verdict),
         "advice": [schemas.EvaluationAdvice.model_validate(a) for a in found.advice],
         "next_run": found.next_run,

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ft_assets.errors import IntegrityError
+from ft_assets.typed_json import JsonObject
 
 MAX_HEADER_BYTES = 100_000_000
 """Limit of the format itself."""
@@ -72,7 +72,7 @@ def _check_ranges(name: str, tensors: dict[str, TensorInfo], *, first: int, size
         raise IntegrityError(f"{name} has {size} bytes, and its tensors end at {at}")
 
 
-def _info(entry: dict[str, Any], *, offset: int) -> TensorInfo:
+def _info(entry: JsonObject, *, offset: int) -> TensorInfo:
     start, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not all(type(n) is int and n >= 0 for n in (start, end, *shape)):

@@ -58,7 +58,7 @@ def verify(directory: Path, *, base_dir: Path) -> list[Refusal]:
 
 def _config(directory: Path) -> Mapping[str, Any]:
     try:
-        config: dict[str, Any] = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
+        config: Mapping[str, Any] = json.loads((directory / MODEL_CONFIG).read_text(encoding="utf-8"))
     except OSError as e:
         raise IntegrityError(f"{directory} holds no {MODEL_CONFIG}; a model is its config and its weights") from e
     except ValueError as e:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ft_assets.errors import InvalidRequest
@@ -73,9 +73,6 @@ class EvalConfig:
         """Returns the names of the capability suites to run; `default` holds the operator's default."""
         chosen = default if self.capability is None else self.capability
         return () if "capability" in self.skip else chosen
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 LIMITS: Mapping[str, tuple[float, float]] = {

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from ft_assets.adapters.exports import Precision
 from ft_assets.base_models import read_template
 from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.typed_json import JsonObject
 
 ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
@@ -250,7 +251,7 @@ def _add_sentencepiece(writer: GGUFWriter, read: _TokenizerFiles) -> None:
 
 def _pre_tokenizer(spec: Mapping[str, Any]) -> str:
     whole = spec.get("pre_tokenizer") or {}
-    parts: list[dict[str, Any]] = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
+    parts: list[JsonObject] = whole["pretokenizers"] if whole.get("type") == "Sequence" else [whole]
     kinds = [p.get("type") for p in parts]
     if kinds == ["ByteLevel"] and parts[0].get("use_regex", True) and not parts[0].get("add_prefix_space"):
         return "gpt-2"

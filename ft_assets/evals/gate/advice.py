@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -86,11 +86,8 @@ class Advice:
     message: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """The numbers that it is based on."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, float] = field(default_factory=dict)
     """Hyperparameters for the next run, in the form of ``POST /v1/fine_tuning/jobs``."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | str) -> Self:
@@ -126,9 +123,9 @@ def advise(
     return found
 
 
-def combined(advice: Sequence[Advice]) -> dict[str, Any]:
+def combined(advice: Sequence[Advice]) -> dict[str, float]:
     """Returns the hyperparameters of all advice together; if two disagree, the first counts."""
-    changes: dict[str, Any] = {}
+    changes: dict[str, float] = {}
     for one in advice:
         changes |= {name: value for name, value in one.changes.items() if name not in changes}
     return changes
@@ -163,7 +160,7 @@ def _overfit(shape: Shape, run: LastRun) -> Iterator[Advice]:
     at = f"after epoch {turn.best_epoch:.1f}" if turn.best_epoch is not None else f"at step {turn.best_step} of {turn.last_step}"
     share = turn.best_step / turn.last_step if turn.last_step else 1.0
     epochs = turn.best_epoch if turn.best_epoch is not None else run.num_epochs * share if run.num_epochs else None
-    changes: dict[str, Any] = {"n_epochs": _rounded(epochs)} if epochs else {}
+    changes: dict[str, float] = {"n_epochs": _rounded(epochs)} if epochs else {}
     changes |= _other_rank(run, down=True)
     message = f"Validation loss was lowest {at} ({turn.best:.3f}) and then rose to {turn.last:.3f}: "
     message += f"stop there, lower the rank, or add examples{_to(changes)}."
@@ -207,7 +204,7 @@ def _not_applied(report: EvalReport, shape: Shape, run: LastRun) -> Advice:
 
 def _of_harm(failed: Mapping[str, Finding], run: LastRun) -> Iterator[Advice]:
     if (capability := failed.get("capability")) is not None:
-        changes: dict[str, Any] = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
+        changes: dict[str, float] = {"learning_rate": _rounded(run.learning_rate / 2)} if run.learning_rate else {}
         changes |= _other_rank(run, down=True)
         changes |= {"n_epochs": _rounded(max(1.0, run.num_epochs / 2))} if run.num_epochs and run.num_epochs > 1 else {}
         message = "It lost abilities of the base: train more gently (a lower learning rate and rank, fewer epochs), and mix 5 to 10 % "
@@ -269,7 +266,7 @@ def _more_of(task: Finding, shape: Shape, run: LastRun) -> Advice:
     return Advice(code="underfit", message=message, evidence=evidence, changes=changes)
 
 
-def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, dict[str, Any]]:
+def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, dict[str, float]]:
     """Returns the change of the learning rate, and its value."""
     how = "to a third" if factor < 1 else f"to {'three' if factor == 3 else f'{factor:.0f}'} times its value"
     peak = shape.peak_rate or run.learning_rate or 0.0
@@ -277,7 +274,7 @@ def _rate(shape: Shape, run: LastRun, verb: str, factor: float) -> tuple[str, di
     return f"{verb} learning_rate_multiplier {how}{to}.", {"learning_rate": _rounded(peak * factor)} if peak else {}
 
 
-def _other_rank(run: LastRun, *, down: bool) -> dict[str, Any]:
+def _other_rank(run: LastRun, *, down: bool) -> dict[str, float]:
     """Returns the change to the next rank that the servers load, from 8 up; nothing if there is none."""
     others = [r for r in SERVABLE_RANKS if run.rank and (8 <= r < run.rank if down else r > run.rank)]
     return {"rank": max(others) if down else min(others)} if others else {}
@@ -287,7 +284,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _to(changes: Mapping[str, Any]) -> str:
+def _to(changes: Mapping[str, float]) -> str:
     return f" ({', '.join(f'{name} {value:g}' for name, value in changes.items())})" if changes else ""
 
 

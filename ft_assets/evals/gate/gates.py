@@ -135,7 +135,7 @@ def _not_measured(rule: str, detail: str = "no items for this rule", **values: A
     return _finding(rule, None, detail, warning=NOT_MEASURED, **values)
 
 
-def _numbers(score: Score, **more: Any) -> dict[str, Any]:
+def _numbers(score: Score, **more: Any) -> Mapping[str, Any]:
     found = {"suite": score.suite, "metric": score.metric, "n": score.n, "base": score.base, "adapter": score.adapter}
     return {**found, "ci_low": score.ci_low, "ci_high": score.ci_high, **more}
 
@@ -224,7 +224,7 @@ def _judged_task(found: Judged, control: controls.Failure | None) -> Finding:
     p = significance.binomial_at_least(found.wins, found.wins + found.losses)
     detail = f"{found.model}: {found.wins} pairs won, {found.losses} lost, {found.draws} drawn; {_chance(p)}, {ALPHA:.0%} allowed"
     failure = "task_not_better" if found.wins <= found.losses else "task_gain_within_noise" if p > ALPHA else None
-    numbers: dict[str, Any] = {"n": found.n, "wins": found.wins, "losses": found.losses, "draws": found.draws, "p_value": p}
+    numbers: Mapping[str, Any] = {"n": found.n, "wins": found.wins, "losses": found.losses, "draws": found.draws, "p_value": p}
     if failure is None and control and control.code != "task_gain_within_noise":
         failure, detail, numbers = control.code, f"{detail}; {control.detail}", {**numbers, **control.values}
     return _finding("task", failure, detail, suite=HOLDOUT, metric="judge", **numbers)
@@ -272,7 +272,7 @@ def _drops(tested: Sequence[Score], config: EvalConfig) -> Finding:
     real = significance.holm({s.suite: _p_worse(s) for s in tested}, alpha=ALPHA_HARM)
     fallen = [s for s in tested if -s.gain > config.max_capability_drop + EPSILON]
     blocked, unclear = [s for s in fallen if real[s.suite]], [s for s in fallen if not real[s.suite]]
-    values: dict[str, Any] = {
+    values: Mapping[str, Any] = {
         "suites": [_numbers(s, p_worse=s.p_worse, beyond_noise=real[s.suite]) for s in tested],
         "limit": config.max_capability_drop,
     }
@@ -315,7 +315,7 @@ def _judge(report: EvalReport, config: EvalConfig) -> Iterator[Finding]:
         if config.judge:
             yield _not_measured("judge", "a judge was asked for and none answered")
         return
-    numbers: dict[str, Any] = {
+    numbers: Mapping[str, Any] = {
         "model": found.model, "n": found.n, "win_rate": found.win_rate, "ci_low": found.ci_low, "ci_high": found.ci_high,
         "order_bias": found.order_bias, "failed": found.failed, "limit": config.min_judge_win_rate,
     }  # fmt: skip

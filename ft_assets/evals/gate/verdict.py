@@ -93,7 +93,7 @@ class Verdict:
         shown = [f.code for f in self.findings if f.code not in QUIET and (f.passed or not f.blocking)]
         return tuple(dict.fromkeys(shown))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {**asdict(self), "rests_on": self.rests_on, "reasons": list(self.reasons), "warnings": list(self.warnings)}
 
     @classmethod

@@ -67,7 +67,7 @@ class Evaluation:
         self.subjects = run_file.subjects(run)
         self.answered: dict[str, Sections] = {}
         """Sections of each subject that has answered."""
-        self.found: dict[str, Any] = {"applied": None, "error": None, "judge": None}
+        self.found: dict[str, object] = {"applied": None, "error": None, "judge": None}
         heart.plan(run_file.num_requests(run, self.suites))
         heart.phase("loading", subject="base")
         from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
@@ -75,7 +75,7 @@ class Evaluation:
         self.subject: Subject = Subject(run.base_model_dir, batch_size=run.batch_size)
         self.milestones.passed("planned", subjects=self.subjects, suites={suite.id: suite.num_items for suite in self.suites})
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Mapping[str, Any]:
         """Returns the result file's content."""
         with self.subject.applied(None):
             self.answered["base"] = self._sections("base")
@@ -115,7 +115,7 @@ class Evaluation:
                     "num_different": difference.num_different,
                 }
                 if not difference.largest > 0.0:
-                    self.found["error"] = _unapplied(difference.num_prompts)
+                    self.found["error"] = _unapplied(difference.num_prompts).to_dict()
                     return
                 self.answered["adapter"] = self._sections("adapter")
         except InvalidRequest as e:
@@ -209,7 +209,7 @@ class Evaluation:
             began = time.monotonic()
         return kept.answers, texts.seconds + kept.seconds
 
-    def _compared(self) -> dict[str, Any] | None:
+    def _compared(self) -> Mapping[str, Any] | None:
         """Returns a judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a
         judge."""
         by_id = {suite.id: suite for suite in self.suites}
@@ -227,9 +227,9 @@ class Evaluation:
             expected={item.id: item.expected for item in suite.items},
         )
         key = (self._journaled("adapter"), f"{suite.digest}/judged by {given.model}")
-        known: dict[str, Any] = dict(self.journal.answered(*key).answers)
+        known: Mapping[str, Any] = self.journal.answered(*key).answers
 
-        def keep(id_: str, verdict: dict[str, Any]) -> None:
+        def keep(id_: str, verdict: Mapping[str, Any]) -> None:
             self.journal.append(*key, {id_: verdict}, seconds=0.0)
 
         with Endpoint(given.url, model=given.model) as endpoint:
@@ -249,7 +249,7 @@ class Evaluation:
             run.capability, limit=run.capability_limit, task_dirs=run.task_dirs, data_dir=run.data_dir, base_model_dir=run.base_model_dir
         )
 
-    def _scored(self, sections: Sections) -> dict[str, Any]:
+    def _scored(self, sections: Sections) -> Mapping[str, Any]:
         """Returns scores of the capability suites by the harness: for each item, by metric."""
         return {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability}
 
@@ -268,8 +268,8 @@ class Evaluation:
         return [ids[-PROOF_TOKENS:] for ids in found] or [self.subject.encoder.render([{"role": "user", "content": PROOF_PROMPT}])]
 
 
-def _unapplied(num_prompts: int) -> dict[str, Any]:
-    message = (
-        f"training changed nothing: the logits of {num_prompts} prompts equal the base model's; look at whether training moved the weights"
+def _unapplied(num_prompts: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"training changed nothing: the logits of {num_prompts} prompts equal the base model's; look at whether training moved the weights",
+        code=run_file.ADAPTER_NOT_APPLIED,
     )
-    return {"code": run_file.ADAPTER_NOT_APPLIED, "message": message, "param": None}

@@ -86,10 +86,10 @@ class Heart:
             return True
 
 
-def read_heartbeat(out_dir: Path) -> dict[str, Any]:
+def read_heartbeat(out_dir: Path) -> Mapping[str, Any]:
     """Returns the last heartbeat; empty before the first."""
     try:
-        beat: dict[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
+        beat: Mapping[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return beat
@@ -122,7 +122,7 @@ def _key(milestone: Mapping[str, Any]) -> tuple[Any, ...]:
     return (milestone["kind"], milestone.get("subject"), milestone.get("suite"))
 
 
-def read_milestones(out_dir: Path) -> list[dict[str, Any]]:
+def read_milestones(out_dir: Path) -> list[Mapping[str, Any]]:
     """Returns the answered suites, in order; ignores a partly written line."""
     try:
         text = (out_dir / run_file.MILESTONES_NAME).read_text(encoding="utf-8")

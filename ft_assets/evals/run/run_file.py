@@ -190,7 +190,7 @@ def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
     return max((len(e) for e in encoded), default=0)
 
 
-def read_result(out_dir: Path) -> dict[str, Any]:
+def read_result(out_dir: Path) -> Mapping[str, Any]:
     """Reads the result that a finished run left in `out_dir`."""
-    data: dict[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
+    data: Mapping[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
     return data

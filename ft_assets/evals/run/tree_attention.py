@@ -45,7 +45,7 @@ class Reader:
         for row, (one, n) in enumerate(zip(trees, widths, strict=True)):
             ids[row, :n] = torch.tensor(one.ids[num_prefix:])
             places[row, :n] = torch.tensor(one.positions[num_prefix:])
-        shared: dict[str, Any] = {}
+        shared: dict[str, torch.Tensor] = {}
         if prefix is not None or any(1 in t.branches for t in trees):
             shared = {"position_ids": places.to(self._device), "attention_mask": self._mask(trees, width, num_prefix)}
         cache = DynamicCache(ddp_cache_data=[_expanded(layer, len(trees)) for layer in prefix.layers]) if prefix is not None else None

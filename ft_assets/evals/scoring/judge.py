@@ -127,7 +127,7 @@ class JudgeSection:
         total = self.failed + len(self.items)
         return "judge_failed" if self.failed > MAX_FAILED_SHARE * total else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         verdicts = self.items.values()
         tokens = {name: sum(getattr(v, name) for v in verdicts) for name in ("tokens_in", "tokens_out")}
         return {**asdict(self), "error": self.error, **tokens}
@@ -181,7 +181,7 @@ def judge_pairs(
     endpoint: Endpoint,
     *,
     known: Mapping[str, Mapping[str, Any]] | None = None,
-    on_verdict: Callable[[str, dict[str, Any]], None] | None = None,
+    on_verdict: Callable[[str, Mapping[str, Any]], None] | None = None,
     family: str = "",
     others: Iterable[str] = (),
     threads: int = THREADS,

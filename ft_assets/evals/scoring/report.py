@@ -123,9 +123,6 @@ class EvalReport:
         flat |= {f"base/{s.suite}/{s.metric}": s.base for s in self.scores}
         return flat | ({"judge/win_rate": self.judge.win_rate} if self.judge and self.judge.n else {})
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Reads a stored report, also of format 1 (which did not state its format); its later fields are empty."""
@@ -169,7 +166,6 @@ def build(
     subjects, proof, judge = result["subjects"], result.get("applied") or {}, result.get("judge") or {}
     scored = bool(subjects.get("base")) and bool(subjects.get("adapter"))
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
-    found = list(samples.all_samples(result, holdout, metric=metric)) if scored else []
     controlled = controls.measure(subjects, holdout, metric=metric) if scored else controls.Controlled()
     specificity = (controlled.specificity,) if controlled.specificity else ()
     refusals = _answers(subjects, SAFETY).values() if scored else ()
@@ -186,7 +182,7 @@ def build(
         scores=(*all_scores(result, holdout, method=method), *specificity) if scored else (),
         controls=controlled.controls,
         golden_faults=tuple((id_, fault) for id_, fault in faults if fault),
-        samples=most_telling(found),
+        samples=most_telling(list(samples.all_samples(result, holdout, metric=metric)) if scored else []),
         seconds=float(result.get("seconds") or 0.0),
         aim=aim_of(method, num_answers=len(holdout)),
         suites=tuple(_suite_run(id_, about, result) for id_, about in sorted(result["suites"].items())),
@@ -202,7 +198,7 @@ def build(
     )
 
 
-def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None) -> list[dict[str, Any]]:
+def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None) -> list[Mapping[str, Any]]:
     """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric` as for :func:`build`."""
     subjects = result["subjects"]
     if not subjects.get("base") or not subjects.get("adapter"):

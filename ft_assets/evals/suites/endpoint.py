@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import httpx
 
+from ft_assets.typed_json import JsonObject
+
 JUDGE_KEY, SAFETY_KEY = "FT_JUDGE_API_KEY", "FT_SAFETY_API_KEY"
 """Environment variables with the bearer token, if the service requires one."""
 TIMEOUT_S = 120.0
@@ -31,8 +33,6 @@ JITTER = 0.25
 TEMPORARY = frozenset({408, 409, 425, 429})
 NO_SCHEMA = frozenset({400, 404, 422, 501})
 """Statuses of servers that do not know ``response_format``; the request is then repeated without it."""
-
-Message = Mapping[str, Any]
 
 
 class EndpointFailed(Exception):
@@ -79,7 +79,7 @@ class Endpoint:
     def close(self) -> None:
         self._client.close()
 
-    def complete(self, messages: Sequence[Message], *, max_tokens: int, schema: Mapping[str, Any] | None = None) -> Completion:
+    def complete(self, messages: Sequence[JsonObject], *, max_tokens: int, schema: Mapping[str, Any] | None = None) -> Completion:
         """Returns the answer to a conversation; in the form of `schema` if the endpoint supports it. Raises ``EndpointFailed``."""
         body = {"model": self.model, "messages": [dict(m) for m in messages], "temperature": 0, "max_tokens": max_tokens}
         if schema is None or not self._takes_schema:

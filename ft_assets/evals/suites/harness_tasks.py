@@ -133,7 +133,7 @@ def _manager(definitions: Mapping[str, Definition], task_dirs: Sequence[Path], d
     return manager
 
 
-def _built(manager: Any, name: str) -> dict[str, Any]:
+def _built(manager: Any, name: str) -> Mapping[str, Any]:
     """Returns lm-eval's own tasks of a suite, by name."""
     try:
         loaded = dict(manager.load([name])["tasks"])

@@ -50,8 +50,8 @@ class Loss:
 
 
 Request = Generate | Likelihood | Loss
-Answer = str | list[float] | dict[str, Any]
-"""A dict if a classifier added its verdict to a text: ``{"text", "refused", "by"}``."""
+Answer = str | list[float] | Mapping[str, Any]
+"""A mapping if a classifier added its verdict to a text: ``{"text", "refused", "by"}``."""
 Answers = Mapping[str, Answer]
 """By id of the request."""
 

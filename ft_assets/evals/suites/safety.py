@@ -176,7 +176,7 @@ def _not_loaded(spec: str, why: str) -> InvalidRequest:
 
 def classify(
     requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, **options: Any
-) -> Iterator[dict[str, dict[str, Any]]]:
+) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one.
 
     `spec` and `options` as for :func:`load_classifier`. Raises ``Unavailable`` (``classifier_unavailable``) if the classifier gives no
@@ -187,7 +187,7 @@ def classify(
     ids = [id_ for id_ in requests if id_ in texts]
     with closing(chosen) if isinstance(chosen, GuardClassifier) else nullcontext():
         for at in range(0, len(ids), BATCH):
-            found: dict[str, dict[str, Any]] = {}
+            found: dict[str, Mapping[str, Any]] = {}
             for controls in (False, True):
                 by = rule if controls and isinstance(chosen, GuardClassifier) else chosen
                 some = [id_ for id_ in ids[at : at + BATCH] if is_control(id_) == controls]
@@ -198,7 +198,7 @@ def classify(
 
 def _compiled_phrases() -> dict[str, re.Pattern[str]]:
     """Returns one pattern for each list of the file."""
-    body: dict[str, Any] = yaml.safe_load(resources.files(__package__).joinpath(PHRASES_FILE).read_text(encoding="utf-8"))
+    body = yaml.safe_load(resources.files(__package__).joinpath(PHRASES_FILE).read_text(encoding="utf-8"))
     parts: dict[str, str] = body.pop("parts")
     body["refusals"] = [phrase for phrases in body["refusals"].values() for phrase in phrases]
     for name, pattern in parts.items():

@@ -18,9 +18,8 @@ from ft_assets.datasets.schema import REASONING_FIELDS
 from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
 from ft_assets.evals.suites import answer_metrics, golden, preferences
 from ft_assets.evals.suites import model_requests as requests
-from ft_assets.typed_json import from_json
+from ft_assets.typed_json import JsonObject, from_json
 
-Message = Mapping[str, Any]
 Kind = Literal["golden", "holdout", "validation", "unwanted", "safety", "capability"]
 
 GOLDEN, HOLDOUT, VALIDATION, UNWANTED, SAFETY, CAPABILITY = "golden", "holdout", "validation", "unwanted", "safety", "capability"
@@ -36,16 +35,16 @@ SHORT_ANSWER_WORDS = 8
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
     id: str
-    messages: tuple[Message, ...]
+    messages: tuple[JsonObject, ...]
     """The prompt: every turn before the answer."""
     expected: str | None = None
     """The wanted answer, without reasoning; None if any coherent one will do."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     """Tools that the prompt offers."""
     reasoning: str = ""
     """Reasoning in the row before this answer: it needs tokens, and is not scored."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
         body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
         return body | ({"reasoning": self.reasoning} if self.reasoning else {})
@@ -137,7 +136,7 @@ def spread(num_items: int, limit: int) -> list[int]:
     return [at * num_items // limit for at in range(limit)]
 
 
-def holdout_items(rows: Iterable[Mapping[str, Any]], *, limit: int = 200) -> list[Item]:
+def holdout_items(rows: Iterable[JsonObject], *, limit: int = 200) -> list[Item]:
     """Returns items from validation rows: the turns before the last assistant turn, and that turn's text.
 
     Rows without a textual answer (continued pre-training, tool calls, preferences) give none. Above `limit` the choice is by a hash of the
@@ -147,7 +146,7 @@ def holdout_items(rows: Iterable[Mapping[str, Any]], *, limit: int = 200) -> lis
     return sorted(items.values(), key=lambda item: item.id)[:limit]
 
 
-def _item(row: Mapping[str, Any]) -> Item | None:
+def _item(row: JsonObject) -> Item | None:
     if row.get("messages"):
         messages = list(row["messages"])
     elif row.get("prompt") and row.get("completion") and not row.get("rejected"):
@@ -165,7 +164,7 @@ def _item(row: Mapping[str, Any]) -> Item | None:
     return Item(id=f"item-{digest[:16]}", messages=prompt, expected=expected, tools=tools, reasoning=reasoning)
 
 
-def _turns(value: str | Sequence[Message], role: str) -> Sequence[Message]:
+def _turns(value: str | Sequence[JsonObject], role: str) -> Sequence[JsonObject]:
     return [{"role": role, "content": value}] if isinstance(value, str) else value
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.tasks import files
+from ft_assets.typed_json import JsonObject
 
 BUILDERS = frozenset({"json", "csv", "parquet", "text", "arrow"})
 """Values of ``dataset_path`` that read files; any other is a name on a hub."""
@@ -125,7 +126,7 @@ def leaves(definition: Definition, definitions: Mapping[str, Definition]) -> Ite
             yield Definition(name=name, path=definition.path, config={**shared, **member})
 
 
-def _members(group: Definition) -> list[dict[str, Any]]:
+def _members(group: Definition) -> list[JsonObject]:
     listed = group.config.get("task")
     found = listed if isinstance(listed, list) else [listed] if listed else []
     return [member if isinstance(member, dict) else {"task": member} for member in found]
@@ -225,7 +226,7 @@ def _definitions(root: Path) -> Iterator[Definition]:
             yield Definition(name=name, path=path, config=config)
 
 
-def _config(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _config(path: Path, seen: tuple[Path, ...]) -> JsonObject:
     if path in seen:
         raise ValueError(f"{path} includes itself")
     with path.open(encoding="utf-8") as text:
@@ -233,7 +234,7 @@ def _config(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError("not a mapping")
     included = config.pop("include", None) or []
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for name in included if isinstance(included, list) else [included]:
         merged |= {k: v for k, v in _config(path.parent / str(name), (*seen, path)).items() if k != "task_list"}
     return merged | config

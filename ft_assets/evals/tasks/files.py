@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parent
 NOT_READY = "capability_suite_not_ready"
 
 
-def operator(*, files: Mapping[str, str], data_dir: str = "", subject: str | None = None, **_: Any) -> dict[str, Any]:
+def operator(*, files: Mapping[str, str], data_dir: str = "", subject: str | None = None, **_: Any) -> Mapping[str, Any]:
     """Returns splits from the operator's directory; of one `subject`, if the file holds many."""
     root = data_dir or os.environ.get(DATA_VARIABLE, "")
     if not root:
@@ -37,7 +37,7 @@ def no_directory(files: Mapping[str, str]) -> InvalidRequest:
     return InvalidRequest(f"no directory of evaluation data is set; put {needed} into one and set {DATA_VARIABLE}", code=NOT_READY)
 
 
-def shipped(*, files: Mapping[str, str], **_: Any) -> dict[str, Any]:
+def shipped(*, files: Mapping[str, str], **_: Any) -> Mapping[str, Any]:
     """Returns splits from files beside the definitions."""
     return {split: _dataset(existing(SHIPPED / name), None) for split, name in files.items()}
 

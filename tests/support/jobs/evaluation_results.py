@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -129,7 +130,7 @@ def stored(*, quarantined: bool = True) -> tuple[dict[str, Any], list[dict[str, 
     verdict = gates.judge(report, EvalConfig())
     run = LastRun(learning_rate=2e-4, num_epochs=3, rank=16, num_examples=800)
     advised = advise(curve(), report=report, verdict=verdict, run=run)
-    body = {"report": report.to_dict(), "verdict": verdict.to_dict(), "advice": [a.to_dict() for a in advised]}
+    body = {"report": asdict(report), "verdict": verdict.to_dict(), "advice": [asdict(a) for a in advised]}
     return body, reports.sample_rows(made, holdout)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial as later
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def test_advice_from_reports(make: Callable[[], EvalReport], run: LastRun, codes
     assert combined(found) == changes
     for advice in found:
         assert advice.evidence
-        assert Advice.from_dict(json.loads(json.dumps(advice.to_dict()))) == advice
+        assert Advice.from_dict(json.loads(json.dumps(asdict(advice)))) == advice
 
 
 def test_an_adapter_that_is_not_applied_is_told_apart_from_one_that_did_not_learn() -> None:

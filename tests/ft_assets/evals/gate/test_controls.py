@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_there_is_no_control_where_all_items_expect_the_same_or_the_metric_expec
 
 def test_controls_survive_json_and_are_shown() -> None:
     made = answered(labels(), ["billing"] * 60)
-    assert EvalReport.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    assert EvalReport.from_dict(json.loads(json.dumps(asdict(made)))) == made
     assert {c.name for c in made.controls} == {"other_items", "repeated_prompt"}
     assert "expected answers of other items: exact_match" in markdown_table(made)
 

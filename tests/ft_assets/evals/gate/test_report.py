@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_a_report_survives_json_and_is_the_same_each_time() -> None:
         return report(previous=70, scored=scored, judge=judged(5, 3, 2), base_part={"refusals": 90}, refusals=80)
 
     assert made() == made()
-    assert EvalReport.from_dict(json.loads(json.dumps(made().to_dict()))) == made()
+    assert EvalReport.from_dict(json.loads(json.dumps(asdict(made())))) == made()
 
 
 def test_the_report_shows_base_and_previous_beside_the_adapter_with_intervals() -> None:
@@ -189,7 +190,7 @@ OLD = {
 def test_reports_of_earlier_versions_are_read() -> None:
     old = EvalReport.from_dict(json.loads(json.dumps(OLD)))
     assert (old.format, old.metrics["holdout/exact_match"], old.suites, old.judge) == (1, 0.9, (), None)
-    assert EvalReport.from_dict(json.loads(json.dumps(old.to_dict()))) == old
+    assert EvalReport.from_dict(json.loads(json.dumps(asdict(old)))) == old
     assert "holdout" in markdown_table(old)
 
 
