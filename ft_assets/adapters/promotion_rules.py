@@ -48,7 +48,8 @@ def refusals(candidate: Candidate) -> list[Refusal]:
 def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
     record = candidate.record
     if record.stage != Stage.PRODUCTION and Stage.PRODUCTION not in TRANSITIONS[record.stage]:
-        yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(_promotable())} can be promoted")
+        promotable = sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)
+        yield Refusal(code="stage", detail=f"it is {record.stage}; only {', '.join(promotable)} can be promoted")
     if not record.eval_passed:
         yield Refusal(code="gate_failed", detail=f"its evaluation did not pass the gate; see the report {record.eval_report_key}")
     if record.approval in ("pending", "rejected"):
@@ -76,7 +77,3 @@ def base_mismatch(candidate: Candidate) -> Refusal | None:
         code="base_digest_mismatch",
         detail=f"trained on {record.base_model} {record.base_digest[:19]}, but {', '.join(d[:19] for d in wrong)} {source}; {step}",
     )
-
-
-def _promotable() -> list[str]:
-    return sorted(stage for stage, targets in TRANSITIONS.items() if Stage.PRODUCTION in targets)

@@ -196,7 +196,7 @@ def of_tensors(config: Mapping[str, Any], weights: Mapping[str, TensorInfo], bas
     for name, info in weights.items():
         match = TENSOR.fullmatch(name)
         base = base_shapes.get(f"{match['module']}.weight") if match else None
-        if match is None or base is None or len(base) != 2 or _last(match["module"]) in OUTSIDE_LAYERS:
+        if match is None or base is None or len(base) != 2 or match["module"].rsplit(".", 1)[-1] in OUTSIDE_LAYERS:
             found.append(Refusal(code="unknown_module", detail=f"tensor {name[:160]} {_what(name)}"))
             continue
         sides.setdefault(match["module"], set()).add(match["side"])
@@ -218,10 +218,6 @@ def _types(weights: Mapping[str, TensorInfo]) -> Iterator[Refusal]:
 
 def _what(name: str) -> str:
     return next((what for part, what in OTHER_TENSORS.items() if part in name), "belongs to no linear module of the base model")
-
-
-def _last(module: str) -> str:
-    return module.rsplit(".", 1)[-1]
 
 
 def _pairing(sides: Mapping[str, set[str]]) -> Iterator[Refusal]:

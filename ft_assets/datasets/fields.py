@@ -119,7 +119,7 @@ class Reading:
             return None
         return Message(role=role, content=content, weight=weight, tool_calls=calls, reasoning=reasoning, **optional)
 
-    def reasoning(self, value: Mapping[str, Any], role: Role | None, path: str) -> str | None:
+    def reasoning(self, value: JsonObject, role: Role | None, path: str) -> str | None:
         """Returns the reasoning of an assistant's message, under either of its names; None if empty."""
         given = {
             name: text for name in REASONING_FIELDS if value.get(name) is not None and (text := self.text(value[name], f"{path}.{name}"))
@@ -133,7 +133,7 @@ class Reading:
             self.add(path, "invalid_reasoning", f"{' and '.join(given)} differ", "keep one of them")
         return next(iter(given.values()), None)
 
-    def _sharegpt(self, value: Mapping[str, Any], path: str) -> Message | None:
+    def _sharegpt(self, value: JsonObject, path: str) -> Message | None:
         role = self._role(value["from"], f"{path}.from", SHAREGPT_ROLE_OF)
         weight = self.weight(value.get("weight"), f"{path}.weight")
         said = self.text(value.get("value"), f"{path}.value")
@@ -178,7 +178,7 @@ class Reading:
         call_id = value.get("id")
         return ToolCall(name=name, arguments=arguments, id=None if call_id is None else self.text(call_id, f"{path}.id"))
 
-    def tools(self, row: Mapping[str, Any], path: str = "") -> tuple[JsonObject, ...]:
+    def tools(self, row: JsonObject, path: str = "") -> tuple[JsonObject, ...]:
         """Parses `tools`, a list or its JSON; or the `functions` of OpenAI's older form, each wrapped as a tool."""
         if not isinstance(row.get("parallel_tool_calls"), bool | None):
             self.add(f"{path}parallel_tool_calls", "wrong_type", "parallel_tool_calls is not true or false", "leave it out, or write true")

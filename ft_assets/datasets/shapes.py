@@ -29,6 +29,7 @@ from ft_assets.datasets.readers.column_map import Mapped
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
+from ft_assets.typed_json import JsonObject
 
 TOOLS = ("tools", "functions", "parallel_tool_calls")
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
@@ -66,7 +67,7 @@ LABELS = {True: True, False: False, "true": True, "True": True, "false": False, 
 """Labels of KTO rows; as text, for CSV."""
 
 
-def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:
+def detect(value: JsonObject) -> tuple[Format, str] | None:
     """Returns the format of a row and the reason in words; None for an unknown shape."""
 
     def has(*names: str) -> bool:
@@ -93,7 +94,7 @@ def detect(value: Mapping[str, Any]) -> tuple[Format, str] | None:
     return None
 
 
-def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
+def advice(value: JsonObject) -> tuple[str, str] | None:
     """Returns (code, message) of a warning for a row that is parsed as text, but whose only other text column looks like its answer."""
     if isinstance(value, Mapped) or "text" not in value:
         return None
@@ -106,7 +107,7 @@ def advice(value: Mapping[str, Any]) -> tuple[str, str] | None:
     return "unread_text_column", f"{message}; to train on the text alone: --map text=text"
 
 
-def unknown_shape(value: Mapping[str, Any]) -> Problem:
+def unknown_shape(value: JsonObject) -> Problem:
     have = ", ".join(sorted(ascii(str(k))[1:-1][:40] for k in value)[:12]) or "no fields"
     options = "" if isinstance(value, Mapped) else _mapping(value)
     fix = f"map the columns: {options}" if options else "rename the fields, or map columns as in --map text=prompt,category=completion"
@@ -114,7 +115,7 @@ def unknown_shape(value: Mapping[str, Any]) -> Problem:
     return Problem("unknown_row_shape", message, fix=fix, options=options)
 
 
-def _mapping(value: Mapping[str, Any]) -> str:
+def _mapping(value: JsonObject) -> str:
     """Returns the ``--map`` that makes a row of another shape readable, by the names and lengths of its columns; empty if none is likely.
 
     1. A column that holds messages.
@@ -150,7 +151,7 @@ def _plain_name(name: str) -> str:
     return "".join(c for c in decomposed if not unicodedata.combining(c)).replace(" ", "_").replace("-", "_")
 
 
-def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
+def to_example(value: JsonObject, fmt: Format, *, row: int) -> tuple[Example | None, list[Problem]]:
     """Returns the example that `value` gives in format `fmt`, or None with its problems."""
     if (problem := _transcript_problem(value, fmt)) is not None:
         return None, [problem]
@@ -162,13 +163,13 @@ def to_example(value: Mapping[str, Any], fmt: Format, *, row: int) -> tuple[Exam
     return (None, reading.problems) if reading.problems else (example, [])
 
 
-def _chat(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _chat(reading: Reading, value: JsonObject, row: int) -> Example:
     name = "messages" if value.get("messages") is not None else "conversations"
     messages = _system(reading, value) + reading.messages(value.get(name), name)
     return Example(kind="chat", messages=messages, tools=reading.tools(value), row=row)
 
 
-def _completion(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _completion(reading: Reading, value: JsonObject, row: int) -> Example:
     if value.get("prompt") is None and value.get("instruction") is not None:
         return _alpaca(reading, value, row)
     prompt = _system(reading, value) + tuple([_unweighted(m) for m in reading.turns(value.get("prompt"), "prompt", "user")])
@@ -176,12 +177,12 @@ def _completion(reading: Reading, value: Mapping[str, Any], row: int) -> Example
     return Example(kind="chat", messages=prompt + completion, tools=reading.tools(value), row=row)
 
 
-def _alpaca(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _alpaca(reading: Reading, value: JsonObject, row: int) -> Example:
     answer = Message(role="assistant", content=reading.text(value.get("output"), "output"))
     return Example(kind="chat", messages=(*_alpaca_prompt(reading, value), answer), tools=reading.tools(value), row=row)
 
 
-def _alpaca_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _alpaca_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
     requested = reading.text(value["instruction"], "instruction")
     more = reading.text(value["input"], "input") if value.get("input") is not None else ""
     question = Message(role="user", content=f"{requested}\n\n{more}" if more.strip() else requested)
@@ -206,12 +207,12 @@ def _history(reading: Reading, value: Any) -> list[Message]:
     return out
 
 
-def _kto(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _kto(reading: Reading, value: JsonObject, row: int) -> Example:
     example = _completion(reading, value, row)
     return Example(kind="kto", messages=example.messages, tools=example.tools, label=_label(value), row=row)
 
 
-def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
     names, tools, path = ("chosen", "rejected"), value, ""
     if not all(value.get(n) is not None for n in names):
         given = value.get("input")
@@ -238,7 +239,7 @@ def _preference(reading: Reading, value: Mapping[str, Any], row: int) -> Example
     )
 
 
-def _preference_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _preference_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
     """Returns what both answers continue: `prompt`; or, in LLaMA-Factory's form, the conversation or the instruction beside them."""
     if value.get("prompt") is not None:
         return (*_system(reading, value), *reading.turns(value["prompt"], "prompt", "user"))
@@ -249,7 +250,7 @@ def _preference_prompt(reading: Reading, value: Mapping[str, Any]) -> tuple[Mess
     return _alpaca_prompt(reading, value) if value.get("instruction") is not None else ()
 
 
-def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
+def _report_no_prompt(reading: Reading, value: JsonObject) -> None:
     if (name := next((n for n in ("conversations", "messages") if value.get(n)), None)) is not None:
         message = f"{name!r} ends with an answer, and chosen and rejected are answers too"
         reading.add(name, "missing_field", message, f"end {name!r} with the user's message")
@@ -262,11 +263,11 @@ def _report_no_prompt(reading: Reading, value: Mapping[str, Any]) -> None:
     )
 
 
-def _text(reading: Reading, value: Mapping[str, Any], row: int) -> Example:
+def _text(reading: Reading, value: JsonObject, row: int) -> Example:
     return Example(kind="text", text=reading.text(value.get("text"), "text"), row=row)
 
 
-CONVERT: Mapping[Format, Callable[[Reading, Mapping[str, Any], int], Example]] = {
+CONVERT: Mapping[Format, Callable[[Reading, JsonObject, int], Example]] = {
     "chat": _chat,
     "prompt_completion": _completion,
     "preference": _preference,
@@ -275,13 +276,13 @@ CONVERT: Mapping[Format, Callable[[Reading, Mapping[str, Any], int], Example]] =
 }
 
 
-def _system(reading: Reading, value: Mapping[str, Any]) -> tuple[Message, ...]:
+def _system(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
     """Returns the first message, if `system` is beside the conversation."""
     system = value.get("system")
     return () if system is None or system == "" else (Message(role="system", content=reading.text(system, "system")),)
 
 
-def _label(value: Mapping[str, Any]) -> bool | None:
+def _label(value: JsonObject) -> bool | None:
     label = value.get("label")
     return LABELS.get(label) if isinstance(label, bool | str) else None
 
@@ -293,11 +294,11 @@ def _unweighted(message: Message) -> Message:
     return msgspec.structs.replace(message, weight=0)
 
 
-def _other_texts(value: Mapping[str, Any]) -> list[str]:
+def _other_texts(value: JsonObject) -> list[str]:
     return [str(k) for k, v in value.items() if k not in ("text", "split", "id") and isinstance(v, str)]
 
 
-def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None:
+def _transcript_problem(value: JsonObject, fmt: Format) -> Problem | None:
     """Returns the refusal of a row one of whose texts is a whole conversation, with the map that splits them all."""
     marks: dict[str, str] = {}
     for name in TEXTS[fmt]:
@@ -320,12 +321,12 @@ def _transcript_problem(value: Mapping[str, Any], fmt: Format) -> Problem | None
     return Problem("transcript_text", message, path=name, fix=fix, options=options)
 
 
-def _source(value: Mapping[str, Any], field: str) -> str:
+def _source(value: JsonObject, field: str) -> str:
     """Returns the column of the file that `field` came from."""
     return value.sources.get(field, field) if isinstance(value, Mapped) else field
 
 
-def unknown_fields(value: Mapping[str, Any], fmt: Format) -> list[str]:
+def unknown_fields(value: JsonObject, fmt: Format) -> list[str]:
     """Returns the nonempty fields of the row and of its messages that are not used."""
     used = USED[fmt]
     if fmt in ("prompt_completion", "preference") and value.get("prompt") is not None:

@@ -72,7 +72,7 @@ def write_gguf(model_dir: Path, target: Path, *, name: str, precision: Precision
 
 def _add_shape(writer: GGUFWriter, config: Mapping[str, Any], architecture: gguf.MODEL_ARCH) -> None:
     heads = int(config["num_attention_heads"])
-    head_dim = _head_dim(config)
+    head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(int(config["vocab_size"]))
     writer.add_context_length(int(config["max_position_embeddings"]))
     writer.add_embedding_length(int(config["hidden_size"]))
@@ -87,10 +87,6 @@ def _add_shape(writer: GGUFWriter, config: Mapping[str, Any], architecture: gguf
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     _add_rope(writer, config, head_dim)
-
-
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def _add_rope(writer: GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:

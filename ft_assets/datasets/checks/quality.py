@@ -151,9 +151,6 @@ class QualityTally:
         self._spelled = {**other._spelled, **self._spelled}
         self._prune()
 
-    def _rows_seen(self) -> int:
-        return max(self.num_rows, self.last_row)
-
     def _prune(self) -> None:
         """Drops what the uniform samples no longer need, once there is twice as much as necessary."""
         if len(self._sample) > 2 * NUM_ANSWERS:
@@ -165,7 +162,7 @@ class QualityTally:
 
     def _uniform(self, size: int) -> NDArray[np.uint64]:
         """Returns the lines of about `size` rows, a uniform sample of the dataset, in the order of their hashes."""
-        limit = sample_limits(np.array([self._rows_seen()]), size)[0]
+        limit = sample_limits(np.array([max(self.num_rows, self.last_row)]), size)[0]
         lines = self._sample[self._sample[:, 0] <= limit]
         ordered: NDArray[np.uint64] = lines[np.lexsort((lines[:, 2], lines[:, 1], lines[:, 0]))]
         return ordered

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ft_assets.datasets.packs.answer_packs import num_trained, prefixes, token_counts
@@ -35,7 +34,7 @@ def _of_part(directory: Path, part: Mapping[str, Any], manifest: PackManifest) -
         table = pq.read_table(directory / shard["name"])
         wrong += [f"{shard['name']}: {found}" for found in _misfits(table, manifest)]
         counted["num_windows"] += table.num_rows
-        counted["num_examples"] += _total(table, "seq_lengths") if manifest.kind == "windows" else table.num_rows
+        counted["num_examples"] += int(token_counts(table, "seq_lengths").sum()) if manifest.kind == "windows" else table.num_rows
         for prefix in prefixes(manifest.kind):
             counted["num_tokens"] += int(token_counts(table, f"{prefix}input_ids").sum())
             counted["num_trained_tokens"] += num_trained(table, f"{prefix}labels")
@@ -58,7 +57,3 @@ def _misfits(table: pa.Table, manifest: PackManifest) -> list[str]:
 def _rows(what: str, where: np.ndarray[Any, Any]) -> list[str]:
     rows = np.flatnonzero(where).tolist()
     return [f"{what} in {len(rows)} rows, the first is row {rows[0]}"] if rows else []
-
-
-def _total(table: pa.Table, column: str) -> int:
-    return int(pc.sum(pc.list_value_length(table[column])).as_py() or 0)

@@ -35,6 +35,7 @@ from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss,
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
 from ft_assets.datasets.tokens.templates import ChatTemplate
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
+from ft_assets.typed_json import JsonObject
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -243,18 +244,16 @@ class ChatTokenizer:
         np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts, most), dtype=np.int64))
         return out, rewritten
 
-    def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = ()) -> list[int]:
         """Returns the ids of `messages` followed by the start of the assistant's turn: the input for an answer."""
         return self.render_turns([m.as_template() for m in messages], tools=tools)
 
-    def render_turns(self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def render_turns(self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = ()) -> list[int]:
         """Does :meth:`render_prompt` for messages in template form."""
         text = self.render_text(turns, tools=tools)
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def render_text(
-        self, turns: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = True
-    ) -> str:
+    def render_text(self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), add_generation_prompt: bool = True) -> str:
         """Returns messages in template form as rendered text."""
         return self._chat_template().render(turns, tools=tools, add_generation_prompt=add_generation_prompt).text
 

@@ -23,6 +23,7 @@ import jinja2.sandbox
 
 from ft_assets.datasets.tokens.probes import OPEN, Opaque, Probe
 from ft_assets.errors import InvalidDataset, InvalidRequest
+from ft_assets.typed_json import JsonObject
 
 TODAY = dt.datetime(2024, 7, 26)
 """The date that templates see: the one that Llama 3.1 to 3.3 use themselves without a clock ("26 Jul 2024")."""
@@ -111,9 +112,7 @@ class ChatTemplate:
             or any(n.name not in TRACKED_FILTERS for n in self._ast.find_all(nodes.Filter))
         )
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), add_generation_prompt: bool = False
-    ) -> Rendered:
+    def render(self, messages: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), add_generation_prompt: bool = False) -> Rendered:
         """Returns the conversation as text; ``InvalidDataset`` if the template refuses it."""
         tracker = _Tracker()
         self._environment.tracker = tracker  # type: ignore[attr-defined]

@@ -195,8 +195,8 @@ def _task(report: EvalReport, config: EvalConfig) -> Finding:
         perfect = not preference and bar == 1.0 and score.adapter >= bar - EPSILON
         reached = perfect or (score.adapter >= bar - EPSILON and score.adapter > score.base)
     p = 1.0 if score.p_value is None else score.p_value
-    detail = f"{_scores(score)}, needed {bar:.3f}; gain {score.ci_low:+.3f} to {score.ci_high:+.3f}"
-    detail += f"; {p:.2%} chance of that at random over {score.n}, {ALPHA:.0%} allowed"
+    detail = f"{score.metric} {score.adapter:.3f}, base {score.base:.3f}, needed {bar:.3f}; "
+    detail += f"gain {score.ci_low:+.3f} to {score.ci_high:+.3f}; {p:.2%} chance of that at random over {score.n}, {ALPHA:.0%} allowed"
     certain = perfect or (p <= ALPHA and (preference or score.ci_low > 0))
     failure = "task_not_better" if not reached else None if certain else "task_gain_within_noise"
     numbers = _numbers(score, limit=bar, p_value=score.p_value)
@@ -228,10 +228,6 @@ def _judged_task(found: Judged, control: controls.Failure | None) -> Finding:
     if failure is None and control and control.code != "task_gain_within_noise":
         failure, detail, numbers = control.code, f"{detail}; {control.detail}", {**numbers, **control.values}
     return _finding("task", failure, detail, suite=HOLDOUT, metric="judge", **numbers)
-
-
-def _scores(score: Score) -> str:
-    return f"{score.metric} {score.adapter:.3f}, base {score.base:.3f}"
 
 
 def _perplexity(report: EvalReport, config: EvalConfig) -> Finding:

@@ -92,7 +92,10 @@ class Evaluation:
                 name: {id_: asdict(section) for id_, section in self.answered[name].items()} if name in self.answered else None
                 for name in ("base", "adapter", "previous")
             },
-            "scored": {name: self._scored(sections) for name, sections in self.answered.items()},
+            "scored": {
+                name: {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability}
+                for name, sections in self.answered.items()
+            },
             **self.found,
             "num_gpus": self.subject.num_gpus,
             "seconds": sum(s.seconds for sections in self.answered.values() for s in sections.values() if not s.cached),
@@ -248,10 +251,6 @@ class Evaluation:
         return harness_tasks.load(
             run.capability, limit=run.capability_limit, task_dirs=run.task_dirs, data_dir=run.data_dir, base_model_dir=run.base_model_dir
         )
-
-    def _scored(self, sections: Sections) -> Mapping[str, Any]:
-        """Returns scores of the capability suites by the harness: for each item, by metric."""
-        return {c.suite.id: c.score(sections[c.suite.id].answers) for c in self.capability}
 
     def _proof_prompts(self) -> list[list[int]]:
         """Returns tokens of some prompts of the job's own: its holdout, else its validation text, else the golden set."""

@@ -7,12 +7,13 @@ equals the one measured there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.evals.suites.model_requests import Generate, Likelihood, Request
+from ft_assets.typed_json import JsonObject
 
 DEFAULT_CONTEXT = 2048
 """Positions of a model that does not state its number; lm-evaluation-harness assumes the same."""
@@ -80,7 +81,7 @@ class Encoder:
         texts = [self.prompt(r).cut for r in requests if isinstance(r, Generate)]
         return sum(n > 0 for n in [*texts, *(self.scored(r).cut for r in requests if isinstance(r, Likelihood))])
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def render(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = ()) -> list[int]:
         """Returns the token ids of a conversation and the start of the answer, by the model's own chat template."""
         return self._chat.render_turns([dict(m) for m in messages], tools=[dict(t) for t in tools])
 

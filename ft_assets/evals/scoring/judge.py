@@ -25,6 +25,7 @@ from ft_assets.evals.suites.answer_metrics import Interval, mean, paired_differe
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
 from ft_assets.evals.suites.model_requests import Generate
 from ft_assets.evals.suites.suite_items import without_reasoning
+from ft_assets.typed_json import JsonObject
 
 VERSION = "judge-1"
 """Version of the prompt and of the parsing of verdicts; raised with any change to either, and older verdicts are then not used."""
@@ -82,7 +83,7 @@ class Pair:
     """Two answers to one prompt, to be compared."""
 
     id: str
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[JsonObject, ...]
     """The prompt."""
     candidate: str
     base: str
@@ -295,7 +296,7 @@ def _judge(pair: Pair, endpoint: Endpoint) -> PairVerdict:
     )
 
 
-def _ask(endpoint: Endpoint, messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[int, int]]:
+def _ask(endpoint: Endpoint, messages: Sequence[JsonObject]) -> tuple[str, tuple[int, int]]:
     """Returns ``A``, ``B`` or ``tie``, and the input and output tokens."""
     tokens = (0, 0)
     answer: Completion | None = None

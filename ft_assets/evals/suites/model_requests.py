@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ft_assets.typed_json import JsonObject
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generate:
     """A greedy answer to a conversation, or to a plain text. Its answer: ``str``."""
 
     id: str
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[JsonObject, ...] = ()
     """Rendered by the model's own chat template; empty where `text` is given."""
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[JsonObject, ...] = ()
     """Tools that the conversation offers; rendered with it."""
     text: str = ""
     """Plain text to continue."""

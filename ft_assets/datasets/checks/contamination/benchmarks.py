@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ft_assets.errors import InvalidRequest
+from ft_assets.typed_json import JsonObject
 
 BENCHMARKS: Mapping[str, tuple[str, ...]] = {
     "mmlu": ("question,choices", "question,A,B,C,D"),
@@ -17,7 +18,7 @@ BENCHMARKS: Mapping[str, tuple[str, ...]] = {
 """Fields to hash, in order of preference: as published on the Hub (Parquet or JSONL), then by the authors (JSONL or CSV)."""
 
 
-def field_of(benchmark: str, row: Mapping[str, Any], *, filename: str) -> str:
+def field_of(benchmark: str, row: JsonObject, *, filename: str) -> str:
     """Returns the first form of `benchmark` whose fields all hold text in `row`, comma-separated; ``InvalidRequest`` if none does."""
     forms = BENCHMARKS.get(benchmark)
     if forms is None:
@@ -39,7 +40,7 @@ def field_of(benchmark: str, row: Mapping[str, Any], *, filename: str) -> str:
     return found
 
 
-def field_text(row: Mapping[str, Any], path: str) -> str:
+def field_text(row: JsonObject, path: str) -> str:
     """Returns the text at `path`, such as ``question`` or ``choices.text``; a list (answer choices) gives one per line; empty if absent."""
     value: Any = row
     for name in [path] if path in row else path.split("."):

@@ -54,7 +54,7 @@ class ListedFile:
     """Of a large file."""
 
     def verify(self, download: Path) -> None:
-        """Refuses and deletes a download that differs from the file of the commit."""
+        """Refuses and deletes a download that differs from the commit: by sha256 for large files, by git's own hash for the others."""
         size = download.stat().st_size
         digest = hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         with download.open("rb") as stream:

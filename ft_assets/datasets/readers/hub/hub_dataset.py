@@ -104,7 +104,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     raw = target_dir / "hub"
     raw.mkdir(parents=True, exist_ok=True)
     request = HubRequest(op="list", repo=hub_id.repo, revision=hub_id.revision, endpoint=endpoint.rstrip("/"), token=token, target=str(raw))
-    listing = _asked(request, hub_id, raw, timeout_s=LOOK_S)
+    listing = _send(request, hub_id, raw, timeout_s=LOOK_S)
     files = {file.path: file for file in listing.files}
     sources = pick(sorted(files), listing.readme, config=hub_id.config, path=hub_id.path, split=hub_id.split)
     if any(".." in Path(p).parts or Path(p).is_absolute() for p in sources):
@@ -112,7 +112,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     num_bytes = sum(files[p].size for p in sources)
     if num_bytes > max_bytes:
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
-    _asked(replace(request, op="download", paths=tuple(sources)), hub_id, raw, timeout_s=TIMEOUT_S)
+    _send(replace(request, op="download", paths=tuple(sources)), hub_id, raw, timeout_s=TIMEOUT_S)
     for source in sources:
         files[source].verify(raw / source)
     path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
@@ -121,7 +121,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
     return HubFile(hub_id=hub_id, path=path, filename=filename, sources=tuple(sources), num_bytes=num_bytes)
 
 
-def _asked(request: HubRequest, hub_id: HubId, home: Path, *, timeout_s: float) -> HubAnswer:
+def _send(request: HubRequest, hub_id: HubId, home: Path, *, timeout_s: float) -> HubAnswer:
     answer = ask(request, home=home / ".home", timeout_s=timeout_s)
     if answer.error:
         raise _refusal(answer.error, answer.detail, hub_id, request.endpoint, bool(request.token))
