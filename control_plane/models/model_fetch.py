@@ -173,7 +173,7 @@ class _Hub:
                 if tried == NUM_TRIES:
                     raise _refusal("unreachable", f"{name}: {error}", self.repo, self.revision, self.endpoint) from error
                 self.wait(PAUSE_S * 2 ** (tried - 1))
-        listed.verify(part)
+        listed.verify(part, repo=self.repo)
         part.rename(path)
         return size - start
 

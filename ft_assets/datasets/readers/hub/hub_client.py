@@ -53,7 +53,7 @@ class ListedFile:
     sha256: str | None
     """Of a large file."""
 
-    def verify(self, download: Path) -> None:
+    def verify(self, download: Path, *, repo: str) -> None:
         """Refuses and deletes a download that differs from the commit: by sha256 for large files, by git's own hash for the others."""
         size = download.stat().st_size
         digest = hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -62,7 +62,7 @@ class ListedFile:
                 digest.update(chunk)
         if size != self.size or digest.hexdigest() != (self.sha256 or self.oid):
             download.unlink()
-            raise IntegrityError(f"{self.path} arrived with {size} bytes that are not those of the commit; fetch it again")
+            raise IntegrityError(f"{self.path} of {repo} arrived with {size} bytes that are not those of the commit; fetch it again")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

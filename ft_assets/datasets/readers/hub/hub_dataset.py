@@ -114,7 +114,7 @@ def fetch(hub_id: HubId, target_dir: Path, *, endpoint: str | None, token: str |
         raise InvalidDataset(f"{hub_id} holds {num_bytes} bytes, more than {max_bytes}; name one of its files", code="file_too_large")
     _send(replace(request, op="download", paths=tuple(sources)), hub_id, raw, timeout_s=TIMEOUT_S)
     for source in sources:
-        files[source].verify(raw / source)
+        files[source].verify(raw / source, repo=hub_id.repo)
     path = join_shards([raw / source for source in sources], target_dir / "joined", max_bytes=max_bytes)
     name = sources[0].rsplit("/", 1)[-1]
     filename = name if len(sources) == 1 else f"{hub_id.split}{''.join(path.suffixes)}"
