@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Conflict, FtError, InvalidRequest, Unavailable
 from ft_assets.evals.run import run_file
-from ft_assets.evals.run.heartbeat import Beat, read_heartbeat, read_milestones
+from ft_assets.evals.run.heartbeat import read_heartbeat, read_milestones
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
 from ft_assets.telemetry import logs, spans
@@ -48,8 +48,9 @@ class Limits:
 class Watch(Protocol):
     """Receives the progress of an evaluation."""
 
-    def progress(self, beat: Beat) -> bool:
-        """Progress, before its process starts and frequently after. Returns False if the result is no longer needed."""
+    def progress(self, beat: Mapping[str, Any]) -> bool:
+        """Progress (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and frequently after.
+        Returns False if the result is no longer needed."""
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
         """A milestone, reported once: see :class:`ft_assets.evals.run.heartbeat.Milestones`."""
@@ -60,19 +61,20 @@ class JobWatch:
 
     def __init__(self, platform: Platform, job_id: str) -> None:
         self._platform, self._job_id = platform, job_id
-        self._shown: Beat | None = None
+        self._shown: dict[str, Any] | None = None
         self._next = 0.0
 
-    def progress(self, beat: Beat) -> bool:
+    def progress(self, beat: Mapping[str, Any]) -> bool:
+        shown = {k: beat.get(k) for k in ("phase", "subject", "suite", "done", "total", "eta_s")}
         if time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + 1.0
         this = jobs.c.id == self._job_id
         with self._platform.engine.begin() as conn:
-            if beat != self._shown:
-                conn.execute(sa.update(jobs).where(this).values(evaluation=asdict(beat)))
+            if shown != self._shown and beat:
+                conn.execute(sa.update(jobs).where(this).values(evaluation=shown))
             state = conn.execute(sa.select(jobs.c.state).where(this)).scalar_one()
-        self._shown = beat
+        self._shown = shown
         return bool(state != JobState.CANCELLED)
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
@@ -139,10 +141,11 @@ class _Clock:
     def start(self) -> None:
         """Reset for a new process."""
         self.still, self._since = False, time.monotonic()
-        self._beat = Beat()
+        self._beat: Mapping[str, Any] = {}
 
-    def seen(self, beat: Beat) -> None:
-        if beat.phase != "answering" or replace(beat, total=None, eta_s=None) != replace(self._beat, total=None, eta_s=None):
+    def seen(self, beat: Mapping[str, Any]) -> None:
+        places = ("phase", "subject", "suite", "done")
+        if beat.get("phase") != "answering" or any(beat.get(key) != self._beat.get(key) for key in places):
             self._since = time.monotonic()
         self._beat = beat
         self.still = time.monotonic() - self._since > self._limits.stall_s
@@ -171,8 +174,8 @@ class _Clock:
     @property
     def _place(self) -> str:
         beat = self._beat
-        where = f" ({beat.subject}, {beat.suite})" if beat.suite else ""
-        return f"with {beat.done} of {beat.total or '?'} requests answered{where}"
+        where = f" ({beat.get('subject')}, {beat.get('suite')})" if beat.get("suite") else ""
+        return f"with {beat.get('done') or 0} of {beat.get('total') or '?'} requests answered{where}"
 
 
 def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, clock: _Clock) -> tuple[WorkloadStatus, bool]:
@@ -184,18 +187,19 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
         while wanted and not clock.still and not clock.is_over and launcher.status(workload.name).phase in RUNNING:
             _touch(run)
             _tell(run, watch)
-            beat = read_heartbeat(run.out_dir) or Beat()
+            beat = read_heartbeat(run.out_dir)
             clock.seen(beat)
-            wanted = watch.progress(beat if beat.total is not None else replace(beat, total=planned.total))
+            wanted = watch.progress(planned | {key: value for key, value in beat.items() if value is not None})
             time.sleep(POLL_S)
     finally:
         status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
     return status, wanted
 
 
-def _planned(run: EvalRun) -> Beat:
+def _planned(run: EvalRun) -> dict[str, Any]:
     """Return the progress before the process reports any. Only the process knows how many requests the harness makes (`capability`)."""
-    return Beat(total=None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0]))
+    total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
+    return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}
 
 
 def _prepare(run: EvalRun) -> None:

@@ -42,7 +42,6 @@ from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
 from ft_assets.evals import step
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import PASSED
-from ft_assets.evals.run.heartbeat import Beat
 from ft_assets.evals.step import Judged
 
 BEAT_EVERY_S = 5.0
@@ -239,7 +238,7 @@ class _Held:
     def __init__(self) -> None:
         self.lost = threading.Event()
 
-    def progress(self, beat: Beat) -> bool:  # noqa: ARG002
+    def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002
         return not self.lost.is_set()
 
     def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002

@@ -15,15 +15,12 @@ from typing import Any
 from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.typed_json import from_json
 
 HEARTBEAT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """The content of ``heartbeat.json``, besides the time."""
-
     phase: str = "setup"
     subject: str | None = None
     suite: str | None = None
@@ -31,8 +28,6 @@ class Beat:
     """Answered requests, of all subjects together."""
     total: int | None = None
     """Requests to be answered; None: not known yet."""
-    eta_s: float | None = None
-    """Seconds that the rest takes at the pace so far."""
 
 
 class Heart:
@@ -76,9 +71,10 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            write_json(self._path, {"time": time.time(), **asdict(replace(self._beat, eta_s=self._eta_s()))})
+            write_json(self._path, {"time": time.time(), **asdict(self._beat), "eta_s": self._eta_s()})
 
     def _eta_s(self) -> float | None:
+        """Returns the seconds that the rest takes at the pace so far."""
         left = (self._beat.total or 0) - self._beat.done
         return round(left * (time.monotonic() - self._began) / self._generated, 1) if self._generated and left >= 0 else None
 
@@ -90,12 +86,13 @@ class Heart:
             return True
 
 
-def read_heartbeat(out_dir: Path) -> Beat | None:
-    """Returns the last heartbeat; None before the first."""
+def read_heartbeat(out_dir: Path) -> Mapping[str, Any]:
+    """Returns the last heartbeat; empty before the first."""
     try:
-        return from_json(Beat, json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8")), ignore_unknown=True)
+        beat: Mapping[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        return None
+        return {}
+    return beat
 
 
 class Milestones:
