@@ -47,7 +47,7 @@ def preview_dataset(
 
 def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
     if not subject.startswith("file-"):
-        return str(datasets.get(platform, tenant, subject)["id"])
+        return datasets.get(platform, tenant, subject).id
     file = uploaded_files.get(platform, tenant, subject)
     if file.dataset_id is None:
         raise Conflict(f"file {subject} is {file.status} and has no dataset to show; see its report", code="file_not_validated")
