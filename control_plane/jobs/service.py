@@ -203,8 +203,8 @@ def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
         job = locked(conn, job_id, tenant_id=tenant)
         if job.state is not JobState.CANCELLED:
             stop = "cancel" if job.state in HOLDING_GPUS else None
-            job = transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
-        return _views(platform, conn, [job])[0]
+            transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -239,10 +239,10 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
         refusal = quotas.hold_again(conn, owner, job_id, platform.clock())
         if refusal is not None:
             raise _refused(refusal)
-        job = transition(
+        transition(
             conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
         )
-        return _views(platform, conn, [job])[0]
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[JobEvent]:
