@@ -143,7 +143,7 @@ def deliveries(
 def replay(
     client: FtClient,
     endpoint: EndpointId,
-    delivery: Annotated[str | None, typer.Argument(metavar="[DELIVERY]", help="One delivery; without it, all dead ones.")] = None,
+    delivery: Annotated[str | None, typer.Argument(metavar="DELIVERY", help="One delivery; without it, all dead ones.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="2026-11-21, 2026-11-21T15:04 or seconds. Default: a week ago.")] = None,
 ) -> Any:
     """Resend missed events to an endpoint, with their original ids."""

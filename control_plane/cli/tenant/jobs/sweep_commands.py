@@ -127,7 +127,7 @@ def _compared(found: Mapping[str, Any]) -> None:
 
 
 @remote(_compared)
-def compare(client: FtClient, job_ids: Annotated[list[str], typer.Argument(metavar="JOB JOB ...", help="Ids of two or more jobs.")]) -> Any:
+def compare(client: FtClient, job_ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of two or more jobs.")]) -> Any:
     """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
     return client.jobs.compare(job_ids)
 

@@ -110,7 +110,7 @@ def evaluate(
 def evaluations(
     adapter: AdapterId,
     evaluation: Annotated[
-        str | None, typer.Argument(metavar="[EVALUATION]", help="Show this evaluation, as `ft eval` does for a job.")
+        str | None, typer.Argument(metavar="EVALUATION", help="Show this evaluation, as `ft eval` does for a job.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="For one evaluation: every item with each model's answer.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="For one evaluation: write it as a page to this file.")] = None,

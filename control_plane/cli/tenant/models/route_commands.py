@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from control_plane.client import FtClient, Record
 
 Name = Annotated[str, typer.Argument(help="What requests put into `model`: a-z, 0-9, '_', '.' and '-'.")]
-Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="Adapters in production (id or model name) or a base model.")]
+Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT", help="Adapters in production (id or model name) or a base model.")]
 ROUTES = listing({"NAME": "name", "TARGETS": lambda r: ", ".join(f"{t['model']}={t['weight']}" for t in r["targets"])})
 TARGETS = listing({
     "TARGET": "model", "WEIGHT": "weight", "SHARE": lambda t: percent(t["share"]),
