@@ -61,7 +61,7 @@ class JobWatch:
 
     def __init__(self, platform: Platform, job_id: str) -> None:
         self._platform, self._job_id = platform, job_id
-        self._shown: dict[str, Any] | None = None
+        self._shown: Mapping[str, Any] | None = None
         self._next = 0.0
 
     def progress(self, beat: Mapping[str, Any]) -> bool:
@@ -189,14 +189,14 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
             _tell(run, watch)
             beat = read_heartbeat(run.out_dir)
             clock.seen(beat)
-            wanted = watch.progress(planned | {key: value for key, value in beat.items() if value is not None})
+            wanted = watch.progress({**planned, **{key: value for key, value in beat.items() if value is not None}})
             time.sleep(POLL_S)
     finally:
         status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
     return status, wanted
 
 
-def _planned(run: EvalRun) -> dict[str, Any]:
+def _planned(run: EvalRun) -> Mapping[str, Any]:
     """Return the progress before the process reports any. Only the process knows how many requests the harness makes (`capability`)."""
     total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
     return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}

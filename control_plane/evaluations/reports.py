@@ -41,7 +41,7 @@ class Evaluated:
     key: str
     """Object key of the stored report."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"report": self.report.to_dict(), "verdict": self.verdict.to_dict(), "advice": [a.to_dict() for a in self.advice]}
 
     @classmethod
@@ -56,7 +56,7 @@ class Evaluated:
         )
 
     @property
-    def next_run(self) -> dict[str, Any]:
+    def next_run(self) -> Mapping[str, Any]:
         """Hyperparameters that combine the advice."""
         return combined(self.advice)
 

@@ -99,7 +99,7 @@ def _check_request(repo: str, revision: str, endpoint: str) -> None:
         )
 
 
-def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> dict[str, Any]:
+def _listing(repo: str, revision: str, endpoint: str, token: str | None, scratch: Path) -> Mapping[str, Any]:
     request = {"op": "list", "repo_type": "model", "repo": repo, "revision": revision, "endpoint": endpoint, "token": token}
     answer = ask({**request, "target": str(scratch)}, home=scratch / ".home", timeout_s=LOOK_S)
     if "error" in answer:

@@ -22,14 +22,7 @@ def kueue(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write queues.yaml, tenants.yaml and nodes.sh there.")] = None,
     check: Annotated[
         Path | None,
-        typer.Option(
-            "--check",
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            allow_dash=True,
-            help="Output of `kubectl get clusterqueues -o yaml`; -: stdin. Exit code 1 if they differ",
-        ),
+        typer.Option("--check", metavar="FILE", help="Output of `kubectl get clusterqueues -o yaml`; -: stdin. Exit code 1 if they differ"),
     ] = None,
     as_json: Json = False,
 ) -> None:
