@@ -53,7 +53,7 @@ def test_a_command_of_an_operator_tells_a_platform_that_is_down_from_a_database_
         (("usage", "--by", "week"), "bucket_width 'week' is unknown"),
         (("audit", "--since", "noon"), "'noon' is not a time"),
         (("models", "remove", "nope"), "base model 'nope' is not in the catalogue"),
-        (("kueue", "--check", "nope.yaml"), "'nope.yaml' does not exist"),
+        (("kueue", "--check", "nope.yaml"), "--check nope.yaml is not a file"),
     ],
 )
 def test_wrong_arguments_of_an_operator_are_reported_even_if_the_database_is_down(
