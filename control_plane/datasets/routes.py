@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -69,16 +70,16 @@ def preview(
     max_seq_len: Annotated[
         int | None, Query(description="Sequence length in tokens to truncate at. Default: the context length of the model.")
     ] = None,
-) -> http_schemas.ListOf[dict[str, Any]]:
+) -> http_schemas.ObjectList:
     """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
     shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
-    return http_schemas.ListOf(data=shown)
+    return http_schemas.ObjectList(data=[asdict(one) for one in shown])
 
 
 @datasets_router.get(
     "/{dataset_id}/report",
     summary="Retrieve a validation report",
-    response_model=dict[str, Any],
+    response_model=http_schemas.JsonObject,
     responses={200: {"content": {"text/html": {}}}},
 )
 def report(

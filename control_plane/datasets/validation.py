@@ -144,7 +144,7 @@ def _model(platform: Platform, model_id: str | None) -> BaseModel | None:
     return model
 
 
-def _store(platform: Platform, file: File, validated: Validated, report: dict[str, Any], rows: Path) -> Accepted:
+def _store(platform: Platform, file: File, validated: Validated, report: Mapping[str, Any], rows: Path) -> Accepted:
     """Store rows, report and record, unless this dataset version is registered: jobs may depend on its objects."""
     dataset_id = str(report["dataset_id"])
     prefix = dataset_prefix(file.tenant_id, dataset_id)
@@ -218,7 +218,7 @@ def _place(problem: Mapping[str, Any]) -> str:
     return f"{where}: {problem['message']} ({problem['code']})"
 
 
-def _record(file: File, accepted: Accepted) -> dict[str, Any]:
+def _record(file: File, accepted: Accepted) -> Mapping[str, Any]:
     return {
         "id": accepted.dataset_id,
         "name": dataset_name(file.filename),

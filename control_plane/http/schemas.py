@@ -68,3 +68,7 @@ class ListOf(ApiModel, Generic[T]):
     """Items of this page, in the order documented for the operation."""
     has_more: bool = False
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""
+
+
+ObjectList = ListOf[dict[str, Any]]
+"""A list of JSON objects. Its name in the OpenAPI document contains the type's spelling."""

@@ -121,11 +121,11 @@ def _same_training(job: Job, request: JobRequest, warm_start: Source | None) -> 
     )
 
 
-def _given(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+def _given(hyperparameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in hyperparameters.items() if v not in (None, "auto")}
 
 
-def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
+def _rest(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fields that are compared as sent: suffix, metadata, eval_config, recipe, ..."""
     return {"auto_promote": True} | {k: v for k, v in body.items() if k not in COMPARED_OTHERWISE and v is not None}
 

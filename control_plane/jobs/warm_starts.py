@@ -50,7 +50,7 @@ class Source:
     adapter_id: str | None = None
     checkpoint_id: str | None = None
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self) -> Mapping[str, object]:
         return {k: v for k, v in asdict(self).items() if v is not None}
 
 
@@ -92,7 +92,7 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
     return replace(request, model=model, warm_start=reference, hyperparameters=_kept(request.hyperparameters, source)), source
 
 
-def _kept(requested: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def _kept(requested: Mapping[str, Any], source: Source) -> Mapping[str, Any]:
     """Fill the source's fixed values into `requested`; a differing value is refused."""
     for name, value in source.lora.items():
         if requested.get(name) not in (None, "auto") and not _same(requested[name], value):
@@ -197,10 +197,10 @@ def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], r
     )
 
 
-def _lora(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {"rank": settings["rank"], "alpha": settings["alpha"]}
+def _lora(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     modules = settings.get("target_modules", "all-linear")
-    return kept | {"target_modules": modules if isinstance(modules, str) else list(modules)}
+    modules = modules if isinstance(modules, str) else list(modules)
+    return {"rank": settings["rank"], "alpha": settings["alpha"], "target_modules": modules}
 
 
 def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:

@@ -204,7 +204,7 @@ def finish(conn: Connection, attempt: Attempt, outcome: Outcome, *, now: datetim
         endpoint = records.one(conn, locked, Endpoint)
     chance = random.random()
     again = None if outcome.final else next_attempt(attempt.attempts, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
-    values: dict[str, Any] = {"last_status": outcome.status, "last_error": printable(outcome.error or "")[:MAX_ERROR_CHARS]}
+    values: dict[str, object] = {"last_status": outcome.status, "last_error": printable(outcome.error or "")[:MAX_ERROR_CHARS]}
     if outcome.delivered:
         values |= {"state": "delivered", "delivered_at": now, "last_error": None}
     else:

@@ -52,13 +52,13 @@ def _mac(secret: str, signed: bytes) -> str:
     return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-def sealed_url(settings: Settings, url: str) -> dict[str, Any]:
+def sealed_url(settings: Settings, url: str) -> Mapping[str, object]:
     """Encrypt `url` into columns."""
     parts = urlsplit(url)
     return {"url": f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", "sealed_url": seal(settings, url)}
 
 
-def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> Mapping[str, object]:
     """Encrypt `secrets` into a column."""
     return {"secrets": [{**s, "secret": seal(settings, s["secret"])} for s in secrets]}
 
