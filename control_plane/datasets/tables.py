@@ -78,7 +78,7 @@ uploads = sa.Table(
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("mime_type", sa.Text, nullable=False),
     sa.Column("bytes", sa.BigInteger, nullable=False),  # as announced; the parts must add up to it
-    sa.Column("settings", JSONB, nullable=False),  # column_map, policies and model, as requested
+    sa.Column("settings", JSONB, nullable=False),
     sa.Column("status", sa.Text, nullable=False),  # pending | completed | cancelled | expired
     sa.Column("file_id", sa.Text, sa.ForeignKey("files.id")),  # once completed
     timestamp("created_at"), timestamp("expires_at"), timestamp("finished_at", nullable=True),
@@ -174,6 +174,16 @@ class Suite:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UploadSettings:
+    """Requested properties of the file that an upload becomes."""
+
+    column_map: Mapping[str, str]
+    policies: Mapping[str, Any]
+    model: str | None
+    expires_after_s: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Upload:
     """A row of `uploads`."""
 
@@ -183,7 +193,7 @@ class Upload:
     purpose: str
     mime_type: str
     bytes: int
-    settings: Mapping[str, Any]
+    settings: UploadSettings
     status: str
     file_id: str | None
     created_at: datetime

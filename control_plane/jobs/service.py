@@ -20,10 +20,10 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.job_filters import JobFilter
+from control_plane.jobs.records import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_trials
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
-from control_plane.jobs.warm_starts import Source
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
@@ -129,7 +129,7 @@ class _Resolved:
 
     request: JobRequest
     model: BaseModel
-    warm_start: Source | None
+    warm_start: WarmStartSource | None
     expected: expected_time.Expected
 
 

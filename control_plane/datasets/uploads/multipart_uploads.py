@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO
 
@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.datasets.receiver import receive_up_to, too_large
-from control_plane.datasets.tables import File, Upload, UploadPart, upload_parts, uploads
+from control_plane.datasets.tables import File, Upload, UploadPart, UploadSettings, upload_parts, uploads
 from control_plane.datasets.tables import files as file_rows
 from control_plane.datasets.uploads import orphaned_objects, uploaded_files
 from control_plane.datasets.uploads.part_join import Part, join
@@ -81,10 +81,11 @@ def create(
     if num_bytes > tier.max_file_bytes:
         raise too_large(tier, num_bytes=num_bytes, param="bytes")
     now = platform.clock()
-    settings = {"column_map": dict(column_map or {}), "policies": dict(policies or {}), "model": model, "expires_after_s": expires_after_s}
+    settings = UploadSettings(column_map=column_map or {}, policies=policies or {}, model=model, expires_after_s=expires_after_s)
     values = {
         "id": f"upload_{uuid.uuid4().hex}", "tenant_id": tenant, "filename": safe_filename(filename), "purpose": purpose,
-        "mime_type": mime_type, "bytes": num_bytes, "settings": settings, "status": PENDING, "created_at": now, "expires_at": now + LIVES,
+        "mime_type": mime_type, "bytes": num_bytes, "settings": asdict(settings), "status": PENDING, "created_at": now,
+        "expires_at": now + LIVES,
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(
@@ -265,15 +266,15 @@ def _file_key(upload: Upload, chosen: Sequence[UploadPart]) -> str:
 def _finished(platform: Platform, tenant: str, upload: Upload, stored: uploaded_files.Stored, *, at_once: bool) -> tuple[File, list[str]]:
     """Write the file's row and end its upload in one transaction; returns the keys of its parts. On failure, the joined bytes are
     deleted."""
-    requested = dict(upload.settings)
-    seconds = requested.pop("expires_after_s", None)
+    requested = upload.settings
     try:
         with platform.engine.begin() as conn:
             _pending(platform, _row(conn, tenant, upload.id, lock=True))
             now = platform.clock()
             file = uploaded_files.insert(
                 conn, tenant, stored, now=now, at_once=at_once, purpose=upload.purpose,
-                expires_after=None if seconds is None else timedelta(seconds=seconds), **requested,
+                expires_after=None if requested.expires_after_s is None else timedelta(seconds=requested.expires_after_s),
+                column_map=requested.column_map, policies=requested.policies, model=requested.model,
             )  # fmt: skip
             ended = {"status": COMPLETED, "file_id": file.id, "finished_at": now}
             conn.execute(sa.update(uploads).where(uploads.c.id == upload.id).values(**ended))
