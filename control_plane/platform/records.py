@@ -83,5 +83,10 @@ def _converter(kinds: Iterable[Any]) -> Callable[[Any], Any] | None:
         if is_dataclass(kind) and isinstance(kind, type):
             return partial(from_json, kind)
         if get_origin(kind) is tuple:
-            return tuple
+            element = get_args(kind)[0]
+            return partial(_each, element) if isinstance(element, type) and is_dataclass(element) else tuple
     return None
+
+
+def _each(of: type[R], values: Iterable[Mapping[str, Any]]) -> tuple[R, ...]:
+    return tuple(from_json(of, value) for value in values)

@@ -68,11 +68,12 @@ def test_a_json_column_is_the_dataclass_of_its_field(conn):
     class Measured:
         id: str
         metrics: Metrics | None
+        earlier: tuple[Metrics, ...]
 
     def measured(metrics: Mapping[str, Any] | None) -> Measured:
-        return records.record(Measured, {"id": "t1", "metrics": metrics})
+        return records.record(Measured, {"id": "t1", "metrics": metrics, "earlier": [{"loss": 3.0}, {"loss": 2.0}]})
 
-    assert measured({"loss": 1.5}) == Measured(id="t1", metrics=Metrics(loss=1.5))
+    assert measured({"loss": 1.5}) == Measured(id="t1", metrics=Metrics(loss=1.5), earlier=(Metrics(loss=3.0), Metrics(loss=2.0)))
     assert measured(None).metrics is None
     with pytest.raises(TypeError, match="accuracy"):
         measured({"loss": 1.5, "accuracy": 0.5})
