@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from control_plane.jobs.records import EvaluationProgress
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record
 from control_plane.platform import job_events

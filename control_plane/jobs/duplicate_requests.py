@@ -23,7 +23,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.datasets.tables import files
-from control_plane.jobs.records import WarmStartSource
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform

@@ -19,8 +19,8 @@ from control_plane.datasets.service import check_enough_to_train, check_format, 
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.job_filters import JobFilter
-from control_plane.jobs.records import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_trials
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition

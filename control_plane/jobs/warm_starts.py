@@ -19,7 +19,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as registry
 from control_plane.adapters.tables import Adapter, adapters
 from control_plane.attempts.tables import checkpoints
-from control_plane.jobs.records import WarmStartSource
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform

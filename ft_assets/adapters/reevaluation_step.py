@@ -25,7 +25,7 @@ from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.jobs.records import EvaluationProgress
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event

@@ -16,7 +16,7 @@ import pytest
 
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
-from control_plane.jobs.records import EvaluationProgress
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, InvalidRequest
