@@ -169,7 +169,7 @@ def make(platform: Platform, tenant: str, export_id: str) -> str | None:
     if row is None:
         return None
     try:
-        values: dict[str, Any] = {"status": READY, **_made(platform, row, _Hold(platform, export_id, claim)), "error": sa.null()}
+        values: Mapping[str, Any] = {"status": READY, **_made(platform, row, _Hold(platform, export_id, claim)), "error": sa.null()}
     except _Lost:
         _give_up(platform, row)
         return None
@@ -212,7 +212,7 @@ class _Hold:
             log.warning("the progress of an export was not recorded: %s", error)
 
 
-def _made(platform: Platform, row: Export, hold: _Hold) -> dict[str, Any]:
+def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
     record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
     model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
     kind, precision = Format(row.format), Precision(row.precision) if row.precision else None

@@ -59,7 +59,7 @@ class Link:
         return replace(self, adapter_id=adapter_id)
 
 
-def manifest(platform: Platform, record: AdapterRecord) -> dict[str, Any]:
+def manifest(platform: Platform, record: AdapterRecord) -> Mapping[str, Any]:
     """Return the adapter's files with their sha256 from its manifest; empty once they are deleted, with the reason."""
     key = f"{record.object_prefix}/{MANIFEST}"
     try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.schemas import JobError
 
 
@@ -38,7 +38,7 @@ class Adapter(ApiModel):
     """SHA-256 of the lock file of the software it was trained with."""
     commit: str
     """Commit of the training code."""
-    metrics: dict[str, Any]
+    metrics: JsonObject
     """Scores of its evaluation by name, such as `<suite>/<metric>`."""
     eval_passed: bool
     """Whether it passed its evaluation."""
@@ -99,9 +99,9 @@ class Lineage(ApiModel):
     kind: Literal["base_model", "route", "logical_name", "adapter"]
     """What the name refers to: `base_model`, `route` (all its targets), `logical_name` (the newest production adapter of that name) or
     `adapter`."""
-    base_model: dict[str, Any] | None = None
+    base_model: JsonObject | None = None
     """For a base model, its digest, repository and revision; null otherwise."""
-    adapters: list[dict[str, Any]]
+    adapters: list[JsonObject]
     """The adapter, or one entry per target of a route: `adapter`, `files` with their SHA-256, `evaluations`, `job`, `training` (frozen
     spec, lock, commit, attempts, checkpoints), `base_model`, `pack`, `dataset`, `uploads`, `deletion` and `parents`."""
     holds: bool | None = None
@@ -147,7 +147,7 @@ class Export(ApiModel):
     """For `gguf`: `f32`, `f16` or `q8_0`; null for other formats."""
     status: str
     """`queued`, `running`, `ready` (can be downloaded) or `failed`."""
-    progress: dict[str, Any] | None
+    progress: JsonObject | None
     """Progress of a running export: `stage`, and `seconds` so far. Null otherwise."""
     error: JobError | None
     """Why the export failed; null unless `status` is `failed`."""
@@ -155,7 +155,7 @@ class Export(ApiModel):
     """Size of the archive in bytes; null until it is ready."""
     sha256: str | None
     """SHA-256 of the archive; null until it is ready."""
-    manifest: dict[str, Any] | None
+    manifest: JsonObject | None
     """Lineage, files with their hashes, and proof that the exported weights produce the expected answers; null until it is ready."""
     content_url: str | None
     """Path to download the archive from; null until it is ready."""

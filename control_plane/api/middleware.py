@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -144,7 +143,7 @@ def _log(scope: Scope, answer: _Answer, *, level: int) -> None:
     if not access.isEnabledFor(level):
         return
     method, route, ms = scope["method"], route_of(scope), 1000 * (time.perf_counter() - answer.began)
-    fields: dict[str, Any] = {"method": method, "route": route, "status": answer.status, "bytes": answer.num_bytes}
+    fields: dict[str, object] = {"method": method, "route": route, "status": answer.status, "bytes": answer.num_bytes}
     fields |= {"duration_ms": round(ms, 1), "first_byte_ms": round(1000 * answer.first_byte_s, 1) if answer.first_byte_s else None}
     text = "%s %s %d in %.1f ms, %d bytes"
     access.log(level, text, method, route, answer.status, ms, answer.num_bytes, extra={"fields": fields})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,9 +58,12 @@ def list_budgets(platform: Platform, tenant: str, *, after: str | None = None, l
 
 def get(platform: Platform, tenant: str, budget_id: str) -> Budget:
     """Return a budget of `tenant`. It sums over the month: do not call it while holding locks."""
+    this = budgets.c.id == budget_id, budgets.c.tenant_id == tenant
     with platform.engine.connect() as conn:
+        if not conn.execute(sa.select(sa.exists().where(*this))).scalar():
+            raise _missing(budget_id)
         query, _ = _this_month(conn, platform, tenant)
-        return one_or_raise(conn, query.where(budgets.c.id == budget_id), Budget, _missing(budget_id))
+        return one_or_raise(conn, query.where(*this), Budget, _missing(budget_id))
 
 
 def update(platform: Platform, tenant: str, budget_id: str, **changes: Any) -> Budget:
@@ -144,7 +147,7 @@ def _unique(name: str) -> Iterator[None]:
         raise Conflict(message, code="budget_exists") from None
 
 
-def _checked(*, name: str, limit_micros: int, thresholds: Sequence[int]) -> dict[str, Any]:
+def _checked(*, name: str, limit_micros: int, thresholds: Sequence[int]) -> Mapping[str, object]:
     if not 0 < len(name.strip()) <= MAX_NAME:
         raise InvalidRequest(f"name has {len(name.strip())} characters; it has 1..{MAX_NAME}", code="invalid_budget", param="name")
     if not 0 < limit_micros <= MAX_LIMIT_MICROS:

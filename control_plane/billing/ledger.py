@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -114,7 +113,7 @@ def trial_balance(platform: Platform) -> TrialBalance:
     """Return the balances of every account of the platform."""
     query = sa.select(ledger_postings.c.account, sa.func.sum(ledger_postings.c.amount_micros)).group_by(ledger_postings.c.account)
     with platform.whole.engine.connect() as conn:
-        found: dict[str, Any] = {account: int(total) for account, total in conn.execute(query.order_by(ledger_postings.c.account))}
+        found = {str(account): int(total) for account, total in conn.execute(query.order_by(ledger_postings.c.account))}
     prefix = receivable("")
     owed = {account.removeprefix(prefix): total for account, total in found.items() if account.startswith(prefix)}
     own = {account: total for account, total in found.items() if not account.startswith(prefix)}

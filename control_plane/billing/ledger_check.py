@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -140,7 +139,7 @@ def _compared(expected: Entry, there: Entry | None) -> Iterator[Difference]:
         yield Difference(code="recomputed", id=expected.id, detail=f"missing; its reports give {expected.amount_micros} micro-dollars")
         return
 
-    def facts(entry: Entry) -> dict[str, Any]:
+    def facts(entry: Entry) -> Mapping[str, object]:
         timed = {name: entry.detail.get(name) for name in ("started_ms", "ended_ms", "gpu_ms")}
         return {"amount_micros": entry.amount_micros, "list_micros": entry.list_micros, "pricing": entry.pricing, **timed}
 

@@ -37,5 +37,4 @@ def retrieve(platform: PlatformDep, tenant: Reader, month: parameters.Month) -> 
 
 
 def response(found: invoices.Invoice) -> schemas.Invoice:
-    own = {name: getattr(found, name) for name in ("status", "issued_at", "sha256", "unbilled")}
-    return schemas.Invoice.model_validate({**found.document, **own})
+    return schemas.Invoice.of(found, **found.document)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 
 Percent = Annotated[int, Field(ge=1, le=1000)]
 Note = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
@@ -146,7 +146,7 @@ class LedgerEntry(ApiModel):
     """The same amount at on-demand prices, in micro-dollars."""
     occurred_at: EpochSeconds
     """When it occurred, as Unix time in seconds; it determines the month it is billed in."""
-    detail: dict[str, Any]
+    detail: JsonObject
     """What the amount was computed from, such as times, prices and outcome."""
 
 

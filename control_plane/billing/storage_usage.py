@@ -11,7 +11,6 @@ import calendar
 import logging
 import time
 from datetime import UTC, date, datetime
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -75,7 +74,7 @@ def entry(tenant: str, tier: str, day: date, stored: dict[str, int], book: Price
     days = calendar.monthrange(day.year, day.month)[1]
     amount = held.storage_micros_per_day(tier=tier, stored_bytes=whole, days_in_month=days)
     of_tier = held.tiers[tier]
-    detail: dict[str, Any] = {
+    detail = {
         "bytes": stored, "stored_bytes": whole, "allowance_bytes": of_tier.storage_allowance_bytes, "tier": tier,
         "tier_percent": of_tier.storage_percent, "micros_per_gib_month": held.storage.micros_per_gib_month, "days_in_month": days,
         "prices_of": held.valid_from.isoformat(),

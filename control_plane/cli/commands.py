@@ -80,6 +80,10 @@ def _use_own_classes(app: typer.Typer) -> None:
 class Command(TyperCommand):
     """A command that suggests the intended option for an unknown one."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Required arguments without the braces that typer writes: in other tools these mean a choice."""
+        return [piece.replace("{", "").replace("}", "").upper() for piece in super().collect_usage_pieces(ctx)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return _suggesting(super().parse_args, ctx, args)
 

@@ -6,6 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -60,6 +62,17 @@ def show(found: Any, view: View, arguments: Mapping[str, Any] | None = None, *, 
         print(found[prints])
     if text := view(found) if callable(view) else view.format_map({**(arguments or {}), **found}):
         say(text)
+
+
+def document(record: object, *names: str) -> Mapping[str, Any]:
+    """These fields of a record as JSON: moments in Unix seconds, paths as text."""
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return str(value) if isinstance(value, Path) else value
 
 
 def given(**options: Any) -> dict[str, Any]:

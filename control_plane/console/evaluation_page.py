@@ -48,7 +48,7 @@ def evaluation_page(
     )
 
 
-def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
     """Scores by subject, each with its interval as a chart; the gate's metric of a capability suite comes first."""
     for kind, title in KINDS:
         scores = [s for s in report["scores"] if _kind(s["suite"]) == kind]
@@ -63,7 +63,7 @@ def _kind(suite: str) -> str:
     return first if first in ("capability", "safety", "golden") else "task"
 
 
-def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> dict[str, Any]:
+def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> Mapping[str, Any]:
     own = max(abs(score["ci_low"]), abs(score["ci_high"])) if score["metric"] in IN_NATS else reach
     lower = score["metric"] in ("perplexity", "over_refused")
     middle = (score["ci_low"] + score["ci_high"]) / 2 if score["metric"] in IN_NATS else _gain(score, lower)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def is_fetched(file: File) -> bool:
     return bool(file.sha256)
 
 
-def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[Progress], None]) -> dict[str, Any]:
+def fetched(platform: Platform, file: File, *, hub_token: str, progress: Callable[[Progress], None]) -> Mapping[str, Any]:
     """Fetch and store the bytes of an import; returns the values for its row."""
     assert file.source is not None, "only an import is fetched"
     tenant = file.tenant_id

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from control_plane.datasets import service as datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from ft_assets import layout
-from ft_assets.datasets.preview import preview
+from ft_assets.datasets.preview import Preview, preview
 from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
@@ -21,7 +19,7 @@ MAX_EXAMPLES = 100
 
 def preview_dataset(
     platform: Platform, tenant: str, subject: str, *, model: str, num_examples: int, max_seq_len: int | None
-) -> list[dict[str, Any]]:
+) -> list[Preview]:
     """Return rendered text, token ids, spans with loss and truncation of the first examples of a dataset, or of a validated file's."""
     if not 1 <= num_examples <= MAX_EXAMPLES:
         raise InvalidRequest(f"num_examples {num_examples} is outside 1..{MAX_EXAMPLES}", code="invalid_limit", param="num_examples")
@@ -36,19 +34,18 @@ def preview_dataset(
     if base.directory is None:
         raise Unavailable(f"base model {base.id} is not on this machine", code="base_model_unavailable")
     dataset_id = _dataset_id(platform, tenant, subject)
-    shown = preview(
+    return preview(
         load_rows(rows_file(platform, tenant, dataset_id)),
         ChatTokenizer.load(base.directory),
         max_seq_len=length,
         num_examples=num_examples,
         escape_control_tokens=datasets.report(platform, tenant, dataset_id)["policies"].get("control_tokens") == "escape",
     )
-    return [asdict(one) for one in shown]
 
 
 def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
     if not subject.startswith("file-"):
-        return str(datasets.get(platform, tenant, subject)["id"])
+        return datasets.get(platform, tenant, subject).id
     file = uploaded_files.get(platform, tenant, subject)
     if file.dataset_id is None:
         raise Conflict(f"file {subject} is {file.status} and has no dataset to show; see its report", code="file_not_validated")

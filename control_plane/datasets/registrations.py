@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from control_plane.datasets.tables import datasets, files
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many
 
 SETTLED = timedelta(seconds=30)
 """Versions younger than this wait: an earlier one may still be uncommitted. A statement takes 30 s at most."""
@@ -64,4 +65,4 @@ def registered(platform: Platform, *, after: str | None, limit: int = 100) -> Se
         at, tenant, id_ = json.loads(after)
         query = query.where(sa.tuple_(*order) > sa.tuple_(sa.literal(datetime.fromisoformat(at)), tenant, id_))
     with platform.engine.connect() as conn:
-        return [RegisteredDataset(**row) for row in conn.execute(query).mappings()]
+        return many(conn, query, RegisteredDataset)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -13,9 +14,11 @@ from starlette.datastructures import UploadFile
 from control_plane.console.report_page import report_page
 from control_plane.datasets import hub, previews, responses, schemas, suites
 from control_plane.datasets import service as datasets
+from control_plane.datasets.tables import Suite
 from control_plane.http import forms, parameters
 from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import Approver, PlatformDep, Reader, Writer
+from control_plane.platform.pagination import Page
 
 datasets_router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -67,16 +70,16 @@ def preview(
     max_seq_len: Annotated[
         int | None, Query(description="Sequence length in tokens to truncate at. Default: the context length of the model.")
     ] = None,
-) -> http_schemas.ListOf[dict[str, Any]]:
+) -> http_schemas.ObjectList:
     """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
     shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
-    return http_schemas.ListOf(data=shown)
+    return http_schemas.ObjectList(data=[asdict(one) for one in shown])
 
 
 @datasets_router.get(
     "/{dataset_id}/report",
     summary="Retrieve a validation report",
-    response_model=dict[str, Any],
+    response_model=http_schemas.JsonObject,
     responses={200: {"content": {"text/html": {}}}},
 )
 def report(
@@ -112,9 +115,10 @@ FORM = {
 @suites_router.post(
     "",
     summary="Add an evaluation suite",
+    response_model=schemas.Suite,
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}},
 )
-async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schemas.Suite:
+async def add(request: Request, platform: PlatformDep, tenant: Writer) -> Suite:
     """Register an evaluation suite. Files validated from now on are checked for its items."""
     async with request.form(max_files=1) as form:  # read here rather than as a parameter, so that the key is checked first
         fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
@@ -124,10 +128,9 @@ async def add(request: Request, platform: PlatformDep, tenant: Writer) -> schema
         name, field = (_required(fields, wanted) for wanted in ("name", "field"))
         mapping = forms.column_map(fields.get("column_map"), fields)
         filename, stream = file.filename or "suite.jsonl", file.file
-        made = await run_in_threadpool(
+        return await run_in_threadpool(
             lambda: suites.add(platform, tenant, stream, name=name, filename=filename, field=field, column_map=mapping)
         )
-    return responses.suite(made)
 
 
 def _required(fields: Mapping[str, str], name: str) -> str:
@@ -136,10 +139,10 @@ def _required(fields: Mapping[str, str], name: str) -> str:
     return fields[name]
 
 
-@suites_router.get("", summary="List evaluation suites")
-def list_suites(platform: PlatformDep, tenant: Reader) -> http_schemas.ListOf[schemas.Suite]:
+@suites_router.get("", summary="List evaluation suites", response_model=http_schemas.ListOf[schemas.Suite])
+def list_suites(platform: PlatformDep, tenant: Reader) -> Page[Suite]:
     """List the suites that your files are checked against: those that ship with the platform, the operator's, and your own."""
-    return http_schemas.ListOf(data=[responses.suite(r) for r in suites.list_suites(platform, tenant)])
+    return Page(items=suites.list_suites(platform, tenant), has_more=False)
 
 
 @suites_router.delete("/{name}", summary="Remove an evaluation suite")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
 from ft_assets.datasets.readers.encodings import ENCODINGS, UTF8
 
 ENCODING_HELP = f"Encoding of the file's text if it is not UTF-8: {', '.join(f'`{e}`' for e in ENCODINGS if e != UTF8)}."
@@ -34,9 +34,9 @@ class File(ApiModel):
     """Object type, always `file`."""
     bytes: int
     """Size in bytes; 0 for an import that is not fetched yet."""
-    created_at: int
+    created_at: EpochSeconds
     """When the file was created, as Unix time in seconds."""
-    expires_at: int | None
+    expires_at: EpochSeconds | None
     """When the file expires, as Unix time in seconds; null if it never does. Deletion waits until no unfinished job uses the file."""
     filename: str
     """Name of the file."""
@@ -54,7 +54,7 @@ class File(ApiModel):
     """Path of the validation report; null while `status` is `uploaded` and for result files."""
     status_code: str | None
     """Stable code for why the file was refused, documented in docs/errors.md; null unless `status` is `error`."""
-    policies: dict[str, Any]
+    policies: JsonObject
     """Validation policies as requested; omitted policies use their defaults. The report lists all that were applied."""
     model: str | None
     """Base model whose tokenizer counts the tokens; null if none was named."""
@@ -108,13 +108,13 @@ class Dataset(ApiModel):
     """Location of the stored rows, for internal use."""
     review: str
     """`none` (no review needed), `pending` (jobs are refused until it is approved) or `approved`."""
-    approved_at: int | None
+    approved_at: EpochSeconds | None
     """When it was approved, as Unix time in seconds; null if it was not."""
     approved_by: str | None
     """Id of the API key that approved it; null if it was not approved."""
     report_url: str
     """Path of the validation report."""
-    created_at: int
+    created_at: EpochSeconds
     """When the version was created, as Unix time in seconds."""
 
 
@@ -127,7 +127,7 @@ class ImportDataset(ApiModel):
     """Dataset to import, `hf://owner/name` with a pinned revision, in the form that `ft check` accepts."""
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
-    policies: dict[str, Any] | None = None
+    policies: JsonObject | None = None
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
@@ -155,5 +155,5 @@ class Suite(ApiModel):
     """Items in the suite."""
     sha256: str
     """SHA-256 of the items."""
-    created_at: int | None
+    created_at: EpochSeconds | None
     """When it was registered, as Unix time in seconds; null for suites that ship with the platform."""

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.datasets.tables import datasets, files
+from control_plane.datasets.tables import Dataset, datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.records import columns, one_or_raise
 from ft_assets.datasets.policies import too_few_to_train
 from ft_assets.datasets.report.validation_report import in_order
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
 from ft_assets.training import methods
 
-Review = Literal["none", "pending", "approved"]
-SHOWN = [c for c in datasets.c if c.name not in ("report", "content_sha256")]
-STATS = datasets.c.report["stats"].label("stats")
-"""The part of the report that lists show; a whole report may have a thousand problems."""
+LISTED = sa.select(*columns(datasets, Dataset), datasets.c.report["stats"].label("stats"))
 
 
-def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[RowMapping]:
+def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, limit: int = 20) -> Page[Dataset]:
     """Return the tenant's dataset versions, newest first."""
-    query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant)
+    query = LISTED.where(datasets.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         keys = (datasets.c.created_at, datasets.c.id)
-        return page(conn, query, keys, id_column=datasets.c.id, after=after, limit=limit, max_limit=100)
+        return page(conn, query, keys, of=Dataset, id_column=datasets.c.id, after=after, limit=limit, max_limit=100)
 
 
-def get(platform: Platform, tenant: str, dataset_id: str) -> RowMapping:
+def get(platform: Platform, tenant: str, dataset_id: str) -> Dataset:
     """Return the dataset version; ``NotFound`` for another tenant's."""
     with platform.engine.connect() as conn:
         return _get(conn, tenant, dataset_id)
 
 
-def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) -> RowMapping:
+def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) -> Dataset:
     """Let jobs train on a dataset held for review; records who approved it and when. Approving again changes nothing."""
     these = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
     with platform.engine.begin() as conn:
@@ -45,7 +43,7 @@ def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) ->
         return _get(conn, tenant, dataset_id)
 
 
-def check_reviewed(review: Review, dataset_id: str, *, param: str) -> None:
+def check_reviewed(review: str, dataset_id: str, *, param: str) -> None:
     """Refuse to train on a dataset that still needs approval."""
     if review == "pending":
         raise InvalidDataset(
@@ -99,9 +97,7 @@ def dataset_name(filename: str) -> str:
     return filename.split(".", 1)[0] or "dataset"
 
 
-def _get(conn: Connection, tenant: str, dataset_id: str) -> RowMapping:
-    query = sa.select(*SHOWN, STATS).where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
-    row = conn.execute(query).mappings().one_or_none()
-    if row is None:
-        raise NotFound(f"no dataset {dataset_id!r}; list yours with GET /v1/datasets", code="dataset_not_found", param="dataset_id")
-    return row
+def _get(conn: Connection, tenant: str, dataset_id: str) -> Dataset:
+    query = LISTED.where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)
+    unknown = NotFound(f"no dataset {dataset_id!r}; list yours with GET /v1/datasets", code="dataset_not_found", param="dataset_id")
+    return one_or_raise(conn, query, Dataset, unknown)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError as DuplicateRow
 
-from control_plane.datasets.tables import eval_suites
+from control_plane.datasets.tables import Suite, eval_suites
 from control_plane.platform.context import Platform
+from control_plane.platform.records import many, one
 from control_plane.sandbox import scratch
 from control_plane.sandbox.sandbox_parent import Limits, run_sandboxed
 from control_plane.tenants.tables import tenants
@@ -51,7 +52,7 @@ DONE = "complete"
 def add(
     platform: Platform, tenant: str | None, stream: BinaryIO, *, name: str, filename: str, field: str,
     column_map: Mapping[str, str] | None = None, max_bytes: int = MAX_ITEM_BYTES,
-) -> RowMapping:  # fmt: skip
+) -> Suite:  # fmt: skip
     """Register the texts in `field` (several joined by ``,``) of a file's rows as a suite; without a tenant, the operator's.
 
     Applies to uploads validated from now on. `max_bytes` limits the items of all of the tenant's suites.
@@ -73,7 +74,7 @@ def add(
     try:
         with platform.engine.begin() as conn:
             _check_number(conn, tenant)
-            return conn.execute(sa.insert(eval_suites).values(**values).returning(eval_suites)).mappings().one()
+            return one(conn, sa.insert(eval_suites).values(**values).returning(eval_suites), Suite)
     except QuotaExceeded:
         platform.objects.delete(key)
         raise
@@ -82,7 +83,7 @@ def add(
         raise Conflict(f"a suite {name!r} already exists; remove it first, or choose another name", code="suite_exists") from None
 
 
-def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> RowMapping:
+def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: str) -> Suite:
     """Register a public benchmark from a local file for every tenant; its fields are recognized by the published format.
 
     Built-in suites are refused: their hashes cover more forms of the answers than the published file.
@@ -103,23 +104,25 @@ def add_benchmark(platform: Platform, stream: BinaryIO, *, name: str, filename: 
             return add(platform, None, again, name=name, filename=filename, field=field)
 
 
-def list_suites(platform: Platform, tenant: str | None) -> Sequence[Mapping[str, Any]]:
+def list_suites(platform: Platform, tenant: str | None) -> Sequence[Suite]:
     """Return the suites that the tenant's datasets are checked against: built-in, the operator's, its own; without a tenant, the first
     two."""
     with platform.engine.connect() as conn:
         return _counting(_of(conn, tenant))
 
 
-def _counting(registered: Sequence[RowMapping]) -> list[Mapping[str, Any]]:
+def _counting(registered: Sequence[Suite]) -> list[Suite]:
     """Return the built-in suites that the operator has not replaced, which have no object and no date; then `registered`."""
-    replaced = {row["name"] for row in registered if row["tenant_id"] is None}
+    replaced = {suite.name for suite in registered if suite.tenant_id is None}
     shipped = [
-        {"id": f"shipped-{suite.name}", "tenant_id": None, "object_key": None, "created_at": None,
-         **{name: getattr(suite, name) for name in ("name", "field", "num_items", "sha256")}}
-        for suite in shipped_suites()
-        if suite.name not in replaced
+        Suite(
+            id=f"shipped-{one.name}", tenant_id=None, name=one.name, field=one.field, num_items=one.num_items, sha256=one.sha256,
+            object_key=None, created_at=None,
+        )
+        for one in shipped_suites()
+        if one.name not in replaced
     ]  # fmt: skip
-    return [*shipped, *({str(name): value for name, value in row.items()} for row in registered)]
+    return [*shipped, *registered]
 
 
 def remove(platform: Platform, tenant: str | None, name: str) -> None:
@@ -131,13 +134,6 @@ def remove(platform: Platform, tenant: str | None, name: str) -> None:
     if key is None:
         raise NotFound(f"no suite {name[:80]!r}; list yours with `ft suites list`", code="suite_not_found", param="name")
     platform.objects.delete(key)
-
-
-def owner(suite: Mapping[Any, Any]) -> str:
-    """Return the source of a listed suite: ``platform``, ``operator`` or ``tenant``."""
-    if suite["object_key"] is None:
-        return "platform"
-    return "operator" if suite["tenant_id"] is None else "tenant"
 
 
 def index_directory(platform: Platform, tenant: str) -> Path:
@@ -154,9 +150,9 @@ def is_indexed(platform: Platform, tenant: str) -> bool:
     return _all_shipped(rows) or (_place(platform, tenant, _digest(rows)) / DONE).exists()
 
 
-def _all_shipped(rows: Sequence[Mapping[str, Any]]) -> bool:
+def _all_shipped(found: Sequence[Suite]) -> bool:
     """Whether no suite is registered, so that one small index serves every tenant."""
-    return all(row["object_key"] is None for row in rows)
+    return all(suite.object_key is None for suite in found)
 
 
 def _index(platform: Platform, tenant: str) -> Path:
@@ -182,16 +178,16 @@ def _place(platform: Platform, tenant: str, digest: str) -> Path:
     return platform.settings.work_dir / "suite_indexes" / layout.checked_id(tenant) / digest
 
 
-def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], target: Path) -> None:
+def _build(platform: Platform, tenant: str, found: Sequence[Suite], target: Path) -> None:
     """Build in a separate process and directory, then rename: concurrent builds are identical, and one of them is kept."""
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
-        registered = [row for row in rows if row["object_key"] is not None]
-        made, items = directory / target.name, {_label(row): directory / f"{row['id']}.jsonl" for row in registered}
+        made, items = directory / target.name, {}
         made.mkdir()
-        for row in registered:
-            platform.objects.get_file(row["object_key"], items[_label(row)])
-        shipped = [row["name"] for row in rows if row["object_key"] is None]
-        order = {"shipped": shipped, "suites": {label: str(path) for label, path in items.items()}, "target": str(made)}
+        for suite in found:
+            if suite.object_key is not None:
+                items[_label(suite)] = str(directory / f"{suite.id}.jsonl")
+                platform.objects.get_file(suite.object_key, Path(items[_label(suite)]))
+        order = {"shipped": [suite.name for suite in found if suite.object_key is None], "suites": items, "target": str(made)}
         limits = Limits(wall_s=INDEX_WALL_S, memory_bytes=platform.settings.validation_memory_bytes)
         run_sandboxed(INDEXER, order, directory, limits=limits, what="evaluation suites")
         (made / DONE).touch()
@@ -203,20 +199,20 @@ def _build(platform: Platform, tenant: str, rows: Sequence[Mapping[str, Any]], t
                 raise
 
 
-def _label(row: Mapping[str, Any]) -> str:
+def _label(suite: Suite) -> str:
     """Its name in reports; a tenant's suite may have the same name as one of the operator's."""
-    return str(row["name"]) if row["tenant_id"] is None else f"own/{row['name']}"
+    return suite.name if suite.tenant_id is None else f"own/{suite.name}"
 
 
-def _digest(rows: Sequence[Mapping[str, Any]]) -> str:
-    spelled = json.dumps(sorted((_label(row), row["sha256"]) for row in rows))
+def _digest(found: Sequence[Suite]) -> str:
+    spelled = json.dumps(sorted((_label(suite), suite.sha256) for suite in found))
     return hashlib.sha256(spelled.encode()).hexdigest()
 
 
-def _of(conn: Connection, tenant: str | None) -> Sequence[RowMapping]:
+def _of(conn: Connection, tenant: str | None) -> Sequence[Suite]:
     table = eval_suites
     owned = table.c.tenant_id.is_(None) if tenant is None else table.c.tenant_id.is_(None) | (table.c.tenant_id == tenant)
-    return conn.execute(sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name)).mappings().all()
+    return many(conn, sa.select(table).where(owned).order_by(table.c.tenant_id.nulls_first(), table.c.name), Suite)
 
 
 def _bytes_left(platform: Platform, tenant: str | None, max_bytes: int) -> int:
@@ -225,7 +221,7 @@ def _bytes_left(platform: Platform, tenant: str | None, max_bytes: int) -> int:
         return max_bytes
     with platform.engine.connect() as conn:
         _check_number(conn, tenant)
-        keys = {row["object_key"] for row in _of(conn, tenant)}
+        keys = {suite.object_key for suite in _of(conn, tenant)}
     stored = platform.objects.list(f"{layout.tenant_prefix(tenant)}/suites")
     return max(0, max_bytes - sum(o.size_bytes for o in stored if o.key in keys))
 

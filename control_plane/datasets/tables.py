@@ -78,7 +78,7 @@ uploads = sa.Table(
     sa.Column("purpose", sa.Text, nullable=False),
     sa.Column("mime_type", sa.Text, nullable=False),
     sa.Column("bytes", sa.BigInteger, nullable=False),  # as announced; the parts must add up to it
-    sa.Column("settings", JSONB, nullable=False),  # column_map, policies and model, as requested
+    sa.Column("settings", JSONB, nullable=False),
     sa.Column("status", sa.Text, nullable=False),  # pending | completed | cancelled | expired
     sa.Column("file_id", sa.Text, sa.ForeignKey("files.id")),  # once completed
     timestamp("created_at"), timestamp("expires_at"), timestamp("finished_at", nullable=True),
@@ -118,7 +118,7 @@ class File:
     sha256: str
     object_key: str
     column_map: Mapping[str, str]
-    policies: dict[str, Any]
+    policies: Mapping[str, Any]
     model: str | None
     source: str | None
     hub_token_given: bool
@@ -132,3 +132,83 @@ class File:
     created_at: datetime
     expires_at: datetime | None
     deleted_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """A row of `datasets`, as listed."""
+
+    id: str
+    name: str
+    version: int
+    format: str
+    row_count: int
+    uri: str
+    review: Literal["none", "pending", "approved"]
+    approved_at: datetime | None
+    approved_by: str | None
+    created_at: datetime
+    stats: Mapping[str, Any] | None
+    """The part of the report that lists show; a whole report may have a thousand problems."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A row of `eval_suites`, or a built-in suite."""
+
+    id: str
+    tenant_id: str | None
+    name: str
+    field: str
+    num_items: int
+    sha256: str
+    object_key: str | None
+    """None for a built-in one."""
+    created_at: datetime | None
+
+    @property
+    def owner(self) -> Literal["platform", "operator", "tenant"]:
+        if self.object_key is None:
+            return "platform"
+        return "operator" if self.tenant_id is None else "tenant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadSettings:
+    """Requested properties of the file that an upload becomes."""
+
+    column_map: Mapping[str, str]
+    policies: Mapping[str, Any]
+    model: str | None
+    expires_after_s: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Upload:
+    """A row of `uploads`."""
+
+    id: str
+    tenant_id: str
+    filename: str
+    purpose: str
+    mime_type: str
+    bytes: int
+    settings: UploadSettings
+    status: str
+    file_id: str | None
+    created_at: datetime
+    expires_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadPart:
+    """A row of `upload_parts`."""
+
+    id: str
+    upload_id: str
+    tenant_id: str
+    bytes: int
+    sha256: str
+    object_key: str
+    created_at: datetime

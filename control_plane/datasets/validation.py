@@ -218,7 +218,7 @@ def _place(problem: Mapping[str, Any]) -> str:
     return f"{where}: {problem['message']} ({problem['code']})"
 
 
-def _record(file: File, accepted: Accepted) -> dict[str, Any]:
+def _record(file: File, accepted: Accepted) -> Mapping[str, Any]:
     return {
         "id": accepted.dataset_id,
         "name": dataset_name(file.filename),

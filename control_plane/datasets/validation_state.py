@@ -98,7 +98,7 @@ def _record(platform: Platform, conn: Connection, file_id: str, outcome: validat
     else:
         validation.register(conn, file, outcome, now=platform.clock())
         values = {"status": "processed", "status_details": None, "dataset_id": outcome.dataset_id, "report": outcome.report}
-    reported: dict[str, Any] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
+    reported: Mapping[str, object] = {name: values[name] for name in ("status", "status_code", "dataset_id") if name in values}
     kind = "file.refused" if values["status"] == "error" else "file.processed"
     publish(conn, file.tenant_id, kind, file_id, reported, now=platform.clock())
     values["progress"] = sa.null()
@@ -165,7 +165,7 @@ class Work:
         """Whether no other run has begun since."""
         return (file.progress or {}).get("token") == self._token
 
-    def _value(self, progress: Progress) -> dict[str, Any]:
+    def _value(self, progress: Progress) -> Mapping[str, object]:
         return asdict(progress) | {"at": self._platform.clock().timestamp(), "token": self._token}
 
     def _write(self, value: Any, where: sa.ColumnElement[bool]) -> None:

@@ -88,7 +88,7 @@ def with_known(platform: Platform, run: EvalRun) -> EvalRun:
     """Return `run` with every cached answer of its base and its previous adapter."""
     plain, _ = run_file.plain_suites(run)
     capability = [run_file.capability_id(name) for name in run.capability]
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
         for subject in ("base", "previous"):
             if (digest := run.digests.get(subject)) is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record
 from control_plane.platform import job_events
@@ -23,6 +24,7 @@ from ft_assets.evals.run.heartbeat import read_heartbeat, read_milestones
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
 from ft_assets.telemetry import logs, spans
+from ft_assets.typed_json import from_json
 
 POLL_S = 0.25
 GRACE_S = 10.0
@@ -48,9 +50,8 @@ class Limits:
 class Watch(Protocol):
     """Receives the progress of an evaluation."""
 
-    def progress(self, beat: Mapping[str, Any]) -> bool:
-        """Progress (``phase``, ``subject``, ``suite``, ``done``, ``total``, ``eta_s``), before its process starts and frequently after.
-        Returns False if the result is no longer needed."""
+    def progress(self, now: EvaluationProgress) -> bool:
+        """Progress, before its process starts and frequently after. Returns False if the result is no longer needed."""
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
         """A milestone, reported once: see :class:`ft_assets.evals.run.heartbeat.Milestones`."""
@@ -61,20 +62,19 @@ class JobWatch:
 
     def __init__(self, platform: Platform, job_id: str) -> None:
         self._platform, self._job_id = platform, job_id
-        self._shown: dict[str, Any] | None = None
+        self._shown: EvaluationProgress | None = None
         self._next = 0.0
 
-    def progress(self, beat: Mapping[str, Any]) -> bool:
-        shown = {k: beat.get(k) for k in ("phase", "subject", "suite", "done", "total", "eta_s")}
+    def progress(self, now: EvaluationProgress) -> bool:
         if time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + 1.0
         this = jobs.c.id == self._job_id
         with self._platform.engine.begin() as conn:
-            if shown != self._shown and beat:
-                conn.execute(sa.update(jobs).where(this).values(evaluation=shown))
+            if now != self._shown:
+                conn.execute(sa.update(jobs).where(this).values(evaluation=asdict(now)))
             state = conn.execute(sa.select(jobs.c.state).where(this)).scalar_one()
-        self._shown = shown
+        self._shown = now
         return bool(state != JobState.CANCELLED)
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
@@ -189,17 +189,18 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
             _tell(run, watch)
             beat = read_heartbeat(run.out_dir)
             clock.seen(beat)
-            wanted = watch.progress(planned | {key: value for key, value in beat.items() if value is not None})
+            seen = {key: value for key, value in beat.items() if value is not None}
+            wanted = watch.progress(from_json(EvaluationProgress, {**asdict(planned), **seen}, ignore_unknown=True))
             time.sleep(POLL_S)
     finally:
         status = launcher.stop(workload.name, grace_s=GRACE_S)  # ended already, unless this step is being ended too
     return status, wanted
 
 
-def _planned(run: EvalRun) -> dict[str, Any]:
+def _planned(run: EvalRun) -> EvaluationProgress:
     """Return the progress before the process reports any. Only the process knows how many requests the harness makes (`capability`)."""
     total = None if run.capability else run_file.num_requests(run, run_file.plain_suites(run)[0])
-    return {"phase": "setup", "subject": None, "suite": None, "done": 0, "total": total, "eta_s": None}
+    return EvaluationProgress(total=total)
 
 
 def _prepare(run: EvalRun) -> None:

@@ -41,7 +41,7 @@ class Evaluated:
     key: str
     """Object key of the stored report."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         return {"report": asdict(self.report), "verdict": self.verdict.to_dict(), "advice": [asdict(a) for a in self.advice]}
 
     @classmethod
@@ -56,7 +56,7 @@ class Evaluated:
         )
 
     @property
-    def next_run(self) -> dict[str, float]:
+    def next_run(self) -> Mapping[str, float]:
         """Hyperparameters that combine the advice."""
         return combined(self.advice)
 

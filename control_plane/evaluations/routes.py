@@ -50,7 +50,8 @@ Query = Annotated[SampleQuery, Depends(_query)]
 def evaluation(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId, accept: parameters.Accept = "application/json") -> Response:
     """Return the evaluation of a job's adapter against its base model and the last accepted adapter: scores, verdict and advice."""
     found = reports.load(platform, reports.key_of_job(platform, tenant, job_id))
-    shown = schemas.JobEvaluation(job_id=job_id, **_judged(found), samples_url=f"/v1/fine_tuning/jobs/{job_id}/evaluation/samples")
+    samples_url = f"/v1/fine_tuning/jobs/{job_id}/evaluation/samples"
+    shown = schemas.JobEvaluation.of(found, job_id=job_id, report=asdict(found.report), samples_url=samples_url)
     return _answer(platform, tenant, found, shown, accept=accept)
 
 
@@ -104,13 +105,8 @@ def retrieve(found: Found) -> Evaluation:
 def report(platform: PlatformDep, tenant: Reader, found: Found, accept: parameters.Accept = "application/json") -> Response:
     """Return what a finished evaluation measured, its verdict and advice; as an HTML page if `Accept` asks for it."""
     evaluated = reports.load(platform, reports.key_of_evaluation(platform, found))
-    shown = schemas.AdapterEvaluationReport(
-        id=found.id,
-        adapter_id=found.adapter_id,
-        job_id=found.job_id,
-        **_judged(evaluated),
-        samples_url=f"/v1/adapters/{found.adapter_id}/evaluations/{found.id}/samples",
-    )
+    samples_url = f"/v1/adapters/{found.adapter_id}/evaluations/{found.id}/samples"
+    shown = schemas.AdapterEvaluationReport.of(found, evaluated, report=asdict(evaluated.report), samples_url=samples_url)
     return _answer(platform, tenant, evaluated, shown, accept=accept)
 
 
@@ -131,16 +127,6 @@ def list_capability_suites(platform: PlatformDep, _: Reader) -> ListOf[schemas.C
     settings = platform.settings
     found = task_files.listing(settings.eval_task_dirs, settings.eval_data_dir)
     return ListOf(data=[schemas.CapabilitySuite(**asdict(suite), default=suite.name in settings.eval_suites) for suite in found])
-
-
-def _judged(found: Evaluated) -> dict[str, Any]:
-    """Fields common to both responses."""
-    return {
-        "report": asdict(found.report),
-        "verdict": schemas.EvaluationVerdict.model_validate(found.verdict),
-        "advice": [schemas.EvaluationAdvice.model_validate(a) for a in found.advice],
-        "next_run": found.next_run,
-    }
 
 
 def _answer(

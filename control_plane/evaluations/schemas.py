@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.schemas import JobError
 
 
@@ -21,7 +21,7 @@ class Finding(ApiModel):
     """Whether failing this rule quarantines the adapter."""
     detail: str
     """Human-readable explanation with the numbers."""
-    values: dict[str, Any]
+    values: JsonObject
     """Numbers behind the result: scores, confidence interval, number of items, limit."""
     next_step: str
     """What to do about it; empty if nothing."""
@@ -54,9 +54,9 @@ class EvaluationAdvice(ApiModel):
     """Stable code, documented in docs/evaluations.md; empty in reports of earlier versions."""
     message: str
     """Human-readable suggestion."""
-    evidence: dict[str, Any]
+    evidence: JsonObject
     """Numbers it is based on."""
-    changes: dict[str, Any]
+    changes: JsonObject
     """Hyperparameters to set in the next run, in the form that `POST /v1/fine_tuning/jobs` accepts."""
 
 
@@ -67,14 +67,14 @@ class JobEvaluation(ApiModel):
     """Object type, always `fine_tuning.job.evaluation`."""
     job_id: str
     """Id of the job whose adapter was evaluated."""
-    report: dict[str, Any]
+    report: JsonObject
     """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
     fields."""
     verdict: EvaluationVerdict
     """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
     """Suggestions for the next training run."""
-    next_run: dict[str, Any]
+    next_run: JsonObject
     """Hyperparameters that combine all suggestions."""
     samples_url: str
     """Path to list all items with the answers of each model."""
@@ -114,7 +114,7 @@ class EvaluationSample(ApiModel):
 class CreateEvaluation(ApiBody):
     """An evaluation to run on a registered adapter."""
 
-    eval_config: dict[str, Any] | None = None
+    eval_config: JsonObject | None = None
     """Evaluation settings that override those of the adapter's job, such as other capability suites. An evaluation with its own settings
     is informational and never decides whether the adapter is served."""
 
@@ -143,7 +143,7 @@ class AdapterEvaluation(ApiModel):
     """`passed` or `quarantined`; null until the evaluation has succeeded."""
     reasons: list[str] | None
     """Codes of the rules that failed; null until the evaluation has succeeded. For a monitored adapter they do not block."""
-    eval_config: dict[str, Any] | None
+    eval_config: JsonObject | None
     """Settings that override those of the adapter's job; null if none."""
     error: JobError | None
     """Why the last run failed; null if it did not."""
@@ -168,14 +168,14 @@ class AdapterEvaluationReport(ApiModel):
     """Id of the adapter that was evaluated."""
     job_id: str
     """Id of the job that trained the adapter."""
-    report: dict[str, Any]
+    report: JsonObject
     """What was measured: scores with confidence intervals, sample answers, judge, suites and cost. See docs/evaluations.md for its
     fields."""
     verdict: EvaluationVerdict
     """Outcome, with the result of every rule."""
     advice: list[EvaluationAdvice]
     """Suggestions for the next training run."""
-    next_run: dict[str, Any]
+    next_run: JsonObject
     """Hyperparameters that combine all suggestions."""
     samples_url: str
     """Path to list all items with the answers of each model."""

@@ -128,7 +128,7 @@ def of_job(platform: Platform, record: AdapterRecord, evaluated: Evaluated, rule
         conn.execute(insert(evaluations).values(**row).on_conflict_do_nothing(index_elements=["id"]))
 
 
-def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> dict[str, Any]:
+def verdict_columns(evaluated: Evaluated, rules: EvalConfig, now: datetime) -> Mapping[str, Any]:
     """Columns of a finished evaluation: its outcome, and the codes of failed rules, blocking or only monitored."""
     return {
         "state": SUCCEEDED, "outcome": evaluated.verdict.outcome, "report_key": evaluated.key, "error": None,
@@ -228,7 +228,7 @@ def _held(held: Evaluation) -> sa.ColumnElement[bool]:
     return sa.and_(evaluations.c.id == held.id, evaluations.c.state == RUNNING, evaluations.c.runs == held.runs)
 
 
-def _after_failure(platform: Platform, error: FtError, runs: int) -> dict[str, Any]:
+def _after_failure(platform: Platform, error: FtError, runs: int) -> Mapping[str, Any]:
     if runs < MAX_RUNS:
         return {"state": QUEUED, "error": error.to_dict()}
     return {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}

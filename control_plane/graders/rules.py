@@ -133,8 +133,8 @@ def _holds(operation: str, text: str, reference: str) -> bool:
     return (text == reference) == (operation == "eq")
 
 
-def _sample(text: str) -> dict[str, Any]:
-    sample: dict[str, Any] = {"output_text": text}
+def _sample(text: str) -> Mapping[str, object]:
+    sample: dict[str, object] = {"output_text": text}
     with contextlib.suppress(ValueError, RecursionError):
         sample["output_json"] = json.loads(text)
     return sample

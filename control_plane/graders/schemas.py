@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from control_plane.http.schemas import ApiBody, ApiModel
+from control_plane.http.schemas import ApiBody, ApiModel, JsonObject
 
 
 class ValidateGrader(ApiBody):
     """A grader to validate."""
 
-    grader: dict[str, Any]
+    grader: JsonObject
     """Grader as an object: `{"type": "string_check", "name", "input", "reference", "operation"}`, `{"type": "text_similarity", "name",
     "input", "reference", "evaluation_metric"}`, or `{"type": "multi", "name", "graders": {NAME: GRADER}, "calculate_output": FORMULA}`."""
 
@@ -28,7 +28,7 @@ class RunGrader(ValidateGrader):
 class ValidatedGrader(ApiModel):
     """A grader that passed validation."""
 
-    grader: dict[str, Any]
+    grader: JsonObject
     """The grader as it was sent."""
 
 

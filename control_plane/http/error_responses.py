@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -33,7 +32,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PoolTimeout, _on_database)
 
 
-def body(error: FtError) -> dict[str, Any]:
+def body(error: FtError) -> Mapping[str, object]:
     kind = TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "server_error")
     kind = "requests" if isinstance(error, RateLimited) else kind
     correlation.bind(code=error.code)  # for the request's log line and metrics

@@ -287,7 +287,7 @@ MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 """OpenAI's limits: an hour, 30 days."""
 
 
-def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | None:
+def column_map(text: str | None, fields: Mapping[str, str]) -> Mapping[str, str] | None:
     """Column mapping, theirs to ours; None if not given."""
     found = _object(text, fields, "column_map", hint='write {"their column": "prompt"}')
     if found is not None and not all(isinstance(v, str) for v in found.values()):
@@ -299,7 +299,7 @@ def column_map(text: str | None, fields: Mapping[str, str]) -> dict[str, str] | 
     return found
 
 
-def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | None:
+def policies(text: str | None, fields: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Return the settings by name as requested, unchecked; None if none is given."""
     found = _object(text, fields, "policies", hint='write {"pii": "redact"}')
     if text is None and found is not None:
@@ -309,7 +309,7 @@ def policies(text: str | None, fields: Mapping[str, str]) -> dict[str, Any] | No
     return with_reading(found, **reading)
 
 
-def with_reading(policies: Mapping[str, Any] | None, *, encoding: str | None, rows_at: str | None) -> dict[str, Any] | None:
+def with_reading(policies: Mapping[str, Any] | None, *, encoding: str | None, rows_at: str | None) -> Mapping[str, Any] | None:
     """Return `policies` together with the reading options, which are stored with them; None if none is given."""
     reading = {name: value for name, value in (("encoding", encoding), ("rows_at", rows_at)) if value is not None}
     return {**(policies or {}), **reading} or None
@@ -342,7 +342,7 @@ def spread(fields: Mapping[str, str], name: str) -> dict[str, str]:
     return found
 
 
-def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str) -> dict[str, Any] | None:
+def _object(text: str | None, fields: Mapping[str, str], name: str, *, hint: str) -> Mapping[str, Any] | None:
     if not text:
         return dict(spread(fields, name)) or None
     try:

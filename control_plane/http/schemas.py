@@ -5,7 +5,7 @@ A route declares `response_model` and returns records: the response's fields are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -16,6 +16,10 @@ from control_plane.platform.epoch_time import epoch_seconds
 T = TypeVar("T")
 EpochSeconds = Annotated[int, BeforeValidator(lambda time: epoch_seconds(time) if isinstance(time, datetime) else time and int(time))]
 """Unix time in whole seconds, also read from a ``datetime`` or a ``float``."""
+
+
+JsonObject = Mapping[str, object]
+"""A JSON object with keys of its own (hyperparameters, scores, a report), passed on unchanged."""
 
 
 class ApiModel(BaseModel):
@@ -64,3 +68,7 @@ class ListOf(ApiModel, Generic[T]):
     """Items of this page, in the order documented for the operation."""
     has_more: bool = False
     """Whether items follow this page. If so, pass the id of the last item as `after` to fetch the next one."""
+
+
+ObjectList = ListOf[dict[str, Any]]
+"""A list of JSON objects. Its name in the OpenAPI document contains the type's spelling."""

@@ -23,9 +23,9 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters.tables import adapters
 from control_plane.datasets.tables import files
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job, jobs
-from control_plane.jobs.warm_starts import Source
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import columns, many
@@ -50,7 +50,7 @@ MAX_CANDIDATES = 100
 
 
 def finished_request(
-    conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, dataset_id: str | None, warm_start: Source | None
+    conn: Connection, tenant: str, request: JobRequest, *, model: BaseModel, dataset_id: str | None, warm_start: WarmStartSource | None
 ) -> Job | None:
     """Return the newest succeeded job of the same request whose adapter still exists (and is served, if the request asks for that).
 
@@ -108,24 +108,27 @@ def _pinned(conn: Connection, tenant: str, file_id: str | None) -> tuple[str, Ma
     return (row.dataset_id, row.policies)
 
 
-def _same_training(job: Job, request: JobRequest, warm_start: Source | None) -> bool:
+def _same_training(job: Job, request: JobRequest, warm_start: WarmStartSource | None) -> bool:
     spec = job.spec or {}
     now = {"lock_sha256": provenance.lock_sha256(), "commit": provenance.commit(), "image": provenance.image()}
-    start = (job.warm_start or {}).get("manifest_sha256")
     return (
         not now["commit"].endswith(DIRTY)
         and all(spec.get(name) == value for name, value in now.items())
         and spec.get("adapter") == request.adapter
-        and start == (None if warm_start is None else warm_start.manifest_sha256)
+        and _weights(job.warm_start) == _weights(warm_start)
         and _given(job.hyperparameters) == _given(request.hyperparameters)
     )
 
 
-def _given(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+def _weights(source: WarmStartSource | None) -> str | None:
+    return None if source is None else source.manifest_sha256
+
+
+def _given(hyperparameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in hyperparameters.items() if v not in (None, "auto")}
 
 
-def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
+def _rest(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fields that are compared as sent: suffix, metadata, eval_config, recipe, ..."""
     return {"auto_promote": True} | {k: v for k, v in body.items() if k not in COMPARED_OTHERWISE and v is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -69,7 +70,7 @@ def mark_packed(
         promotions.undo_promotion(platform, found.before, found.promoted)  # it was cancelled meanwhile, or no server takes the adapter
 
 
-def _frozen(spec: TrainingSpec) -> dict[str, Any]:
+def _frozen(spec: TrainingSpec) -> Mapping[str, Any]:
     """Return the columns that hold a job's spec."""
     return {
         "spec": spec.to_dict(), "spec_sha256": spec.sha256, "pack_fingerprint": spec.pack_fingerprint, "num_gpus": spec.world_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from control_plane.attempts.tables import Checkpoint
 from control_plane.jobs import schemas
@@ -25,12 +25,12 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
     """Return a job. `reused`: it answers a submission made after its end; `quota` is part of every answer to a submission."""
     row, request = view.job, view.job.request
     hyperparameters = _hyperparameters(row)
-    hidden: dict[str, Any] = {} if row.state in EXPLAINED else {"reason": None, "reason_detail": None}
-    waiting = row.state in WAITING
+    waiting, explained = row.state in WAITING, row.state in EXPLAINED
     return schemas.Job.of(
         row,
         view,
-        **hidden,
+        reason=row.reason if explained else None,
+        reason_detail=row.reason_detail if explained else None,
         estimated_finish=row.estimated_finish_at,
         organization_id=row.tenant_id,
         status=openai_status(row.state),
@@ -55,18 +55,18 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
     )
 
 
-def _hyperparameters(row: Job) -> dict[str, Any]:
+def _hyperparameters(row: Job) -> Mapping[str, object]:
     """As requested until the spec is frozen, then as resolved."""
-    requested: dict[str, Any] = dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto") | dict(row.hyperparameters)
-    return requested | openai_hyperparameters(row.spec, row.hyperparameters) if row.spec else requested
+    resolved = openai_hyperparameters(row.spec, row.hyperparameters) if row.spec else {}
+    return {**dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto"), **row.hyperparameters, **resolved}
 
 
-def _hardware(row: Job) -> dict[str, Any] | None:
+def _hardware(row: Job) -> Mapping[str, object] | None:
     """As planned once the spec is frozen, before that as requested."""
     return {"num_gpus": row.num_gpus, "strategy": row.spec.get("strategy")} if row.spec else row.request.get("hardware")
 
 
-def _method(name: str, hyperparameters: dict[str, Any]) -> dict[str, Any]:
+def _method(name: str, hyperparameters: Mapping[str, object]) -> Mapping[str, object]:
     """Return OpenAI's object: SFT is called ``supervised``, other methods keep their names."""
     shown = "supervised" if name == "sft" else name
     return {"type": shown, shown: {"hyperparameters": hyperparameters}}

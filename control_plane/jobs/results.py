@@ -48,9 +48,7 @@ def table(platform: Platform, job_id: str) -> BinaryIO:
         columns = _columns(conn, job_id)
         out.write(_line(columns))
         for number, lines in itertools.groupby(_measured(conn, job_id, step, job_events.c.seq), lambda m: int(m["step"])):
-            row: dict[str, Any] = {"step": number}
-            for line in lines:
-                row |= {k: v for k, v in line.items() if isinstance(v, int | float | str)}
+            row = {"step": number} | {k: v for line in lines for k, v in line.items() if isinstance(v, int | float | str)}
             out.write(_line([_cell(name, row.get(name)) for name in columns]))
     out.seek(0)
     return out
@@ -68,9 +66,9 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
     return out
 
 
-def metric_lines(platform: Platform, job_id: str) -> list[dict[str, Any]]:
+def metric_lines(platform: Platform, job_id: str) -> list[Mapping[str, Any]]:
     """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
-    lines = {}
+    lines: dict[tuple[str, int], Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
         found = list(_measured(conn, job_id, job_events.c.seq))
     for data in found:

@@ -181,7 +181,7 @@ def checkpoints(
     return http_schemas.ListOf(data=[responses.checkpoint(r) for r in found.items], has_more=found.has_more)
 
 
-@router.get("/{job_id}/metrics", summary="List the metrics of a job", response_model=http_schemas.ListOf[dict[str, Any]])
+@router.get("/{job_id}/metrics", summary="List the metrics of a job", response_model=http_schemas.ObjectList)
 def metrics(platform: PlatformDep, tenant: Reader, job_id: parameters.JobId) -> StreamingResponse:
     """List the metrics of every step, in the order they were reported."""
     body = results.listed(platform, jobs.measured_by(platform, tenant, job_id))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, model_validator
 
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.submission import canonical_body
 from control_plane.queue.status.schemas import Ahead, Reservation
 from control_plane.quotas.schemas import JobQuota
@@ -44,16 +44,16 @@ class CreateJob(ApiModel):
     """Seed for data order and weight initialization, 0 to 2147483647. A random seed is drawn if absent."""
     metadata: dict[str, str] | None = None
     """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
-    integrations: list[dict[str, Any]] | None = None
+    integrations: list[JsonObject] | None = None
     """Must be null or empty: no third-party integrations are supported."""
-    method: str | dict[str, Any] | None = None
+    method: str | JsonObject | None = None
     """Training method, as an object such as `{"type": "dpo", "dpo": {"hyperparameters": {...}}}` or as one word: `supervised` (or `sft`),
     `dpo`, `orpo`, `kto`, `simpo` or `cpt`. `lora`, `qlora` and `full` mean supervised fine-tuning with that kind of adapter. Default:
     `supervised`."""
-    hyperparameters: dict[str, Any] | None = None
+    hyperparameters: JsonObject | None = None
     """Hyperparameters by name; each may be `"auto"`. Deprecated by OpenAI in favor of `method` but still accepted; set them in one place
     only. `GET /v1/fine_tuning/model_limits` lists names and bounds."""
-    eval_config: dict[str, Any] | None = None
+    eval_config: JsonObject | None = None
     """Settings of the evaluation that follows training: suites, thresholds, `mode`, `approval`. Omitted keys use their defaults; unknown
     keys are refused."""
     tier: str | None = None
@@ -63,7 +63,7 @@ class CreateJob(ApiModel):
     run at least 4 hours. Default: false."""
     recipe: str | None = None
     """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
-    hardware: dict[str, Any] | None = None
+    hardware: JsonObject | None = None
     """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`). What is
     left out follows from the memory estimate."""
     adapter: str | None = None
@@ -157,12 +157,12 @@ class Job(ApiModel):
     """Tokens trained on, over all epochs; null until training finishes."""
     seed: int
     """Seed used for training: the one requested, or the one that was drawn."""
-    hyperparameters: dict[str, Any]
+    hyperparameters: JsonObject
     """Hyperparameters as requested, with `"auto"` for those left open. Once the data is prepared, `"auto"` is replaced by the values in
     use."""
-    method: dict[str, Any]
+    method: JsonObject
     """Training method as `{"type": ..., "<type>": {"hyperparameters": {...}}}`."""
-    integrations: list[dict[str, Any]] | None
+    integrations: list[JsonObject] | None
     """Integrations as requested: null or empty, since none are supported."""
     metadata: dict[str, str] | None
     """Your key-value pairs from the submission; null if none were given."""
@@ -225,10 +225,10 @@ class Job(ApiModel):
     """Whether the adapter is promoted to production once it passes its evaluation."""
     adapter: str
     """What is trained: `lora`, `qlora` or `full`."""
-    hardware: dict[str, Any] | None
+    hardware: JsonObject | None
     """Hardware as `num_gpus` and `strategy`: as planned once the data is prepared, before that as requested. Null if nothing was
     requested."""
-    eval_config: dict[str, Any] | None
+    eval_config: JsonObject | None
     """Evaluation settings as requested; null if none were given."""
     base_digest: str
     """SHA-256 digest of the base model's weights, tokenizer, chat template and config at submission."""
@@ -271,7 +271,7 @@ class Event(ApiModel):
     """Stable event code, documented in docs/errors.md; null if the event has none."""
     message: str
     """Human-readable description of the event."""
-    data: dict[str, Any] | None
+    data: JsonObject | None
     """Details by name. For `metrics` events: `step`, `total_steps`, `train_loss`, `valid_loss` and others. Null if there are none."""
 
 
@@ -335,7 +335,7 @@ class Estimate(ApiModel):
     """Effect the job would have on this month's GPU-hours."""
     recipe: str
     """Recipe that supplies the defaults, as `name@version`."""
-    memory: dict[str, Any]
+    memory: JsonObject
     """Memory estimate per GPU: `per_gpu_bytes`, its `parts`, the GPU's own `gpu_bytes`, and the placement it leads to."""
     assumptions: list[str]
     """Assumptions behind the numbers, one sentence each."""
@@ -356,7 +356,7 @@ class Checkpoint(ApiModel):
     """Id of the job that saved it."""
     step_number: int
     """Training step at which it was saved."""
-    metrics: dict[str, Any]
+    metrics: JsonObject
     """Metrics at that step, such as `step`, `train_loss` and `full_valid_loss`."""
     final: bool
     """Whether this is the checkpoint at the end of training."""

@@ -19,11 +19,11 @@ from control_plane.datasets.service import check_enough_to_train, check_format, 
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_trials
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
-from control_plane.jobs.warm_starts import Source
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
@@ -129,7 +129,7 @@ class _Resolved:
 
     request: JobRequest
     model: BaseModel
-    warm_start: Source | None
+    warm_start: WarmStartSource | None
     expected: expected_time.Expected
 
 
@@ -203,8 +203,8 @@ def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
         job = locked(conn, job_id, tenant_id=tenant)
         if job.state is not JobState.CANCELLED:
             stop = "cancel" if job.state in HOLDING_GPUS else None
-            job = transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
-        return _views(platform, conn, [job])[0]
+            transition(conn, job_id, JobState.CANCELLED, message="The job was cancelled.", now=platform.clock(), stop_requested=stop)
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def pause(platform: Platform, tenant: str, job_id: str) -> JobView:
@@ -239,10 +239,10 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
         refusal = quotas.hold_again(conn, owner, job_id, platform.clock())
         if refusal is not None:
             raise _refused(refusal)
-        job = transition(
+        transition(
             conn, job_id, JobState.QUEUED, code="job_resumed", message="The job was resumed.", now=platform.clock(), stop_requested=None
         )
-        return _views(platform, conn, [job])[0]
+        return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
 def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[JobEvent]:

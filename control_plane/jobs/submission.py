@@ -82,9 +82,9 @@ class JobRequest:
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> Self:
         """Read a request; ``InvalidRequest`` names the first field that is unknown, missing or has a wrong type or value."""
-        given = {k: v for k, v in body.items() if v is not None}
-        check_storable(given)
-        given = canonical_body(given)
+        present = {k: v for k, v in body.items() if v is not None}
+        check_storable(present)
+        given = canonical_body(present)
         _check_types(given)
         name, requested = _method(given)
         hyperparameters = _hyperparameters(given, requested)
@@ -94,7 +94,6 @@ class JobRequest:
         checked_hardware(given.get("hardware"))
         eval_config.parse(given.get("eval_config"))
         _check_integrations(given.get("integrations"))
-        given.pop("idempotency_key", None)
         plain = {name: given[name] for name in PLAIN if name in given}
         return cls(
             **plain,
@@ -104,17 +103,17 @@ class JobRequest:
             method=method,
             adapter=adapter,
             hyperparameters=hyperparameters,
-            body=given,
+            body={k: v for k, v in given.items() if k != "idempotency_key"},
         )
 
 
-def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
+def canonical_body(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `body` with this API's field names in place of :data:`BODY_ALIASES` and :data:`HYPERPARAMETER_ALIASES`.
 
     A field given under both names with different values is refused (``conflicting_parameters``); null counts as absent.
     """
     of_loras = {name: value for name, value in body.items() if name in HYPERPARAMETER_ALIASES and value is not None}
-    given = _renamed({name: value for name, value in body.items() if name not in HYPERPARAMETER_ALIASES}, {}, BODY_ALIASES)
+    given = dict(_renamed({name: value for name, value in body.items() if name not in HYPERPARAMETER_ALIASES}, {}, BODY_ALIASES))
     method = given["method"] if isinstance(given.get("method"), dict) else {}
     name = method.get("type")
     settings = method[name] if isinstance(name, str) and isinstance(method.get(name), dict) else {}
@@ -128,8 +127,8 @@ def canonical_body(body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _renamed(given: Mapping[str, Any], more: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _renamed(given: Mapping[str, Any], more: Mapping[str, Any], aliases: Mapping[str, str]) -> Mapping[str, Any]:
+    found: dict[str, object] = {}
     for name, value in (*given.items(), *more.items()):
         canonical = aliases.get(name, name)
         if value is None and (name in aliases or canonical in found):
@@ -203,7 +202,7 @@ def _adapter(given: Mapping[str, Any], method: str, of_hyperparameters: Any) -> 
     return next(iter(requested.values()), "lora")
 
 
-def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, Any]:
+def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, object]:
     """Return the method's hyperparameters, or else the older top-level ones; both at once would be ambiguous."""
     of_body = given.get("hyperparameters", {})
     if not isinstance(of_method, dict):

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
+from control_plane.jobs.job_documents import EvaluationProgress, WarmStartSource
 from control_plane.platform.job_states import JobState
 from control_plane.platform.tables import metadata, timestamp
 
@@ -59,12 +60,12 @@ jobs = sa.Table(
     sa.Column("step", sa.Integer), sa.Column("total_steps", sa.Integer), sa.Column("loss", sa.Float),
     sa.Column("tokens_per_s", sa.Float),
     sa.Column("trained_tokens", sa.BigInteger),
-    sa.Column("evaluation", JSONB),  # progress while it is evaluated: subject, suite, done, total
+    sa.Column("evaluation", JSONB),
     sa.Column("checkpointing", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("stop_requested", sa.Text),  # cancel | pause | preempt
     sa.Column("adapter_id", sa.Text),
     sa.Column("fine_tuned_model", sa.Text),
-    sa.Column("warm_start", JSONB),  # adapter or checkpoint that training starts from: adapter, manifest_sha256, rank, ...
+    sa.Column("warm_start", JSONB),
     sa.Column("reused_job_id", sa.Text),  # the job whose adapter was reused; this one trained nothing
     sa.Column("error", JSONB),
     sa.Column("trace_parent", sa.Text),  # W3C traceparent of the submitting request
@@ -122,12 +123,12 @@ class Job:
     loss: float | None
     tokens_per_s: float | None
     trained_tokens: int | None
-    evaluation: Mapping[str, Any] | None
+    evaluation: EvaluationProgress | None
     checkpointing: bool
     stop_requested: str | None
     adapter_id: str | None
     fine_tuned_model: str | None
-    warm_start: Mapping[str, Any] | None
+    warm_start: WarmStartSource | None
     reused_job_id: str | None
     error: Mapping[str, Any] | None
     trace_parent: str | None

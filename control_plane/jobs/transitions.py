@@ -18,7 +18,7 @@ from control_plane.platform.bulk_updates import among, update_each
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_events import Event, Level, entered
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
-from control_plane.platform.records import columns, many, one, one_or_none
+from control_plane.platform.records import columns, many, one_or_none
 from control_plane.quotas.service import release_all
 from ft_assets.errors import FtError, NotFound
 
@@ -72,11 +72,10 @@ def transition(
     data: Mapping[str, Any] | None = None,
     now: datetime | None = None,
     **columns: Any,
-) -> Job:
-    """Move one job, see :func:`transition_many`; returns it as it is now."""
+) -> None:
+    """Move one job, see :func:`transition_many`."""
     move = Move(job_id=job_id, target=target, message=message, code=code, level=level, data=data, columns=columns)
     transition_many(conn, [move], now=now or utc_now())
-    return one(conn, sa.select(*ALL).where(jobs.c.id == job_id), Job)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +106,7 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
     found = {job.id: job for job in many(conn, query, _Moving)}
     for missing in sorted(set(by_id) - set(found)):
         _found(None, missing)
-    changes = {m.job_id: _change(found[m.job_id], m.target, now) | dict(m.columns) for m in moves}
+    changes = {m.job_id: {**_change(found[m.job_id], m.target, now), **m.columns} for m in moves}
     release_all(conn, [m.job_id for m in moves if m.target in GPU_TIME_OVER], now)
     update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])
     events = [(m.job_id, entered(m.target, message=m.message, code=m.code, level=m.level, data=m.data)) for m in moves]
@@ -136,10 +135,10 @@ def _notice(job: _Moving, target: JobState, changed: Mapping[str, Any]) -> outbo
     return outbox.OutboxEvent(tenant=job.tenant_id, kind=kind, subject=job.id, data=data)
 
 
-def _change(job: _Moving, target: JobState, now: datetime) -> dict[str, Any]:
+def _change(job: _Moving, target: JobState, now: datetime) -> Mapping[str, Any]:
     """Return what follows from a legal move."""
     check_transition(job.id, job.state, target)
-    values: dict[str, Any] = {"state": target.value}
+    values: dict[str, object] = {"state": target.value}
     if job.state is JobState.QUEUED and job.waiting_since is not None:
         since = max(job.waiting_since, job.barred_until or job.waiting_since)  # time barred does not count as waiting
         values |= {"waited_s": job.waited_s + max(0.0, (now - since).total_seconds())}
@@ -175,9 +174,8 @@ def fail_in(conn: Connection, job: Job, error: FtError, *, now: datetime) -> Non
     """:func:`fail` for a `job` whose row is locked."""
     if job.state in FINAL:
         return
-    stop: dict[str, Any] = {"stop_requested": "cancel"} if job.state in HOLDING_GPUS else {}
-    data, found = {"fault": str(error.fault)}, error.to_dict()
-    transition(conn, job.id, JobState.FAILED, message=error.message, data=data, now=now, error=found, **stop)
+    columns: Mapping[str, Any] = {"error": error.to_dict()} | ({"stop_requested": "cancel"} if job.state in HOLDING_GPUS else {})
+    transition(conn, job.id, JobState.FAILED, message=error.message, data={"fault": str(error.fault)}, now=now, **columns)
 
 
 RunNumbers = tuple[int, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as registry
 from control_plane.adapters.tables import Adapter, adapters
 from control_plane.attempts.tables import checkpoints
+from control_plane.jobs.job_documents import WarmStartSource
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -36,31 +37,12 @@ REFERENCES = ("ft:", "adp-", "ftjob-", "ftckpt_")
 OF_STEP = re.compile(r"(?P<job>ftjob-[A-Za-z0-9]+):step-(?P<step>[0-9]{1,9})")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """The source of a job's initial weights; stored with the job."""
-
-    adapter: str
-    """Name for display."""
-    manifest_sha256: str
-    base_model: str
-    base_digest: str
-    object_prefix: str
-    lora: Mapping[str, Any]
-    """Hyperparameters that must not change: rank, alpha, and the modules if they were chosen."""
-    adapter_id: str | None = None
-    checkpoint_id: str | None = None
-
-    def to_row(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if v is not None}
+def spec_of(source: WarmStartSource | None) -> WarmStart | None:
+    """Return the part of a job's source that its frozen spec records."""
+    return None if source is None else WarmStart(adapter=source.adapter, manifest_sha256=source.manifest_sha256)
 
 
-def spec_of(row: Mapping[str, Any] | None) -> WarmStart | None:
-    """Return the frozen spec's part of a job's ``warm_start`` column."""
-    return None if row is None else WarmStart(adapter=row["adapter"], manifest_sha256=row["manifest_sha256"])
-
-
-def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRequest, Source | None]:
+def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRequest, WarmStartSource | None]:
     """Return `request` for its base model with the fixed settings of the warm start, and the source; unchanged without a warm start.
 
     Refuses, with the reason, a source that is not the tenant's, has lost its files, is not a LoRA adapter, is of another base, or has
@@ -93,7 +75,7 @@ def on_base(platform: Platform, tenant: str, request: JobRequest) -> tuple[JobRe
     return replace(request, model=model, warm_start=reference, hyperparameters=_kept(request.hyperparameters, source)), source
 
 
-def _kept(requested: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def _kept(requested: Mapping[str, Any], source: WarmStartSource) -> Mapping[str, Any]:
     """Fill the source's fixed values into `requested`; a differing value is refused."""
     for name, value in source.lora.items():
         if requested.get(name) not in (None, "auto") and not _same(requested[name], value):
@@ -109,7 +91,7 @@ def _same(a: Any, b: Any) -> bool:
     return bool(sorted(a) == sorted(b)) if isinstance(a, list) and isinstance(b, list) else bool(a == b)
 
 
-def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Source:
+def find(platform: Platform, tenant: str, reference: str, *, param: str) -> WarmStartSource:
     """Return the adapter or checkpoint that `reference` names; ``NotFound`` unless it is the tenant's and its files exist."""
     if (step := OF_STEP.fullmatch(reference)) is not None:
         this = (checkpoints.c.job_id == step["job"]) & (checkpoints.c.step == int(step["step"]))
@@ -126,7 +108,7 @@ def find(platform: Platform, tenant: str, reference: str, *, param: str) -> Sour
     return source
 
 
-def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> Source:
+def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> WarmStartSource:
     if reference.startswith("ftjob-"):
         reference = _adapter_of_job(platform, tenant, reference, param)
     try:
@@ -139,7 +121,7 @@ def _adapter(platform: Platform, tenant: str, reference: str, param: str) -> Sou
         raise _mismatch(f"adapter {found.id} is archived and its files are deleted; choose another one", param)
     with platform.engine.connect() as conn:
         spec = conn.execute(sa.select(jobs.c.spec).where(jobs.c.id == found.job_id)).scalar_one()
-    return Source(
+    return WarmStartSource(
         adapter=found.name,
         manifest_sha256=found.manifest_sha256,
         base_model=found.base_model,
@@ -173,7 +155,7 @@ def _adapter_of_job(platform: Platform, tenant: str, job_id: str, param: str) ->
     return str(row.adapter_id)
 
 
-def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], reference: str, param: str) -> Source:
+def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], reference: str, param: str) -> WarmStartSource:
     query = (
         sa.select(checkpoints, jobs.c.model, jobs.c.base_digest, jobs.c.spec)
         .join(jobs, jobs.c.id == checkpoints.c.job_id)
@@ -187,7 +169,7 @@ def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], r
     name = f"{row.job_id}:step-{row.step}"
     if not lora:
         raise _mismatch(f"{name} is of a full-parameter job; only LoRA adapters can be started from", param)
-    return Source(
+    return WarmStartSource(
         adapter=name,
         manifest_sha256=row.manifest_sha256,
         base_model=row.model,
@@ -198,10 +180,10 @@ def _checkpoint(platform: Platform, tenant: str, this: sa.ColumnElement[bool], r
     )
 
 
-def _lora(settings: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {"rank": settings["rank"], "alpha": settings["alpha"]}
+def _lora(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     modules = settings.get("target_modules", "all-linear")
-    return kept | {"target_modules": modules if isinstance(modules, str) else list(modules)}
+    modules = modules if isinstance(modules, str) else list(modules)
+    return {"rank": settings["rank"], "alpha": settings["alpha"], "target_modules": modules}
 
 
 def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:

@@ -29,7 +29,7 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
 from control_plane.jobs.tables import jobs
 from control_plane.models import catalogue
-from control_plane.models.operator_catalogue import catalogue_file, edited
+from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.records import columns, many, one_or_none
@@ -117,19 +117,19 @@ def apply(platform: Platform, model_id: str, *, digest: str | None = None) -> Ba
 
     The files are verified again first. With `digest`, only files with that digest are switched to.
     """
-    entry, _ = platform.models.entry(model_id)
-    if not entry.get("next"):
+    present, _ = platform.models.entry(model_id)
+    if not present.get("next"):
         raise Conflict(
             f"nothing is staged for base model {model_id}; stage bytes with --path or --repo and --revision", code="nothing_staged"
         )
-    if digest is not None and entry["next"]["digest"] != digest:
+    if digest is not None and present["next"]["digest"] != digest:
         raise Conflict(
-            f"{entry['next']['digest'][:12]} is staged for {model_id}, and not {digest[:12]}; look at it again", code="nothing_staged"
+            f"{present['next']['digest'][:12]} is staged for {model_id}, and not {digest[:12]}; look at it again", code="nothing_staged"
         )
-    digest = str(entry["next"]["digest"])
+    digest = str(present["next"]["digest"])
     platform.models.get_pinned(model_id, digest, fresh=True)
     with platform.engine.begin() as conn, edited(catalogue_file(platform.settings.models_dir)) as entries:
-        entry = entries.get(model_id) or {}
+        entry: Entry = entries.get(model_id) or {}
         if (entry.get("next") or {}).get("digest") != digest:
             raise Conflict(f"the update of {model_id} was changed in the meantime; review it again", code="nothing_staged")
         conn.execute(sa.select(adapters.c.id).where(adapters.c.base_model == model_id).order_by(adapters.c.id).with_for_update())
@@ -196,7 +196,7 @@ def blocked(update: BaseUpdate) -> str:
     )
 
 
-def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str, Any]) -> BaseUpdate:
+def _stage(platform: Platform, model_id: str, directory: Path, source: Entry) -> BaseUpdate:
     entry, _ = platform.models.entry(model_id)
     current = platform.models.get(model_id, fresh=True)
     alone = {"id": model_id, "path": str(directory), **{k: source[k] for k in ("repo", "revision", "license") if source.get(k)}}
@@ -221,7 +221,7 @@ def _stage(platform: Platform, model_id: str, directory: Path, source: dict[str,
     return status(platform, model_id)
 
 
-def _staged(entry: dict[str, Any], why: str) -> Conflict:
+def _staged(entry: Entry, why: str) -> Conflict:
     return Conflict(
         f"{why} ({entry['next']['digest'][:12]}); apply those (`ft admin models update {entry['id']} --apply`), or drop them "
         f"(`ft admin models update {entry['id']} --abandon`)",
@@ -263,7 +263,7 @@ def _size(shape: Sequence[int] | None) -> str:
     return "absent" if shape is None else "x".join(map(str, shape))
 
 
-def _status(conn: Connection, entry: dict[str, Any], digest: str) -> BaseUpdate:
+def _status(conn: Connection, entry: Entry, digest: str) -> BaseUpdate:
     staged = (entry.get("next") or {}).get("digest")
     affected = tuple(_affected(conn, row, staged or digest) for row in _production(conn, entry["id"]))
     previous = tuple(v["digest"] for v in entry.get("previous", ()))
@@ -313,6 +313,6 @@ def _needed(conn: Connection, model_id: str, digest: str) -> bool:
     return bool(conn.execute(sa.select(sa.or_(live.exists(), made.exists()))).scalar_one())
 
 
-def _logged(platform: Platform, entry: dict[str, Any], what: str, *digests: str, **more: Any) -> list[dict[str, Any]]:
+def _logged(platform: Platform, entry: Entry, what: str, *digests: str, **more: Any) -> list[Entry]:
     line = {"at": platform.clock().isoformat(timespec="seconds"), "what": what, "digests": list(digests), **more}
     return [*entry.get("history", ()), line]

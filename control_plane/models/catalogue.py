@@ -12,14 +12,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
 from control_plane.adapters.tables import adapters
 from control_plane.jobs.tables import jobs
 from control_plane.models.model_fetch import fetch_model
-from control_plane.models.operator_catalogue import catalogue_file, edited
+from control_plane.models.operator_catalogue import Entry, catalogue_file, edited
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from control_plane.platform.settings import Settings
@@ -57,10 +56,10 @@ def add_from_hub(
     """Fetch one commit of a repository into the home, once, and pin it under `model_id`."""
     _check_id(model_id)
     directory, entry = fetched(settings, repo, revision, say)
-    return _add(settings, model_id, directory, entry | {"license": given.license or entry["license"]}, given)
+    return _add(settings, model_id, directory, {**entry, "license": given.license or entry["license"]}, given)
 
 
-def fetched(settings: Settings, repo: str, revision: str, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+def fetched(settings: Settings, repo: str, revision: str, say: Callable[[str], None]) -> tuple[Path, Entry]:
     """Fetch one commit of a repository into the home, once; returns its directory, and an entry that names it."""
     made = fetch_model(repo, revision, settings.models_dir, endpoint=settings.hub_endpoint, token=settings.hub_token or None, say=say)
     return made.directory, {"path": made.directory.name, "repo": repo, "revision": revision, "license": made.license}
@@ -102,7 +101,7 @@ def remove(platform: Platform, model_id: str) -> Path | None:
     return own if own in orphans else None
 
 
-def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, Any], given: Given) -> BaseModel:
+def _add(settings: Settings, model_id: str, directory: Path, entry: Entry, given: Given) -> BaseModel:
     _check_id(model_id)
     found = Catalogue({model_id: ({**entry, "id": model_id, "path": str(directory)}, directory)}).get(model_id, fresh=True)
     if given.context_length is not None:
@@ -123,18 +122,18 @@ def _add(settings: Settings, model_id: str, directory: Path, entry: dict[str, An
             )
         before = entries.get(model_id, {})
         kept = {k: before[k] for k in ("deprecated_since", "next", "previous", "history") if before.get(k)}
-        entries[model_id] = pinned({**entry, "id": model_id}, found, settings.models_dir) | kept
+        entries[model_id] = {**pinned({**entry, "id": model_id}, found, settings.models_dir), **kept}
     return found
 
 
-def unnamed(models_dir: Path, version: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Path | None:
+def unnamed(models_dir: Path, version: Entry, entries: Mapping[str, Entry]) -> Path | None:
     """Return the fetched directory of `version` if no entry in `entries` names it any more; None for files not fetched here."""
     path = version.get("path")
     named = [e.get("path") for entry in entries.values() for e in (entry, entry.get("next") or {}, *entry.get("previous", ()))]
     return None if path in named else _fetched(models_dir, path)
 
 
-def pinned(entry: dict[str, Any], model: BaseModel, models_dir: Path) -> dict[str, Any]:
+def pinned(entry: Entry, model: BaseModel, models_dir: Path) -> Entry:
     """Return `entry` for the operator's file: with every digest of `model`, and a path that is valid there."""
     path = entry.get("path")
     if path is not None and model.directory is not None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -114,7 +113,7 @@ def _is_due(platform: Platform, digest: str) -> bool:
     return last.digest != digest or last.failed_at is not None or now - last.mirrored_at >= AGAIN_AFTER
 
 
-def _keep(platform: Platform, values: dict[str, Any], *, fresh: dict[str, Any]) -> None:
+def _keep(platform: Platform, values: Mapping[str, object], *, fresh: Mapping[str, object]) -> None:
     statement = insert(mirrors).values(name=NAME, **fresh, **values)
     with platform.engine.begin() as conn:
         conn.execute(statement.on_conflict_do_update(index_elements=["name"], set_=values))

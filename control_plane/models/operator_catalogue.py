@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from filelock import FileLock
 from ft_assets.base_models import read_entries
 
 NAME = "catalogue.yaml"
+Entry = Mapping[str, Any]
+"""A model, or one version of its bytes, as the file has it: ``FIELDS`` and ``VERSION_FIELDS`` of :mod:`ft_assets.base_models`."""
 HEAD = "# Base models of this platform's operator; written by `ft admin models`. Each digest is what jobs and adapters were promised.\n"
 
 
@@ -23,14 +25,14 @@ def catalogue_file(models_dir: Path) -> Path:
 
 
 @contextmanager
-def edited(file: Path) -> Iterator[dict[str, dict[str, Any]]]:
+def edited(file: Path) -> Iterator[dict[str, Entry]]:
     """Yield the entries by id, to be changed in place; they are written at the end. One editor at a time.
 
     Readers see the file before or after the change; an error in the block leaves it unchanged.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file.with_suffix(".lock")):
-        entries = {entry["id"]: entry for entry in (read_entries(file) if file.exists() else ())}
+        entries: dict[str, Entry] = {entry["id"]: entry for entry in (read_entries(file) if file.exists() else ())}
         yield entries
         text = HEAD + yaml.safe_dump({"models": [entries[k] for k in sorted(entries)]}, sort_keys=False, allow_unicode=True)
         _replace(file, text)

@@ -28,7 +28,7 @@ from control_plane.notifications import emails, signatures
 from control_plane.notifications import outbox as box
 from control_plane.notifications.rules import DELAYS_S, DISABLED_AFTER, EVENT_TYPES, next_attempt
 from control_plane.notifications.signatures import opened
-from control_plane.notifications.tables import Endpoint, deliveries, outbox, webhook_endpoints
+from control_plane.notifications.tables import Endpoint, SigningSecret, deliveries, outbox, webhook_endpoints
 from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WebhookAnswer
@@ -191,9 +191,9 @@ def event_body(event_id: str, kind: str, data: Mapping[str, Any], at: datetime) 
     return json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
 
 
-def live_secrets(secrets: Sequence[Mapping[str, Any]], now: datetime) -> list[str]:
+def live_secrets(secrets: Sequence[SigningSecret], now: datetime) -> list[str]:
     """Secrets, newest first; a replaced one signs until its end."""
-    return [s["secret"] for s in secrets if s["until"] is None or s["until"] > now.timestamp()]
+    return [one.secret for one in secrets if one.until is None or one.until > now.timestamp()]
 
 
 def finish(conn: Connection, attempt: Attempt, outcome: Outcome, *, now: datetime) -> None:
@@ -204,7 +204,7 @@ def finish(conn: Connection, attempt: Attempt, outcome: Outcome, *, now: datetim
         endpoint = records.one(conn, locked, Endpoint)
     chance = random.random()
     again = None if outcome.final else next_attempt(attempt.attempts, now=now, retry_after_s=outcome.retry_after_s, chance=chance)
-    values: dict[str, Any] = {"last_status": outcome.status, "last_error": printable(outcome.error or "")[:MAX_ERROR_CHARS]}
+    values: dict[str, object] = {"last_status": outcome.status, "last_error": printable(outcome.error or "")[:MAX_ERROR_CHARS]}
     if outcome.delivered:
         values |= {"state": "delivered", "delivered_at": now, "last_error": None}
     else:

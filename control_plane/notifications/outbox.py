@@ -51,7 +51,7 @@ class OutboxEvent(NamedTuple):
 
 def publish_many(conn: Connection, notices: Sequence[OutboxEvent], *, now: datetime) -> list[str]:
     """:func:`publish` for several subjects; returns the ids of the events."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     for one in notices:
         assert one.kind in EVENT_TYPES, f"{one.kind} is not an event type"
         data = {"id": one.subject, **one.data}

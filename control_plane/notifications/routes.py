@@ -13,7 +13,6 @@ from control_plane.http.authentication import Admin, PlatformDep, Reader
 from control_plane.notifications import deliveries, schemas, signatures, webhook_endpoints
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.notifications.tables import Delivery, Endpoint
-from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
@@ -120,21 +119,18 @@ def replay_dead(
 
 
 def _endpoint(of: Endpoint) -> schemas.WebhookEndpoint:
-    return schemas.WebhookEndpoint(
-        id=of.id, name=of.name, url=of.url, event_types=list(of.event_types), state=of.state,
-        signing_secret_hint=signatures.hint(of.secrets[0]["secret"]) if of.secrets else "", disabled_reason=of.disabled_reason,
-        failing_since=epoch_seconds(of.failing_since), created_at=epoch_seconds(of.created_at), updated_at=epoch_seconds(of.updated_at),
-    )  # fmt: skip
+    return schemas.WebhookEndpoint.of(of, signing_secret_hint=signatures.hint(of.secrets[0].secret) if of.secrets else "")
 
 
 def _with_secret(made: webhook_endpoints.WithSecret) -> schemas.WebhookEndpointWithSecret:
-    return schemas.WebhookEndpointWithSecret(**_endpoint(made.endpoint).model_dump(), signing_secret=made.secret)
+    return schemas.WebhookEndpointWithSecret.of(_endpoint(made.endpoint), signing_secret=made.secret)
 
 
 def _delivery(of: Delivery) -> schemas.WebhookDelivery:
-    return schemas.WebhookDelivery(
-        id=of.id, webhook_endpoint_id=of.target, event_id=of.event_id, event_type=of.event_type, subject=of.subject, state=of.state,
-        attempts=of.attempts, last_status_code=of.last_status, last_error=of.last_error or None, created_at=epoch_seconds(of.created_at),
-        last_attempt_at=epoch_seconds(of.last_attempt_at), delivered_at=epoch_seconds(of.delivered_at),
-        next_attempt_at=epoch_seconds(of.next_attempt_at) if of.state == "pending" else None,
-    )  # fmt: skip
+    return schemas.WebhookDelivery.of(
+        of,
+        webhook_endpoint_id=of.target,
+        last_status_code=of.last_status,
+        last_error=of.last_error or None,
+        next_attempt_at=of.next_attempt_at if of.state == "pending" else None,
+    )

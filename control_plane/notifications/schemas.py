@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds
 from control_plane.platform.webhook_targets import MAX_URL_CHARS
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=100)]
@@ -90,12 +90,12 @@ class WebhookEndpoint(ApiModel):
     """`enabled` or `disabled`."""
     disabled_reason: str | None
     """Why it is disabled; null if it is enabled."""
-    failing_since: int | None
+    failing_since: EpochSeconds | None
     """Time since which no delivery has received a 2xx response, as Unix time in seconds; null if deliveries succeed. After five days the
     endpoint is disabled."""
-    created_at: int
+    created_at: EpochSeconds
     """When it was created, as Unix time in seconds."""
-    updated_at: int
+    updated_at: EpochSeconds
     """When it was last changed, as Unix time in seconds."""
 
 
@@ -157,13 +157,13 @@ class WebhookDelivery(ApiModel):
     """HTTP status code of the last response; null if there was none."""
     last_error: str | None
     """What went wrong at the last attempt; null if nothing did."""
-    created_at: int
+    created_at: EpochSeconds
     """When the delivery was created, as Unix time in seconds."""
-    last_attempt_at: int | None
+    last_attempt_at: EpochSeconds | None
     """When it was last attempted, as Unix time in seconds; null if it never was."""
-    next_attempt_at: int | None
+    next_attempt_at: EpochSeconds | None
     """When it is attempted next, as Unix time in seconds; null unless `state` is `pending`."""
-    delivered_at: int | None
+    delivered_at: EpochSeconds | None
     """When it was delivered, as Unix time in seconds; null if it was not."""
 
 

@@ -10,12 +10,11 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
 from urllib.parse import urlsplit
 
-from control_plane.notifications.tables import Endpoint
+from control_plane.notifications.tables import Endpoint, SigningSecret
 from control_plane.platform.secrets import seal, unseal
 from control_plane.platform.settings import Settings
 
@@ -52,19 +51,19 @@ def _mac(secret: str, signed: bytes) -> str:
     return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
-def sealed_url(settings: Settings, url: str) -> dict[str, Any]:
+def sealed_url(settings: Settings, url: str) -> Mapping[str, object]:
     """Encrypt `url` into columns."""
     parts = urlsplit(url)
     return {"url": f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", "sealed_url": seal(settings, url)}
 
 
-def sealed_secrets(settings: Settings, secrets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sealed_secrets(settings: Settings, *secrets: SigningSecret) -> Mapping[str, object]:
     """Encrypt `secrets` into a column."""
-    return {"secrets": [{**s, "secret": seal(settings, s["secret"])} for s in secrets]}
+    return {"secrets": [asdict(replace(one, secret=seal(settings, one.secret))) for one in secrets]}
 
 
 def opened(settings: Settings, endpoint: Endpoint) -> Endpoint:
     """Return `endpoint` with its URL and secrets decrypted."""
-    secrets = tuple({**s, "secret": unseal(settings, s["secret"])} for s in endpoint.secrets)
+    secrets = tuple(replace(one, secret=unseal(settings, one.secret)) for one in endpoint.secrets)
     url = unseal(settings, endpoint.sealed_url) if endpoint.sealed_url else endpoint.url  # a deleted endpoint has none
     return replace(endpoint, url=url, secrets=secrets)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -34,7 +33,7 @@ webhook_endpoints = sa.Table(
     sa.Column("url", sa.Text, nullable=False),  # scheme, host and port
     sa.Column("sealed_url", sa.Text, nullable=False, server_default=""),  # the whole URL, encrypted
     sa.Column("event_types", JSONB, nullable=False),
-    sa.Column("secrets", JSONB, nullable=False),  # [{"secret", "until"}], encrypted, newest first; an old one also signs until it ends
+    sa.Column("secrets", JSONB, nullable=False),
     sa.Column("state", sa.Text, nullable=False),  # enabled | disabled
     sa.Column("disabled_reason", sa.Text),
     timestamp("failing_since", nullable=True), timestamp("created_at"), timestamp("updated_at"), timestamp("deleted_at", nullable=True),
@@ -63,6 +62,14 @@ deliveries = sa.Table(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SigningSecret:
+    secret: str
+    """Encrypted in the row."""
+    until: float | None = None
+    """Unix time until which a replaced one signs beside its successor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
     """A row of `webhook_endpoints`; see :func:`control_plane.notifications.signatures.opened` for its URL and secrets."""
 
@@ -72,7 +79,8 @@ class Endpoint:
     url: str
     sealed_url: str
     event_types: tuple[str, ...]
-    secrets: tuple[Mapping[str, Any], ...]
+    secrets: tuple[SigningSecret, ...]
+    """Newest first."""
     state: Literal["enabled", "disabled"]
     disabled_reason: str | None
     failing_since: datetime | None

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from control_plane.notifications import dispatch, signatures
 from control_plane.notifications.rules import EVENT_TYPES, EVERY_TYPE
 from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
-from control_plane.notifications.tables import Endpoint, webhook_endpoints
+from control_plane.notifications.tables import Endpoint, SigningSecret, webhook_endpoints
 from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
@@ -66,7 +66,7 @@ def create(platform: Platform, tenant: str, *, name: str, url: str, event_types:
     now, secret = platform.clock(), signatures.new_secret()
     values = {
         "id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "name": name, "event_types": types, "state": ENABLED, "created_at": now,
-        "updated_at": now, **sealed_url(platform.settings, url), **sealed_secrets(platform.settings, [{"secret": secret, "until": None}]),
+        "updated_at": now, **sealed_url(platform.settings, url), **sealed_secrets(platform.settings, SigningSecret(secret=secret)),
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"webhook_endpoints:{tenant}", 0))))
@@ -147,9 +147,9 @@ def rotate_secret(platform: Platform, tenant: str, endpoint_id: str, *, keep_old
     with platform.engine.begin() as conn:
         present = opened(platform.settings, locked(conn, tenant, endpoint_id)).secrets
         live = set(dispatch.live_secrets(present, now))
-        old = [{"secret": s["secret"], "until": s["until"] or end} for s in present if s["secret"] in live] if keep_old else []
-        secrets = [{"secret": secret, "until": None}, *old[: MAX_SECRETS - 1]]
-        changed = _set(conn, endpoint_id, {**sealed_secrets(platform.settings, secrets), "updated_at": now})
+        old = [replace(one, until=one.until or end) for one in present if one.secret in live] if keep_old else []
+        sealed = sealed_secrets(platform.settings, SigningSecret(secret=secret), *old[: MAX_SECRETS - 1])
+        changed = _set(conn, endpoint_id, {**sealed, "updated_at": now})
         return WithSecret(endpoint=opened(platform.settings, changed), secret=secret)
 
 

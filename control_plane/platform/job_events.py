@@ -49,7 +49,7 @@ def metrics_event(metrics: Mapping[str, Any]) -> Event:
     return Event(code="metrics", type="metrics", message=": ".join(p for p in (progress, ", ".join(text)) if p), data=metrics)
 
 
-def as_reported(line: Mapping[str, Any]) -> dict[str, Any]:
+def as_reported(line: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a line of ``metrics.jsonl`` under the API's names: ``train_loss``, ``valid_loss``, ``valid_perplexity``, ...
 
     Values that are not finite become null: JSON has no notation for them.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy.engine import Connection
 
-from control_plane.platform.records import record
+from control_plane.platform.records import many
 from ft_assets.errors import InvalidRequest
 
 Order = Literal["asc", "desc"]
@@ -22,33 +22,19 @@ class Page(Generic[R]):
     has_more: bool
 
 
-@overload
-def page(
-    conn: Connection, query: sa.Select[Any], keys: Sequence[sa.Column[Any]], *, id_column: sa.Column[Any], after: str | None, limit: int,
-    max_limit: int, order: Order = "desc",
-) -> Page[RowMapping]: ...  # fmt: skip
-
-
-@overload
-def page(
-    conn: Connection, query: sa.Select[Any], keys: Sequence[sa.Column[Any]], *, of: type[R], id_column: sa.Column[Any], after: str | None,
-    limit: int, max_limit: int, order: Order = "desc",
-) -> Page[R]: ...  # fmt: skip
-
-
 def page(
     conn: Connection,
     query: sa.Select[Any],
     keys: Sequence[sa.Column[Any]],
     *,
-    of: type[Any] | None = None,
+    of: type[R],
     id_column: sa.Column[Any],
     after: str | None,
     limit: int,
     max_limit: int,
     order: Order = "desc",
-) -> Page[Any]:
-    """Return rows of `query`, as records `of` a class, in the order of `keys` (the last is unique), after the row with id `after`.
+) -> Page[R]:
+    """Return records `of` a class in the order of `keys` (the last is unique), after the row with id `after`.
 
     `query` is already restricted to one tenant, so an `after` of another tenant is unknown. Inserts while a client pages neither repeat nor
     hide a row.
@@ -64,6 +50,5 @@ def page(
         position, here = sa.tuple_(*keys), sa.tuple_(*anchor, types=[k.type for k in keys])
         query = query.where(position < here if order == "desc" else position > here)
     ordered = query.order_by(*(k.desc() if order == "desc" else k.asc() for k in keys)).limit(limit + 1)
-    rows = list(conn.execute(ordered).mappings())
-    items = rows[:limit] if of is None else [record(of, row) for row in rows[:limit]]
-    return Page(items=items, has_more=len(rows) > limit)
+    found = many(conn, ordered, of)
+    return Page(items=found[:limit], has_more=len(found) > limit)

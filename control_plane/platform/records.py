@@ -7,6 +7,7 @@ A record is a frozen dataclass beside its table, whose fields are named like the
         id: str
         review: Review        # an Enum: converted from the stored value
         tags: tuple[str, ...]  # stored as a JSON list
+        settings: UploadSettings  # a frozen dataclass: read from a JSON object
 
     query = sa.select(*columns(datasets, Dataset)).where(datasets.c.id == dataset_id)
     found = one_or_none(conn, query, Dataset)
@@ -16,13 +17,15 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+
+from ft_assets.typed_json import from_json
 
 R = TypeVar("R")
 
@@ -64,7 +67,7 @@ def one_or_raise(conn: Connection, query: sa.Executable, of: type[R], error: Exc
 
 @cache
 def _converters(of: type[Any]) -> Mapping[str, Callable[[Any], Any]]:
-    """Return what turns stored values into those of fields: enums and tuples."""
+    """Return what turns stored values into those of fields: enums, dataclasses and tuples."""
     found = {name: _converter(_kinds(hint)) for name, hint in get_type_hints(of).items()}
     return {name: convert for name, convert in found.items() if convert is not None}
 
@@ -77,6 +80,13 @@ def _converter(kinds: Iterable[Any]) -> Callable[[Any], Any] | None:
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return kind
+        if is_dataclass(kind) and isinstance(kind, type):
+            return partial(from_json, kind)
         if get_origin(kind) is tuple:
-            return tuple
+            element = get_args(kind)[0]
+            return partial(_each, element) if isinstance(element, type) and is_dataclass(element) else tuple
     return None
+
+
+def _each(of: type[R], values: Iterable[Mapping[str, Any]]) -> tuple[R, ...]:
+    return tuple(from_json(of, value) for value in values)

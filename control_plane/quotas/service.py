@@ -6,7 +6,7 @@ has already used is subtracted when it is counted. Only :func:`_time_used` knows
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -54,7 +54,7 @@ class JobQuota:
     counted: bool
     """True if based on counted tokens, False for a first estimate."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, Any]:
         over = quotas.overage_s(self.tenant, self.standing, self.gpu_seconds)
         return {
             **month_in_hours(self.tenant, self.month, self.standing),
@@ -101,7 +101,7 @@ def in_hours(gpu_seconds: float) -> float:
     return round(gpu_seconds / HOUR_S, 6)
 
 
-def month_in_hours(tenant: Tenant, month: Month, at: Standing) -> dict[str, Any]:
+def month_in_hours(tenant: Tenant, month: Month, at: Standing) -> Mapping[str, Any]:
     """Return a month's limits and use in GPU-hours, by their names in the API."""
     left = quotas.left_s(tenant, at)
     return {

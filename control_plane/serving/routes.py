@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -39,7 +40,7 @@ async def completions(request: Request, platform: PlatformDep, tenant: Reader, b
     return await _complete(request, platform, tenant, "/v1/completions", body)
 
 
-async def _complete(request: Request, platform: Platform, tenant: str, path: str, body: dict[str, Any]) -> Response:
+async def _complete(request: Request, platform: Platform, tenant: str, path: str, body: Mapping[str, Any]) -> Response:
     check_storable(body)
     model = body.get("model")
     if not isinstance(model, str):
@@ -55,7 +56,7 @@ async def _complete(request: Request, platform: Platform, tenant: str, path: str
     return await gateway.forward(path, body, resolve)
 
 
-def affinity_of(body: dict[str, Any], session: str | None) -> str:
+def affinity_of(body: Mapping[str, Any], session: str | None) -> str:
     """Return the key that ties a caller to one target of a route: the request's `user`, else its session, else its conversation.
 
     A conversation is identified by its beginning, up to the first user message.

@@ -304,7 +304,7 @@ def chain_sha256(proof: Proof) -> str:
     return hashlib.sha256(canonical_json(_with_times(chained)).encode()).hexdigest()
 
 
-def _with_times(record: Mapping[str, Any]) -> dict[str, Any]:
+def _with_times(record: Mapping[str, Any]) -> Mapping[str, object]:
     return {name: _as_text(value) if isinstance(value, datetime) else value for name, value in record.items()}
 
 

@@ -83,7 +83,7 @@ class _Sent(io.RawIOBase):
 class _Archive:
     sent: _Sent
     file: zipfile.ZipFile
-    listed: list[dict[str, Any]] = field(default_factory=list)
+    listed: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, path: str, kind: str, chunks: Iterator[bytes], *, compressed: bool) -> Iterator[bytes]:
         """Write a member and yield the output so far."""
@@ -148,8 +148,8 @@ def _rows(platform: Platform, name: str, without: Sequence[str]) -> Iterator[byt
         page = query.where(sa.tuple_(*keys) > sa.tuple_(*last, types=[key.type for key in keys]))
 
 
-def _shown(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"detail": audit.without_names(row["detail"])} if name == "ledger_entries" else row
+def _shown(name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**row, "detail": audit.without_names(row["detail"])} if name == "ledger_entries" else row
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

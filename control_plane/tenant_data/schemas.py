@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 
 
 class DeleteData(ApiBody):
@@ -39,7 +39,7 @@ class Deletion(ApiModel):
     """When it was done, as Unix time in seconds; null until then."""
     waiting_for: str | None
     """What it is waiting for; null if nothing, or once it is done."""
-    proof: dict[str, Any] | None
+    proof: JsonObject | None
     """Every deleted object with its size and SHA-256, and what was searched afterwards. Null until it is done, and always null in lists."""
     sha256: str | None
     """SHA-256 over this record, its proof and `previous_sha256`, which chains all deletions. Null until it is done, and always null in

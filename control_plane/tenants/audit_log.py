@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -63,7 +63,7 @@ def every(platform: Platform, tenant: str | None, wanted: Wanted, *, at_most: in
         after, left = found.items[-1].id, None if left is None else left - len(found.items)
 
 
-def document(line: AuditLine) -> dict[str, Any]:
+def document(line: AuditLine) -> Mapping[str, object]:
     """Return a line as JSON-ready values."""
     return schemas.AuditLine.model_validate(line).model_dump(exclude={"object"})
 

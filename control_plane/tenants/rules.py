@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
 
 from ft_assets.errors import Forbidden, InvalidRequest
 from ft_assets.storable_text import check_storable
@@ -178,7 +178,7 @@ EMAIL = re.compile(rf"[A-Za-z0-9.!#$%&'*+/=?^_`{{|}}~-]{{1,64}}@(?:{LABEL}\.)+{L
 """As browsers check it, with a dot in the domain; whether the address is read shows only when mail is sent."""
 
 
-def person_of(tenant: str, email: str, role: Role, *, now: datetime, name: str | None = None) -> dict[str, Any]:
+def person_of(tenant: str, email: str, role: Role, *, now: datetime, name: str | None = None) -> Mapping[str, object]:
     """Return the row of a new member."""
     if len(email) > MAX_EMAIL_CHARS or not EMAIL.fullmatch(email):
         raise InvalidRequest(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiBody, ApiModel, EpochSeconds, JsonObject
 
 
 class Tenant(ApiModel):
@@ -258,7 +258,7 @@ class AuditLine(ApiModel):
     """Type of the changed object, such as `job` or `api_key`."""
     object_id: str
     """Id of the changed object."""
-    changes: dict[str, Any]
+    changes: JsonObject
     """Changed fields, each as `[old, new]`; empty once redacted."""
     ip: str | None
     """IP address the request came from; null if the change did not come from a request, or if an operator made it and a tenant reads it."""

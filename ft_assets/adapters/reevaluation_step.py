@@ -25,6 +25,7 @@ from control_plane.evaluations.follow_evaluation import Watch
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event
@@ -238,7 +239,7 @@ class _Held:
     def __init__(self) -> None:
         self.lost = threading.Event()
 
-    def progress(self, beat: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def progress(self, now: EvaluationProgress) -> bool:  # noqa: ARG002
         return not self.lost.is_set()
 
     def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002

@@ -6,10 +6,9 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from resources.inference.engine.engine_thread import Engine, Piece
 from resources.inference.engine.grammar import Constraint
@@ -55,7 +54,7 @@ class Call:
         total = len(self.prompt) + completion_tokens
         return {"prompt_tokens": len(self.prompt), "completion_tokens": completion_tokens, "total_tokens": total}
 
-    def envelope(self, *, chunk: bool) -> dict[str, Any]:
+    def envelope(self, *, chunk: bool) -> Mapping[str, object]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
         return {"id": f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
@@ -104,14 +103,14 @@ async def pieces(engine: Engine, call: Call) -> AsyncIterator[Piece]:
         generation.cancel()
 
 
-async def complete_answer(engine: Engine, store: AdapterStore, call: Call) -> dict[str, Any]:
+async def complete_answer(engine: Engine, store: AdapterStore, call: Call) -> Mapping[str, object]:
     """Return the answer as one body."""
     text, last = "", Piece(text="", completion_tokens=0)
     async with adapter_of(store, call):
         async for piece in pieces(engine, call):
             text, last = text + piece.text, piece
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": last.finish_reason}
-    choice |= {"message": {"role": "assistant", "content": text}} if call.chat else {"text": text}
+    content = {"message": {"role": "assistant", "content": text}} if call.chat else {"text": text}
+    choice = {"index": 0, "logprobs": None, "finish_reason": last.finish_reason, **content}
     return {**call.envelope(chunk=False), "choices": [choice], "usage": call.usage(last.completion_tokens)}
 
 
@@ -134,10 +133,10 @@ async def events(engine: Engine, store: AdapterStore, call: Call) -> AsyncIterat
     yield "data: [DONE]\n\n"
 
 
-def _chunk(call: Call, content: dict[str, str] | str, *, finish_reason: str | None = None) -> dict[str, Any]:
+def _chunk(call: Call, content: dict[str, str] | str, *, finish_reason: str | None = None) -> Mapping[str, object]:
     key = "delta" if call.chat else "text"
     return {**call.envelope(chunk=True), "choices": [{"index": 0, key: content, "logprobs": None, "finish_reason": finish_reason}]}
 
 
-def _event(body: dict[str, Any]) -> str:
+def _event(body: Mapping[str, object]) -> str:
     return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

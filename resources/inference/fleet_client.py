@@ -150,7 +150,7 @@ def _url(client: httpx.Client) -> str:
 
 
 def _send(
-    client: httpx.Client, method: str, path: str, body: dict[str, Any] | None, *, timeout: httpx.Timeout = TIMEOUT
+    client: httpx.Client, method: str, path: str, body: Mapping[str, object] | None, *, timeout: httpx.Timeout = TIMEOUT
 ) -> httpx.Response:  # fmt: skip
     try:
         return client.request(method, path, json=body, timeout=timeout)

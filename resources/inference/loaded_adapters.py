@@ -15,18 +15,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ft_assets.adapters import package
 from ft_assets.adapters.package import Refusal
 from ft_assets.durable_files import sha256_of
 
+if TYPE_CHECKING:
+    from resources.inference.engine.lora import LoraPair
+
 
 class AdapterEngine(Protocol):
     """The part of the engine that the store uses."""
 
-    def read_adapter(self, directory: Path) -> dict[str, Any]: ...
-    def attach(self, name: str, pairs: dict[str, Any]) -> None: ...
+    def read_adapter(self, directory: Path) -> dict[str, LoraPair]: ...
+    def attach(self, name: str, pairs: dict[str, LoraPair]) -> None: ...
     def detach(self, name: str) -> None: ...
 
 

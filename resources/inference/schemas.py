@@ -31,7 +31,7 @@ class Decoding(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = 1
-    response_format: dict[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -39,7 +39,7 @@ class Decoding(BaseModel):
 
 
 class ChatRequest(Decoding):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Mapping[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     tools: list[Any] | None = None
     tool_choice: Any = None

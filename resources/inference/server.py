@@ -47,14 +47,14 @@ class Server:
         self.created = int(time.time())
         self._compiler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="schemas")
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> Mapping[str, object]:
         """Return model cards like vLLM's. A field and a second served name announce the base's digest."""
         base = {**self._card(self.served_name, root=self.served_name, parent=None), "digest": self.base_digest}
         alias = [self._card(self.alias, root=self.served_name, parent=None)] if self.alias else []
         adapters = [self._card(a.name, root=str(a.directory), parent=self.served_name) for a in self.store.listing()]
         return {"object": "list", "data": [base, *alias, *adapters]}
 
-    def _card(self, name: str, *, root: str, parent: str | None) -> dict[str, Any]:
+    def _card(self, name: str, *, root: str, parent: str | None) -> Mapping[str, object]:
         return {
             "id": name, "object": "model", "created": self.created, "owned_by": "ft-platform", "root": root, "parent": parent,
             "max_model_len": self.engine.context_length,
@@ -129,7 +129,7 @@ class Server:
             )
 
 
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any]) -> Mapping[str, object]:
     """Join a message's content parts into one string; raises ``RequestError`` for a part that is not text."""
     content = message.get("content")
     if not isinstance(content, list):
@@ -191,7 +191,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
 
 def _add_admin(app: FastAPI, server: Server) -> None:
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> Mapping[str, object]:
         return server.models()
 
     @app.get("/health")

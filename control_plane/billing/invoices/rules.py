@@ -41,7 +41,7 @@ def invoice_id(tenant: str, month: str) -> str:
     return f"inv_{tenant}_{month}"
 
 
-def document(tenant: Tenant, month: Month, entries: Sequence[Entry], models: Mapping[str, str]) -> dict[str, Any]:
+def document(tenant: Tenant, month: Month, entries: Sequence[Entry], models: Mapping[str, str]) -> Mapping[str, Any]:
     """Build the invoice, a function of its entries: the same entries always give the same bytes.
 
     1. A line is an entry with the entry's amount; the total is the sum of the lines.
@@ -72,7 +72,7 @@ def sha256(of: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(of, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 
-def _line(entry: Entry, month: Month, models: Mapping[str, str]) -> dict[str, Any]:
+def _line(entry: Entry, month: Month, models: Mapping[str, str]) -> Mapping[str, Any]:
     return {
         **{name: getattr(entry, name) for name in OF_ENTRY},
         "entry_id": entry.id,
@@ -95,7 +95,7 @@ def _description(entry: Entry) -> str:
     return f"Adjustment: {detail.get('reason', '')}"
 
 
-def _overage(entries: Sequence[Entry], soft_gpu_hours: float | None) -> dict[str, Any] | None:
+def _overage(entries: Sequence[Entry], soft_gpu_hours: float | None) -> Mapping[str, Any] | None:
     if soft_gpu_hours is None:
         return None
     total = usage.total_of(entries)

@@ -172,7 +172,7 @@ def _issue(conn: Connection, tenant: str, month: Month, *, now: datetime) -> lis
     return [made["id"]]
 
 
-def _document(conn: Connection, tenant: str, month: Month) -> dict[str, Any]:
+def _document(conn: Connection, tenant: str, month: Month) -> Mapping[str, Any]:
     of_month = _uninvoiced(tenant, month)
     of_jobs = sa.select(jobs.c.id, jobs.c.model).where(jobs.c.id.in_(of_month.with_only_columns(ledger_entries.c.job_id)))
     models = {row.id: row.model for row in conn.execute(of_jobs)}

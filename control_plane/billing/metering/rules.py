@@ -179,7 +179,7 @@ def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
     ``ValueError`` if the type of GPU has no price.
     """
     gpu_ms, amount, on_demand, price = priced(interval, prices)
-    detail: dict[str, Any] = {
+    detail = {
         "outcome": interval.outcome,
         "fault": None if interval.fault is None else str(interval.fault),
         "num_gpus": interval.num_gpus,
@@ -223,7 +223,7 @@ def _part(usage: Entry, interval: Interval, kept_gpu_ms: int, prices: PriceBook)
     )
 
 
-def priced(interval: Interval, prices: PriceBook) -> tuple[int, int, int, dict[str, Any]]:
+def priced(interval: Interval, prices: PriceBook) -> tuple[int, int, int, Mapping[str, object]]:
     """Return the GPU milliseconds of `interval`, their cost, their on-demand cost, and the prices used."""
     held = prices.at(interval.started_at)
     tier, gpu_ms = interval.tier, interval.gpu_ms

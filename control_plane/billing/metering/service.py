@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from datetime import datetime
 from typing import Any
@@ -73,7 +73,7 @@ def report_ended(
 
     `work` (:func:`work`) is given if the attempt was preempted or resumed after a preemption.
     """
-    data: dict[str, Any] = {"outcome": outcome, "fault": None if fault is None else str(fault), "source": SEEN if seen else INFERRED}
+    data: dict[str, object] = {"outcome": outcome, "fault": fault and str(fault), "source": SEEN if seen else INFERRED}
     if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
         data["work"] = asdict(work)
     _report(conn, of, "ended", data, at=at, now=now)
@@ -185,7 +185,7 @@ def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) 
     return many(conn, query.order_by(meter_events.c.at, meter_events.c.id), MeterEvent)
 
 
-def _report(conn: Connection, of: Metered, kind: str, data: dict[str, Any], *, at: datetime, now: datetime) -> None:
+def _report(conn: Connection, of: Metered, kind: str, data: Mapping[str, object], *, at: datetime, now: datetime) -> None:
     id_, to_bill = f"{of.job_id}/a{of.attempt}/{kind}", asdict(of)
     values = {**to_bill, "id": id_, "kind": kind, "data": data, "at": at, "received_at": now}
     new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)

@@ -18,11 +18,12 @@ from control_plane.cli.admin import (
     whole_queue_commands,
 )
 from control_plane.cli.admin.local_platform import local
-from control_plane.cli.record_views import add_group, listing, since
+from control_plane.cli.record_views import add_group, document, listing, since
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
 from control_plane.cli.tenant.data.suite_commands import ADDED, REMOVED, SUITES, Field, File, Name
 
 if TYPE_CHECKING:
+    from control_plane.datasets.tables import Suite
     from control_plane.platform.context import Platform
 
 VERDICTS = listing({
@@ -83,7 +84,7 @@ def list_suites(platform: Platform) -> Any:
     """List the built-in suites and the operator's."""
     from control_plane.datasets import suites
 
-    return [_suite(row) for row in suites.list_suites(platform, None)]
+    return [_suite(one) for one in suites.list_suites(platform, None)]
 
 
 @local(REMOVED)
@@ -95,8 +96,5 @@ def remove_suite(platform: Platform, name: Name) -> Any:
     return {"name": name, "deleted": True}
 
 
-def _suite(row: Mapping[Any, Any]) -> dict[str, Any]:
-    from control_plane.datasets import suites
-
-    shown = {name: row[name] for name in ("id", "name", "field", "num_items", "sha256")}
-    return {**shown, "owner": suites.owner(row), "created_at": row["created_at"] and row["created_at"].timestamp()}
+def _suite(suite: Suite) -> Mapping[str, Any]:
+    return document(suite, "id", "name", "field", "num_items", "sha256", "owner", "created_at")

@@ -3,6 +3,7 @@ database."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from control_plane.cli.admin import base_update_commands
 from control_plane.cli.admin.base_update_commands import ModelId
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.output import Json, fields, say
-from control_plane.cli.record_views import add_group, listing
+from control_plane.cli.record_views import add_group, document, listing
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def deprecate(
     record_views.show(_shown(changed), fields, as_json=as_json)
 
 
-def _removed(done: dict[str, Any]) -> str:
+def _removed(done: Mapping[str, Any]) -> str:
     files = done["deleted_files"]
     return f"base model {done['id']} is removed" + (f", and its files in {files}" if files else "; its files stay where they are")
 
@@ -127,9 +128,8 @@ def _catalogue() -> Any:
     return catalogue_of(load())
 
 
-def _shown(model: BaseModel) -> dict[str, Any]:
-    names = (
-        "id", "repo", "revision", "license", "context_length", "num_parameters", "digest", "tokenizer_digest", "template_digest",
+def _shown(model: BaseModel) -> Mapping[str, Any]:
+    return document(
+        model, "id", "repo", "revision", "license", "context_length", "num_parameters", "digest", "tokenizer_digest", "template_digest",
         "deprecated_since", "directory",
     )  # fmt: skip
-    return {name: str(v) if isinstance(v := getattr(model, name), Path) else v for name in names}

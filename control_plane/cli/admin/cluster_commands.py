@@ -32,6 +32,8 @@ def kueue(
     """
     from control_plane.capacity import kueue
 
+    if check is not None and str(check) != "-" and not check.is_file():
+        raise typer.BadParameter(f"--check {check} is not a file; it is the output of `kubectl get clusterqueues -o yaml`")
     with open_local() as platform:
         if check is not None:
             text = sys.stdin.read() if str(check) == "-" else check.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_local() -> Iterator[Platform]:
-    """Open the platform of this home; an embedded database must be running.
+    """Open the platform of this home. The first query connects, so wrong arguments are reported even if the database is not running.
 
     The audit log names the machine's user as the actor. At the end, connections are closed and the umask is restored.
     """
@@ -31,10 +31,9 @@ def open_local() -> Iterator[Platform]:
     from deploy.local.private_home import UMASK
 
     settings = load_settings()
-    if settings.embedded_database and postmaster_pid(settings) is None:
-        raise Unavailable(
-            f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL", code="stack_down"
-        )
+    down = f"the embedded database in {settings.home} is not running; start it with `ft up`, or set FT_DATABASE_URL"
+    if settings.embedded_database and not settings.home.is_dir():  # opening a platform writes to its home
+        raise Unavailable(down, code="stack_down")
     with ExitStack() as at_the_end:
         at_the_end.callback(os.umask, os.umask(UMASK))  # what is written is for its owner alone
         platform = open_platform(settings)
@@ -42,6 +41,8 @@ def open_local() -> Iterator[Platform]:
         try:
             yield platform.acting_as(Actor(kind="operator", id=f"cli:{getpass.getuser()}"))
         except OperationalError as e:
+            if settings.embedded_database and postmaster_pid(settings) is None:
+                raise Unavailable(down, code="stack_down") from e
             raise Unavailable(f"the database does not answer: {e.orig}; check FT_DATABASE_URL", code="database_unreachable") from e
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.admin.local_platform import local
-from control_plane.cli.record_views import add_group, listing, since
+from control_plane.cli.record_views import add_group, document, listing, since
 
 if TYPE_CHECKING:
     from control_plane.capacity.nodes import NodeView
@@ -34,7 +35,7 @@ def list_nodes(platform: Platform) -> Any:
     return [_document(node) for node in nodes.list_nodes(platform)]
 
 
-def _drained(done: dict[str, Any]) -> str:
+def _drained(done: Mapping[str, Any]) -> str:
     running = f"{done['num_jobs']} jobs still run there on {done['used_gpus']} GPUs"
     left = running if done["num_jobs"] else "no job runs there; the node can be removed"
     what = f"node {done['name']} of pool {done['pool']} is {done['state']}: no new jobs are placed on it"
@@ -61,9 +62,7 @@ def undrain(platform: Platform, node: Name) -> Any:
     return _document(nodes.undrain(platform, node))
 
 
-def _document(node: NodeView) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        name: getattr(node, name) for name in ("name", "pool", "gpu_type", "fabric", "num_gpus", "used_gpus", "num_jobs", "state")
-    }
-    since = None if node.drained_at is None else node.drained_at.timestamp()
-    return shown | {"drained_at": since, "drained_by": node.drained_by, "reason": node.reason}
+def _document(node: NodeView) -> Mapping[str, Any]:
+    return document(
+        node, "name", "pool", "gpu_type", "fabric", "num_gpus", "used_gpus", "num_jobs", "state", "drained_at", "drained_by", "reason"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from control_plane.cli.admin.local_platform import local, open_local
 from control_plane.cli.dates import unix_seconds
 from control_plane.cli.output import Json
-from control_plane.cli.record_views import add_group, listing, since
+from control_plane.cli.record_views import add_group, document, listing, since
 from control_plane.cli.tenant.account import audit_commands, key_commands
 from control_plane.cli.tenant.account.key_commands import Lifetime, span_s
 
@@ -26,7 +27,7 @@ def register(admin: typer.Typer) -> None:
     admin.command("audit")(audit_of_all)
 
 
-def _created(made: dict[str, Any]) -> str:
+def _created(made: Mapping[str, Any]) -> str:
     until = time.strftime("%Y-%m-%d", time.gmtime(made["expires_at"]))
     return f"operator's key {made['id']} of {made['name']}, until {until}; its secret is shown only now"
 
@@ -41,7 +42,7 @@ def create(
     from control_plane.tenants import operators
 
     made = operators.create(platform, name, expires_in_s=span_s(expires_in) or 0)
-    return {"id": made.id, "name": made.name, "secret": made.secret, "expires_at": made.expires_at.timestamp()}
+    return document(made, "id", "name", "secret", "expires_at")
 
 
 @local(KEYS)
@@ -49,11 +50,8 @@ def list_keys(platform: Platform) -> Any:
     """List operators' keys, newest first, including revoked ones."""
     from control_plane.tenants import operators
 
-    names, times = ("id", "name", "hint"), ("created_at", "expires_at", "revoked_at", "last_used_at")
-    return [
-        {n: getattr(k, n) for n in names} | {n: (at := getattr(k, n)) and at.timestamp() for n in times}
-        for k in operators.list_all(platform)
-    ]
+    names = ("id", "name", "hint", "created_at", "expires_at", "revoked_at", "last_used_at")
+    return [document(key, *names) for key in operators.list_all(platform)]
 
 
 @local("operator's key {id} ({name}) is revoked")
@@ -63,8 +61,7 @@ def revoke(
     """Revoke an operator's key immediately."""
     from control_plane.tenants import operators
 
-    done = operators.revoke(platform, key_id)
-    return {"id": done.id, "name": done.name, "revoked_at": done.revoked_at and done.revoked_at.timestamp()}
+    return document(operators.revoke(platform, key_id), "id", "name", "revoked_at")
 
 
 def audit_of_all(

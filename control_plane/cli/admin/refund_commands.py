@@ -3,7 +3,8 @@ ledger."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from control_plane.billing import csv_export
 from control_plane.cli.admin.local_platform import local, open_local
 from control_plane.cli.output import Json, print_json, say, table
-from control_plane.cli.record_views import add_group, listing, show, since
+from control_plane.cli.record_views import add_group, document, listing, show, since
 from control_plane.cli.tenant.account.usage_commands import By, End, Start, micros_of, moment_of, when
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ CaseId = Annotated[str, typer.Argument(metavar="CASE", help="Id of a case (`ft a
 Note = Annotated[str, typer.Option("--note", help="Reason, shown to the tenant.")]
 
 
-def _decided(case: dict[str, Any]) -> str:
+def _decided(case: Mapping[str, Any]) -> str:
     return f"{case['id']}: {csv_export.usd(case['amount_micros'])} USD {case['state']} by {case['decided_by']}"
 
 
@@ -133,7 +134,7 @@ def adjust(
     return {"id": made.id, "tenant": tenant, "amount_micros": made.amount_micros}
 
 
-def _balances(found: dict[str, Any]) -> None:
+def _balances(found: Mapping[str, Any]) -> None:
     owed = ((f"of receivable: {tenant}", micros) for tenant, micros in found["receivables"].items())
     rows = [*found["accounts"].items(), ("total", found["total_micros"]), *owed]
     table(("ACCOUNT", "USD"), [(name, csv_export.usd(value)) for name, value in rows])
@@ -148,7 +149,7 @@ def balance(platform: Platform) -> Any:
     return asdict(found) | {"total_micros": found.total}
 
 
-def _checked(found: dict[str, Any]) -> str:
+def _checked(found: Mapping[str, Any]) -> str:
     if found["differences"]:
         DIFFERENCES(found["differences"])
     counted = f"{found['num_entries']} entries, {found['num_intervals']} intervals, {found['num_invoices']} invoices"
@@ -175,6 +176,5 @@ def _me() -> str:
     return f"cli:{getpass.getuser()}"
 
 
-def _case(case: RefundCase) -> dict[str, Any]:
-    decided_at = None if case.decided_at is None else case.decided_at.timestamp()
-    return asdict(case) | {"created_at": case.created_at.timestamp(), "decided_at": decided_at}
+def _case(case: RefundCase) -> Mapping[str, Any]:
+    return document(case, *(field.name for field in fields(case)))

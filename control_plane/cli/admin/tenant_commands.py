@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.admin.local_platform import local
-from control_plane.cli.record_views import NewName, add_group, given, listing
+from control_plane.cli.record_views import NewName, add_group, document, given, listing
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def register(admin: typer.Typer) -> typer.Typer:
     return add_group(admin, "tenants", commands, help="Create, list, change and suspend tenants.")
 
 
-def _shown(tenant: dict[str, Any]) -> str:
+def _shown(tenant: Mapping[str, Any]) -> str:
     suspended = f"; suspended: {tenant['suspended_reason']}" if tenant["suspended_at"] else ""
     return (
         f"{tenant['id']} is {tenant['tier']}: {tenant['max_jobs_in_flight']} jobs in flight, GPU-hours a month "
@@ -112,10 +113,9 @@ def resume(platform: Platform, tenant: Id) -> Any:
     return _document(tenant_changes.resume(platform, tenant))
 
 
-def _document(t: Tenant) -> dict[str, Any]:
-    names = ("id", "name", "tier", "max_jobs_in_flight", "soft_gpu_hours", "hard_gpu_hours", "requests_per_minute", "suspended_reason")
-    since = None if t.suspended_at is None else t.suspended_at.timestamp()
-    return {**{name: getattr(t, name) for name in names}, "suspended_at": since}
+def _document(tenant: Tenant) -> Mapping[str, Any]:
+    limits = ("max_jobs_in_flight", "soft_gpu_hours", "hard_gpu_hours", "requests_per_minute")
+    return document(tenant, "id", "name", "tier", *limits, "suspended_reason", "suspended_at")
 
 
 def _number(name: str, text: str) -> float | int | None:

@@ -76,7 +76,7 @@ async def upload(request: Request, platform: PlatformDep, tenant: Writer) -> dat
     return responses.file(await run_in_threadpool(uploaded_files.wait_for_upload, platform, row))
 
 
-def _request_of(fields: Mapping[str, str]) -> dict[str, Any]:
+def _request_of(fields: Mapping[str, str]) -> Mapping[str, Any]:
     """Read the form's fields for the service."""
     if not fields.get("purpose"):
         raise forms.missing("purpose")
@@ -90,7 +90,7 @@ def _request_of(fields: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _checked(request_fields: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(request_fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: request_fields[name] for name in ("purpose", "policies", "model")}
 
 

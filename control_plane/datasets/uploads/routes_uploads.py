@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Request
-from sqlalchemy.engine import RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from control_plane.datasets import responses
-from control_plane.datasets.tables import File
+from control_plane.datasets.tables import File, UploadPart
 from control_plane.datasets.uploads import multipart_uploads, schemas, uploaded_files
 from control_plane.http import forms, parameters
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.http.rate_limits import JoinLimiter
-from control_plane.platform.epoch_time import epoch_seconds
 from ft_assets.storable_text import check_storable
 
 MAX_JOINING = 16
@@ -49,20 +46,21 @@ def create(platform: PlatformDep, tenant: Writer, body: schemas.CreateUpload) ->
 def retrieve(platform: PlatformDep, tenant: Reader, upload_id: parameters.UploadId) -> schemas.UploadWithParts:
     """Return an upload with the parts stored so far and their SHA-256, so that an interrupted client knows which parts are missing."""
     view = multipart_uploads.get(platform, tenant, upload_id)
-    return schemas.UploadWithParts(**_fields(view), parts=[_part(row) for row in view.parts])
+    return schemas.UploadWithParts.of(_upload(view), parts=view.parts)
 
 
 @router.post(
     "/{upload_id}/parts",
     summary="Add a part to an upload",
+    response_model=schemas.UploadPart,
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": PART}}}},
 )
-async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> schemas.UploadPart:
+async def add_part(request: Request, platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId) -> UploadPart:
     """Store a part of 1 byte to 64 MiB. Parts may be sent in parallel; sending the same bytes again returns the same part."""
     await run_in_threadpool(multipart_uploads.open_upload, platform, tenant, upload_id)  # checked before the body is read
     form = forms.Form(request, file_field="data")
     await form.to_file()
-    return _part(await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant))
+    return await form.store(lambda stream: multipart_uploads.add_part(platform, tenant, upload_id, stream), tenant=tenant)
 
 
 @router.post("/{upload_id}/complete", summary="Complete an upload")
@@ -85,20 +83,13 @@ def cancel(platform: PlatformDep, tenant: Writer, upload_id: parameters.UploadId
 
 
 def _upload(view: multipart_uploads.View, *, file: File | None = None) -> schemas.Upload:
-    return schemas.Upload(**_fields(view, file=file))
-
-
-def _fields(view: multipart_uploads.View, *, file: File | None = None) -> dict[str, Any]:
-    row, made = view.row, file or view.file
-    is_done = view.status == multipart_uploads.COMPLETED
-    return {
-        **{name: row[name] for name in ("id", "bytes", "filename", "purpose", "mime_type")},
-        "created_at": epoch_seconds(row["created_at"]),
-        "expires_at": epoch_seconds(row["expires_at"]),
-        "status": view.status,
-        "received_bytes": row["bytes"] if is_done else sum(part["bytes"] for part in view.parts),
-        "file": None if made is None else responses.file(made),
-    }
+    made, is_done = file or view.file, view.status == multipart_uploads.COMPLETED
+    return schemas.Upload.of(
+        view.row,
+        status=view.status,
+        received_bytes=view.row.bytes if is_done else sum(part.bytes for part in view.parts),
+        file=None if made is None else responses.file(made),
+    )
 
 
 def _join_limiter() -> JoinLimiter:
@@ -107,8 +98,3 @@ def _join_limiter() -> JoinLimiter:
     except LookupError:
         _joining.set(made := JoinLimiter(total=MAX_JOINING, each=MAX_JOINS_EACH))
         return made
-
-
-def _part(row: RowMapping) -> schemas.UploadPart:
-    named = {name: row[name] for name in ("id", "upload_id", "bytes", "sha256")}
-    return schemas.UploadPart(**named, created_at=epoch_seconds(row["created_at"]))

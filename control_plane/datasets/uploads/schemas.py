@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from control_plane.datasets.schemas import ENCODING_HELP, File
-from control_plane.http.schemas import ApiModel
+from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
 
 
 class ExpiresAfter(ApiModel):
@@ -41,7 +41,7 @@ class CreateUpload(ApiModel):
     """When the file expires, counted from the completion of the upload. If absent, it is kept until deleted."""
     column_map: dict[str, str] | None = None
     """Which field each source column becomes, such as `{"question": "prompt"}`. Other columns are then ignored."""
-    policies: dict[str, Any] | None = None
+    policies: JsonObject | None = None
     """Validation policies by name, such as `{"pii": "redact"}`; see docs/datasets.md. Omitted policies use their defaults."""
     encoding: str | None = Field(None, description=ENCODING_HELP)
     rows_at: str | None = None
@@ -68,7 +68,7 @@ class UploadPart(ApiModel):
     """Id of the part, starting with `part_`."""
     object: Literal["upload.part"] = "upload.part"
     """Object type, always `upload.part`."""
-    created_at: int
+    created_at: EpochSeconds
     """When the part was stored, as Unix time in seconds."""
     upload_id: str
     """Id of the upload it belongs to."""
@@ -87,9 +87,9 @@ class Upload(ApiModel):
     """Object type, always `upload`."""
     bytes: int
     """Size of the whole file in bytes, as declared."""
-    created_at: int
+    created_at: EpochSeconds
     """When the upload was created, as Unix time in seconds."""
-    expires_at: int
+    expires_at: EpochSeconds
     """When the upload expires, as Unix time in seconds: an hour after it was created or its last part arrived, at most 24 hours after it
     was created."""
     filename: str

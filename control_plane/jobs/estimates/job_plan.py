@@ -41,7 +41,7 @@ class Placed:
     fit: Fit
 
     @property
-    def placement(self) -> dict[str, Any]:
+    def placement(self) -> Mapping[str, Any]:
         """Arguments of ``hyperparameters.resolve``. On a CPU the recipe's micro-batch is kept, because larger ones are not faster."""
         return {
             "world_size": self.fit.num_gpus,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
@@ -28,13 +29,13 @@ def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> 
 
 
 @router.post("/preview", summary="Preview training examples")
-def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ListOf[dict[str, Any]]:
+def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ObjectList:
     """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
     check_storable(body.model_dump())
     shown = previews.preview_dataset(
         platform, tenant, body.training_file, model=body.model, num_examples=body.num_examples, max_seq_len=body.max_seq_len
     )
-    return http_schemas.ListOf(data=shown)
+    return http_schemas.ObjectList(data=[asdict(one) for one in shown])
 
 
 @router.get("/model_limits", summary="List the limits of base models")

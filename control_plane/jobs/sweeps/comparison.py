@@ -101,7 +101,7 @@ def _end_of_curves(conn: Connection, job_ids: set[str]) -> dict[str, dict[str, f
     return found
 
 
-def hyperparameters(job: Job) -> dict[str, Any]:
+def hyperparameters(job: Job) -> Mapping[str, Any]:
     """Everything that was chosen for a job, flat, under the names that a request uses."""
     if not job.spec:
         return {"model": job.model, "method": job.method, "seed": job.seed, "dataset_id": job.dataset_id, **job.hyperparameters}

@@ -14,7 +14,7 @@ import enum
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, NamedTuple, Self
 
@@ -67,9 +67,6 @@ class Settings:
     metric: str = "eval_loss"
     goal: Goal = "minimize"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_body(cls, body: object, *, drawn_seed: int) -> Self:
         """Read ``sweep``; ``InvalidRequest`` (``invalid_sweep``) names what is wrong. `drawn_seed` is used if none is given."""
@@ -110,7 +107,7 @@ class Settings:
         values = [_values(v) for v in self.parameters.values()]
         return None if any(isinstance(v, Range) for v in values) else math.prod(len(v) for v in values if isinstance(v, tuple))
 
-    def trials(self) -> list[dict[str, Any]]:
+    def trials(self) -> list[Mapping[str, Any]]:
         """Return the hyperparameters of each trial, all different; the same settings give the same trials in the same order.
 
         1. A grid: every combination, the last parameter varying fastest.
@@ -141,7 +138,7 @@ def _draws(values: Sequence[Values], rng: random.Random, num: int) -> Iterator[t
             return
 
 
-def _parameters(given: object, strategy: str) -> dict[str, Any]:
+def _parameters(given: object, strategy: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or not given:
         raise refusal("parameters", 'parameters is missing or empty; write {"learning_rate": [1e-4, 2e-4]}')
     for name, requested in given.items():

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from control_plane.http.schemas import ApiModel, EpochSeconds
+from control_plane.http.schemas import ApiModel, EpochSeconds, JsonObject
 from control_plane.jobs.schemas import CreateJob, JobError
 
 
@@ -18,7 +18,7 @@ class SweepSettings(ApiModel):
 
     strategy: str | None = None
     """`grid` (default) tries every combination; `random` draws combinations."""
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """Hyperparameters to vary, each with a list of values. With `random` also a range such as `{"min": 1e-5, "max": 1e-3, "scale":
     "log"}`."""
     max_jobs: int | None = None
@@ -44,7 +44,7 @@ class SweepTrial(ApiModel):
 
     number: int
     """Number of the trial within the sweep, starting at 0."""
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """The hyperparameters that this trial varies, with their values."""
     status: str
     """`waiting` (not submitted yet), `refused` (could not be submitted), or the `status` of its job."""
@@ -98,7 +98,7 @@ class Sweep(ApiModel):
     """Id of the training file of all trials."""
     strategy: str
     """`grid` or `random`."""
-    parameters: dict[str, Any]
+    parameters: JsonObject
     """Hyperparameters that vary, as requested."""
     max_jobs: int
     """Maximum number of jobs the sweep submits."""
@@ -129,7 +129,7 @@ class ComparedJob(ApiModel):
     """Status in OpenAI's terms, as in the job itself."""
     fine_tuned_model: str | None
     """Name of the resulting model; null unless the job succeeded."""
-    hyperparameters: dict[str, Any]
+    hyperparameters: JsonObject
     """All hyperparameters in use; before the training spec is frozen, those requested."""
     final_loss: float | None
     """Final or last reported training loss; null if none was reported."""

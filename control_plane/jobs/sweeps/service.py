@@ -12,6 +12,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -207,7 +208,7 @@ def _say_why(platform: Platform, tenant: str, sweep_id: str, error: FtError) -> 
         conn.execute(sa.update(sweeps).where(this).values(waits=why))
 
 
-def _submitted(platform: Platform, sweep: Sweep, trial: SweepTrial) -> dict[str, Any]:
+def _submitted(platform: Platform, sweep: Sweep, trial: SweepTrial) -> Mapping[str, Any]:
     body = trial_body(sweep.request, sweep.settings["seed"], trial.parameters)
     attempt = duplicate_requests.Attempt(received_at=platform.clock(), key=f"{sweep.id}/{trial.number}", scope=TRIAL)
     found = jobs.submit(platform, sweep.tenant_id, JobRequest.from_body(body), attempt)
@@ -234,7 +235,7 @@ def _same_trial() -> tuple[sa.ColumnElement[bool], ...]:
     return idempotency_keys.c.tenant_id == sweeps.c.tenant_id, idempotency_keys.c.key == key
 
 
-def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def trial_body(request: Mapping[str, Any], seed: int, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the body of one trial's job: the shared fields with its own hyperparameters.
 
     All trials train with one seed, so that they differ only in their parameters. None is promoted by itself unless the request asks for it.
@@ -273,7 +274,7 @@ def _insert(
     if (num_open := conn.execute(open_ones).scalar_one()) >= MAX_OPEN:
         raise QuotaExceeded(f"sweep limit reached ({num_open} open, limit {MAX_OPEN}); wait until one ends, or cancel one")
     sweep_id = f"ftsweep-{uuid.uuid4().hex[:24]}"
-    values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": settings.to_dict(), "created_at": platform.clock()}
+    values = {"id": sweep_id, "tenant_id": tenant, "request": dict(request), "settings": asdict(settings), "created_at": platform.clock()}
     conn.execute(sa.insert(sweeps).values(**values))
     rows = [{"sweep_id": sweep_id, "number": n, "parameters": dict(p)} for n, p in enumerate(trials)]
     conn.execute(sa.insert(sweep_trials), rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +89,7 @@ class Engine:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._closed
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         """Return the token ids of a conversation up to the answer, rendered by the model's chat template."""
         encoded = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
         return [int(i) for i in encoded["input_ids"]]

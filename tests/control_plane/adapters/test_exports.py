@@ -21,7 +21,7 @@ from control_plane.adapters import exports
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import exports as exports_table
 from control_plane.api.app import create_app
-from control_plane.cli.tenant.models.hub_upload import upload
+from control_plane.cli.tenant.models.hub_upload import Pushed, Refused, Upload, upload
 from control_plane.client import FtClient
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
@@ -326,9 +326,9 @@ def test_what_the_machine_has_no_memory_for_is_refused_when_it_is_asked_for(
 def test_nothing_is_pushed_into_a_repository_that_everybody_reads_unless_that_is_said(base: Path) -> None:
     with running_model_hub() as hub:
         hub.repos["acme/open"] = {}
-        request = {"endpoint": hub.endpoint, "token": TOKEN, "repo": "acme/open", "directory": base, "message": "m"}
-        assert upload({**request, "private": True}) == {"error": "public", "detail": ""}
+        request = Upload(endpoint=hub.endpoint, token=TOKEN, repo="acme/open", directory=str(base), message="m", private=True)
+        assert upload(request) == Refused(error="public", detail="")
         assert hub.repos["acme/open"] == {}
-        assert "url" in upload({**request, "private": False})
-        slow = upload({**request, "private": False}, timeout_s=0.01)
-        assert (slow["error"], slow["detail"]) == ("unreachable", "the upload did not end within 0.01 s")
+        anyone = replace(request, private=False)
+        assert isinstance(upload(anyone), Pushed)
+        assert upload(anyone, timeout_s=0.01) == Refused(error="unreachable", detail="the upload did not end within 0.01 s")

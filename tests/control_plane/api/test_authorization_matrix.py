@@ -23,7 +23,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.notifications.signatures import sealed_secrets, sealed_url
-from control_plane.notifications.tables import webhook_endpoints
+from control_plane.notifications.tables import SigningSecret, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.tenants import members, operators
 from control_plane.tenants import service as tenants
@@ -196,7 +196,7 @@ def _objects(platform: Platform, tenant: str, world: World) -> dict[str, str]:
     ranks = {"model": "tiny-base", "training_file": upload.id, "sweep": {"parameters": {"rank": [8, 16]}}}
     hook = {"id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "name": "h", "state": "enabled", "event_types": ["invoice.issued"]}
     sealed = sealed_url(platform.settings, "https://example.com/")
-    sealed |= sealed_secrets(platform.settings, [{"secret": "whsec_", "until": None}])
+    sealed |= sealed_secrets(platform.settings, SigningSecret(secret="whsec_"))
     now = {"created_at": platform.clock(), "updated_at": platform.clock()}
     with platform.engine.begin() as conn:  # this platform sends nothing, so its API makes none
         conn.execute(sa.insert(webhook_endpoints).values(**hook, **now, **sealed))

@@ -72,6 +72,20 @@ def test_a_tenant_makes_changes_and_removes_its_budgets_in_its_own_scope(platfor
     assert budgets.list_budgets(mine, job.tenant).items == []
 
 
+def test_an_unknown_budget_is_refused_without_summing_what_was_spent(platform: Platform) -> None:
+    job, ran = metered_job(platform), []
+    made = budgets.create(platform, job.tenant, name="b", limit_micros=DOLLAR)
+    sa.event.listen(platform.engine, "before_cursor_execute", listen := lambda *given: ran.append(given[2]))
+    try:
+        with pytest.raises(NotFound, match="no budget"):
+            budgets.get(platform, job.tenant, "bud_unknown")
+        assert not any("ledger_entries" in one for one in ran), ran
+        budgets.get(platform, job.tenant, made.id)
+        assert any("ledger_entries" in one for one in ran)
+    finally:
+        sa.event.remove(platform.engine, "before_cursor_execute", listen)
+
+
 def test_budgets_are_those_of_the_tenant_also_for_who_sees_all(platform: Platform) -> None:
     tenants = sorted(metered_job(platform).tenant for _ in range(3))
     made = [budgets.create(platform, tenant, name="b", limit_micros=DOLLAR).id for tenant in tenants]

@@ -43,6 +43,33 @@ def test_a_command_of_an_operator_tells_a_platform_that_is_down_from_a_database_
     assert (away.code, away.json["error"]["code"]) == (4, "database_unreachable")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tenants", "create", "BAD"), "tenant id 'BAD' is not valid"),
+        (("tenants", "update", "acme", "--max-jobs", "many"), "max_jobs_in_flight 'many' is neither a number"),
+        (("adjust", "acme", "--usd", "ten", "--reason", "r"), "'ten' is not an amount in dollars"),
+        (("operators", "create", "ops", "--expires-in", "soon"), "'soon' is not a duration"),
+        (("usage", "--by", "week"), "bucket_width 'week' is unknown"),
+        (("audit", "--since", "noon"), "'noon' is not a time"),
+        (("models", "remove", "nope"), "base model 'nope' is not in the catalogue"),
+        (("kueue", "--check", "nope.yaml"), "--check nope.yaml is not a file"),
+    ],
+)
+def test_wrong_arguments_of_an_operator_are_reported_even_if_the_database_is_down(
+    offline: Ft, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    assert offline("admin", "tenants", "list", "--json").json["error"]["code"] == "stack_down"
+    refused = offline("admin", *arguments)
+    assert message in refused.err and refused.code in (1, 2), refused
+
+
+def test_a_command_of_an_operator_writes_nothing_to_a_home_that_does_not_exist(offline: Ft, tmp_path: Path) -> None:
+    offline("admin", "nodes", "list")
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.fixture
 def without_database() -> Iterator[str]:
     """An API whose database is away; clients need not ask again."""

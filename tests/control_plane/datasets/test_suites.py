@@ -57,18 +57,18 @@ def test_datasets_are_held_against_the_operators_suites_and_the_tenants_own(
     asked = [QUESTION.format("white"), QUESTION.format("black").replace("shepherd", "herdsman with the dog")]
     assert flagged(platform, one, write_chat_rows(120), asked) == {"gsm8k": 1, "own/gsm8k": 1}
     assert set(flagged(platform, other, write_chat_rows(121), asked)) == {"gsm8k"}, "another tenant's suite is not looked for"
-    assert [(r["name"], r["tenant_id"], suites.owner(r)) for r in suites.list_suites(platform, one)] == [
+    assert [(r.name, r.tenant_id, r.owner) for r in suites.list_suites(platform, one)] == [
         ("gsm8k", None, "operator"),
         ("gsm8k", one, "tenant"),
     ], "an operator's suite takes the place of the one that ships"
-    assert [r["tenant_id"] for r in suites.list_suites(platform, other)] == [None]
+    assert [r.tenant_id for r in suites.list_suites(platform, other)] == [None]
 
 
 def test_a_tenants_suite_takes_no_place_of_one_that_ships(fresh_platform: Platform) -> None:
     tenant = tenants.create(fresh_platform, "namesake")[0].id
     (shipped,) = shipped_suites()
     add(fresh_platform, tenant, shipped.name, QUESTION.format("white"))
-    assert [(row["name"], row["tenant_id"]) for row in suites.list_suites(fresh_platform, tenant)] == [
+    assert [(row.name, row.tenant_id) for row in suites.list_suites(fresh_platform, tenant)] == [
         (shipped.name, None),
         (shipped.name, tenant),
     ]
@@ -140,18 +140,18 @@ def test_a_tenant_removes_no_suite_of_the_operator(platform: Platform, tenant: T
 def test_a_file_that_is_no_suite_is_refused(platform: Platform, tenant: Tenant, data: bytes, field: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         suites.add(platform, tenant.id, io.BytesIO(data), name="bad", filename="bad.jsonl", field=field)
-    assert [r for r in suites.list_suites(platform, tenant.id) if r["tenant_id"]] == []
+    assert [r for r in suites.list_suites(platform, tenant.id) if r.tenant_id] == []
 
 
 def test_several_fields_and_lists_of_answers_make_one_item(platform: Platform, tenant: Tenant) -> None:
     row = {"question": "Which one?", "choices": ["this", "that"]}
     made = suites.add(platform, tenant.id, io.BytesIO(json.dumps(row).encode()), name="mc", filename="mc.jsonl", field="question, choices")
-    assert json.loads(platform.objects.get_bytes(made["object_key"])) == "Which one?\nthis\nthat"
+    assert json.loads(platform.objects.get_bytes(made.object_key)) == "Which one?\nthis\nthat"
 
 
 def test_a_field_counts_once_however_often_it_is_named(platform: Platform, tenant: Tenant) -> None:
     made = suites.add(platform, tenant.id, suite("Which?"), name="q", filename="q.jsonl", field="question," * 100_000)
-    assert json.loads(platform.objects.get_bytes(made["object_key"])) == "Which?"
+    assert json.loads(platform.objects.get_bytes(made.object_key)) == "Which?"
 
 
 def test_the_items_of_a_tenant_have_room_for_so_many_bytes_in_all(platform: Platform, tenant: Tenant) -> None:
@@ -307,8 +307,8 @@ def test_benchmarks_are_registered_in_the_forms_in_which_they_are_published(
         buffer = io.BytesIO(json.dumps(row).encode() + b"\n")
     made = suites.add_benchmark(fresh_platform, buffer, name=name, filename=f"test.{container}")
     try:
-        assert json.loads(fresh_platform.objects.get_bytes(made["object_key"])) == EXPECTED[name][form]
-        assert (made["name"], made["tenant_id"]) == (name, None)
+        assert json.loads(fresh_platform.objects.get_bytes(made.object_key)) == EXPECTED[name][form]
+        assert (made.name, made.tenant_id) == (name, None)
     finally:
         suites.remove(fresh_platform, None, name)
 

@@ -16,6 +16,7 @@ import pytest
 
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
+from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
 from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, InvalidRequest
@@ -54,11 +55,11 @@ class Seen:
 
     def __init__(self) -> None:
         self.milestones: list[Mapping[str, Any]] = []
-        self.beats: list[Mapping[str, Any]] = []
+        self.beats: list[EvaluationProgress] = []
         self.wanted = True
 
-    def progress(self, beat: Mapping[str, Any]) -> bool:
-        self.beats.append(beat)
+    def progress(self, now: EvaluationProgress) -> bool:
+        self.beats.append(now)
         return self.wanted
 
     def milestone(self, passed: Mapping[str, Any]) -> None:
@@ -111,8 +112,8 @@ def test_how_much_is_asked_is_told_before_the_process_says_so(launcher: Scripted
     finish(run)
     seen, asked = Seen(), replace(run, golden=True)
     follow_evaluation.follow(launcher, asked, name="e", watch=seen)
-    assert seen.beats[0]["total"] == len(run_file.plain_suites(asked)[0][0].requests) > 0
-    assert seen.beats[0]["done"] == 0
+    assert seen.beats[0].total == len(run_file.plain_suites(asked)[0][0].requests) > 0
+    assert seen.beats[0].done == 0
 
 
 def test_a_result_about_other_subjects_is_not_taken(launcher: Scripted, run: EvalRun) -> None:
@@ -180,7 +181,7 @@ def test_a_process_that_runs_is_adopted(launcher: Scripted, run: EvalRun) -> Non
     seen = Seen()
     follow_evaluation.follow(launcher, run, name="e", watch=seen)
     assert starts(run) == 1
-    assert seen.beats[-1]["suite"] == "golden"
+    assert seen.beats[-1].suite == "golden"
     assert run.lease is not None and run.lease.exists()
 
 

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
-from control_plane.jobs.transitions import record, transition
+from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
@@ -24,7 +24,8 @@ S = JobState
 def move(platform: Platform, job_id: str, *states: JobState, **columns: Any) -> Any:
     for state in states:
         with platform.engine.begin() as conn:
-            row = transition(conn, job_id, state, message=f"now {state}", **columns)
+            transition(conn, job_id, state, message=f"now {state}", **columns)
+            row = locked(conn, job_id)
     return row
 
 
@@ -45,6 +46,15 @@ def test_a_move_and_its_event_appear_together_or_not_at_all(platform: Platform, 
     assert events(platform, job_id) == [("job_created", "info")]
     move(platform, job_id, S.QUEUED)
     assert events(platform, job_id) == [("job_created", "info"), ("job_queued", "info")]
+
+
+def test_a_move_reads_the_job_once(platform: Platform, job_id: str) -> None:
+    ran: list[str] = []
+    with platform.engine.begin() as conn:
+        sa.event.listen(conn, "before_cursor_execute", lambda *given: ran.append(given[2]))
+        transition(conn, job_id, S.QUEUED, message="queued")
+    assert [one.startswith("SELECT") for one in ran].count(True) == 1, ran
+    assert any(one.startswith("UPDATE jobs") for one in ran)
 
 
 def test_an_illegal_move_changes_nothing(platform: Platform, tenant: Tenant, job_id: str) -> None:

@@ -59,25 +59,25 @@ def test_a_job_starts_from_an_adapter_by_any_of_its_names(
     platform: Platform, submit: Submit, trained: dict[str, str], reference: str
 ) -> None:
     job = submit(warm_start=trained[reference])
-    assert job.warm_start["adapter_id"] == trained["adapter"]
+    assert job.warm_start.adapter_id == trained["adapter"]
     assert job.model == "tiny-base"
     assert {k: job.hyperparameters[k] for k in ("rank", "alpha")} == {"rank": 16, "alpha": 24}, "taken from the adapter"
     spec = warm_starts.spec_of(job.warm_start)
     assert spec is not None
-    assert (spec.adapter, spec.manifest_sha256) == (trained["name"], job.warm_start["manifest_sha256"])
+    assert (spec.adapter, spec.manifest_sha256) == (trained["name"], job.warm_start.manifest_sha256)
 
 
 @pytest.mark.parametrize("reference", ["checkpoint", "step"])
 def test_a_job_starts_from_a_checkpoint_by_either_of_its_names(submit: Submit, trained: dict[str, str], reference: str) -> None:
     start = submit(warm_start=trained[reference]).warm_start
-    assert (start["checkpoint_id"], start["adapter"], "adapter_id" in start) == (trained["checkpoint"], trained["step"], False)
+    assert (start.checkpoint_id, start.adapter, start.adapter_id) == (trained["checkpoint"], trained["step"], None)
 
 
 @pytest.mark.parametrize("reference", ["name", "step"])
 def test_openais_clients_say_it_with_the_model(submit: Submit, trained: dict[str, str], reference: str) -> None:
     job = submit(model=trained[reference])
     assert job.model == "tiny-base"
-    assert job.warm_start["adapter"] == trained[reference]
+    assert job.warm_start.adapter == trained[reference]
     error = refused(submit, model=trained["name"], warm_start=trained["checkpoint"])
     assert (error.code, error.param) == ("warm_start_mismatch", "warm_start")
 
@@ -85,7 +85,7 @@ def test_openais_clients_say_it_with_the_model(submit: Submit, trained: dict[str
 def test_a_lineage_without_its_last_part_is_the_newest_in_production(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:
     with platform.engine.begin() as conn:
         conn.execute(sa.update(adapters).where(adapters.c.id == trained["adapter"]).values(promoted_at=platform.clock()))
-    assert submit(model=trained["name"].rpartition(":")[0]).warm_start["adapter_id"] == trained["adapter"]
+    assert submit(model=trained["name"].rpartition(":")[0]).warm_start.adapter_id == trained["adapter"]
 
 
 def test_a_value_that_differs_from_the_adapters_is_refused_and_an_equal_one_is_not(submit: Submit, trained: dict[str, str]) -> None:
@@ -175,7 +175,7 @@ def test_the_training_gets_the_adapters_files_and_nothing_else_and_fetches_them_
     assert start is not None
     directory = warm_starts.fetch(platform, tenant.id, start)
     assert files_under(directory) == ["adapter_config.json", "adapter_model.safetensors", "manifest.json"]
-    platform.objects.delete(f"{job.warm_start['object_prefix']}/manifest.json")
+    platform.objects.delete(f"{job.warm_start.object_prefix}/manifest.json")
     assert warm_starts.fetch(platform, tenant.id, start) == directory
 
 
@@ -196,7 +196,7 @@ def test_bytes_that_are_not_the_ones_that_the_spec_names_are_not_trained_on(
 def test_two_starts_are_two_requests_and_one_start_is_one(platform: Platform, submit: Submit, trained: dict[str, str]) -> None:
     by_id, by_name, by_checkpoint = (submit(warm_start=trained[r]).warm_start for r in ("adapter", "name", "checkpoint"))
     assert by_id == by_name
-    assert by_id["manifest_sha256"] != by_checkpoint["manifest_sha256"]
+    assert by_id.manifest_sha256 != by_checkpoint.manifest_sha256
 
 
 def test_a_base_model_alone_starts_from_nothing(platform: Platform, submit: Submit) -> None:

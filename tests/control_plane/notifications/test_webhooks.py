@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from control_plane.notifications import deliveries as listed
 from control_plane.notifications import dispatch
 from control_plane.notifications import webhook_endpoints as webhooks
-from control_plane.notifications.tables import webhook_endpoints
+from control_plane.notifications.tables import SigningSecret, webhook_endpoints
 from control_plane.platform.context import Platform
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.errors import Conflict, FtError, NotFound, QuotaExceeded, Unavailable
@@ -150,7 +150,7 @@ def test_an_old_secret_signs_until_its_day_is_over(world: World, there: Receiver
     world.tell()
     world.send()
     assert [len(r.headers["webhook-signature"].split()) for r in there.received] == [2, 1, 1]
-    assert dispatch.live_secrets([{"secret": "a", "until": None}, {"secret": "b", "until": 0.0}], world.clock()) == ["a"]
+    assert dispatch.live_secrets([SigningSecret(secret="a"), SigningSecret(secret="b", until=0.0)], world.clock()) == ["a"]
 
 
 def test_another_rotation_does_not_prolong_a_secret_that_is_to_end(world: World, there: Receiver) -> None:

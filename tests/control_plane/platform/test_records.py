@@ -59,6 +59,26 @@ def test_a_record_has_the_columns_of_its_fields_and_the_types_it_states(conn):
         found.stage = Stage.LIVE  # type: ignore[misc]
 
 
+def test_a_json_column_is_the_dataclass_of_its_field(conn):
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Metrics:
+        loss: float
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Measured:
+        id: str
+        metrics: Metrics | None
+        earlier: tuple[Metrics, ...]
+
+    def measured(metrics: Mapping[str, Any] | None) -> Measured:
+        return records.record(Measured, {"id": "t1", "metrics": metrics, "earlier": [{"loss": 3.0}, {"loss": 2.0}]})
+
+    assert measured({"loss": 1.5}) == Measured(id="t1", metrics=Metrics(loss=1.5), earlier=(Metrics(loss=3.0), Metrics(loss=2.0)))
+    assert measured(None).metrics is None
+    with pytest.raises(TypeError, match="accuracy"):
+        measured({"loss": 1.5, "accuracy": 0.5})
+
+
 def test_a_computed_column_fills_the_field_of_its_label(conn):
     query = sa.select(*records.columns(things, Thing), sa.literal(7).label("num_uses")).order_by(things.c.id)
     assert [(t.id, t.num_uses, t.left_stage) for t in records.many(conn, query, Thing)] == [("t1", 7, None), ("t2", 7, Stage.LIVE)]

@@ -58,7 +58,7 @@ def test_no_table_holds_a_webhook_secret_or_the_token_of_its_url(world: World, t
     assert made.endpoint.id in found, "the search would find nothing"
     assert [s for s in (TOKEN_IN_URL, made.secret, rotated.secret, made.secret.removeprefix("whsec_")) if s in found] == []
     assert moved.url == f"{url}&again={TOKEN_IN_URL}"
-    assert [s["secret"] for s in moved.secrets] == [rotated.secret, made.secret]
+    assert [s.secret for s in moved.secrets] == [rotated.secret, made.secret]
 
 
 def test_a_deleted_endpoint_keeps_neither_url_nor_secret(world: World, there: Receiver) -> None:

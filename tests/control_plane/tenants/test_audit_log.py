@@ -16,8 +16,8 @@ from control_plane.billing import refunds
 from control_plane.notifications import deliveries
 from control_plane.notifications import webhook_endpoints as webhooks
 from control_plane.notifications.signatures import sealed_secrets, sealed_url
+from control_plane.notifications.tables import SigningSecret, outbox, webhook_endpoints
 from control_plane.notifications.tables import deliveries as deliveries_table
-from control_plane.notifications.tables import outbox, webhook_endpoints
 from control_plane.platform.context import Actor, Platform
 from control_plane.tenants import audit_log as audit
 from control_plane.tenants import service as tenants
@@ -102,7 +102,7 @@ def test_nobody_reads_anothers_log(call: Call, platform: Platform) -> None:
 
 def endpoint(platform: Platform, tenant: Tenant, url: str) -> str:
     made = {"id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant.id, "name": "h", "state": "enabled", "event_types": ["*"]}
-    rest = sealed_url(platform.settings, url) | sealed_secrets(platform.settings, [{"secret": "whsec_first", "until": None}])
+    rest = sealed_url(platform.settings, url) | sealed_secrets(platform.settings, SigningSecret(secret="whsec_first"))
     now = platform.clock()
     with platform.engine.begin() as conn:
         conn.execute(sa.insert(webhook_endpoints).values(**made, **rest, created_at=now, updated_at=now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -63,7 +63,7 @@ def at_most(limit: int | None, export: bool) -> int | None:
     return limit if limit is not None or export else IN_A_TABLE
 
 
-def show(lines: Iterable[dict[str, Any]], as_csv: bool, as_jsonl: bool, as_json: bool) -> None:
+def show(lines: Iterable[Mapping[str, Any]], as_csv: bool, as_jsonl: bool, as_json: bool) -> None:
     """Write `lines` in the requested format; exports are written as they arrive."""
     if as_csv:
         out = csv.writer(sys.stdout, lineterminator="\n")
@@ -78,7 +78,7 @@ def show(lines: Iterable[dict[str, Any]], as_csv: bool, as_jsonl: bool, as_json:
         table(("TIME", "WHO", "FROM", "ACTION", "OBJECT", "CHANGES"), [_row(line) for line in lines])
 
 
-def _row(line: dict[str, Any]) -> tuple[str, ...]:
+def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
     who = line["actor"]
     name = who["email"] or who["name"]
     changed = "(redacted)" if line["redacted_at"] else _changes(line["changes"])
@@ -86,7 +86,7 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
     return at, f"{who['id']} ({name})" if name else who["id"], line["ip"] or "-", line["action"], line["object_id"], changed
 
 
-def _changes(changes: dict[str, Any]) -> str:
+def _changes(changes: Mapping[str, Any]) -> str:
     reported = "; ".join(f"{name}: {_show(old)} -> {_show(new)}" for name, (old, new) in changes.items())
     return " ".join(reported.split())
 
@@ -96,7 +96,7 @@ def _show(value: Any) -> str:
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}..."
 
 
-def _record(line: dict[str, Any]) -> list[str]:
+def _record(line: Mapping[str, Any]) -> list[str]:
     who = line["actor"]
     at, redacted = (None if line[k] is None else datetime.fromtimestamp(line[k], UTC).isoformat() for k in ("created_at", "redacted_at"))
     cells = (line["id"], at, line["tenant_id"], who["type"], who["id"], who["name"], who["email"], line["action"], line["object_type"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from control_plane.cli.tenant.remote import remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Key id (`ft keys` lists them): key_...")]
 Name = Annotated[str, typer.Argument(help="Name, shown in lists and in the audit log.")]
@@ -22,7 +23,7 @@ Lifetime = Annotated[str | None, typer.Option("--expires-in", metavar="SPAN", he
 UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def state(key: dict[str, Any]) -> str:
+def state(key: Mapping[str, Any]) -> str:
     if key["revoked_at"]:
         return "revoked"
     return "expired" if key["expires_at"] and key["expires_at"] <= time.time() else "active"
@@ -64,7 +65,7 @@ def create(
     return client.api_keys.create(name=name, **options)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Record) -> None:
     times = {name: ago(found[f"{name}_at"]) for name in ("created", "last_used", "revoked")}
     fields({**{k: found[k] for k in ("id", "name", "hint", "member_id", "requests_per_minute")}, "state": state(found), **times})
 
@@ -94,7 +95,7 @@ def revoke(client: FtClient, key_id: KeyId) -> Any:
     return client.api_keys.revoke(key_id)
 
 
-def _show_me(me: dict[str, Any]) -> None:
+def _show_me(me: Record) -> None:
     limits, member = me["limits"], me["member"]
     fields({
         "tenant": f"{me['tenant_id']} ({me['tenant_name']})",

@@ -11,7 +11,7 @@ from control_plane.cli.record_views import NewName, add_group, given, listing, s
 from control_plane.cli.tenant.remote import remote
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 MemberId = Annotated[str, typer.Argument(metavar="MEMBER_ID", help="Member id (`ft members` lists them): mem_...")]
 Role = Annotated[str | None, typer.Option("--role", help="owner, admin, member or viewer.")]
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
     add_group(app, "members", commands, help="List the people of your tenant, add and remove them.", panel="Account")
 
 
-def _show(member: dict[str, Any]) -> None:
+def _show(member: Record) -> None:
     print(member["id"])
     say(f"{member['email']} is {member['role']}; e-mail is {'sent' if member['notify'] else 'not sent'}")
 

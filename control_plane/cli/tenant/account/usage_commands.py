@@ -102,7 +102,7 @@ def cost(client: FtClient, job_id: JobId) -> Any:
 
 
 def invoice(
-    month: Annotated[str | None, typer.Argument(metavar="[MONTH]", help="yyyy-mm; this month's draft if absent.")] = None,
+    month: Annotated[str | None, typer.Argument(metavar="MONTH", help="yyyy-mm; this month's draft if absent.")] = None,
     as_csv: Csv = False,
     as_json: Json = False,
 ) -> None:

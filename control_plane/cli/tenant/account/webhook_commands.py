@@ -14,7 +14,7 @@ from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 EndpointId = Annotated[str, typer.Argument(metavar="ENDPOINT", help="Endpoint id (`ft webhooks` lists them): we_...")]
 Events = Annotated[
@@ -24,7 +24,7 @@ Events = Annotated[
 DEFAULT_SINCE_S = 7 * 86400
 
 
-def _types(endpoint: dict[str, Any]) -> str:
+def _types(endpoint: Record) -> str:
     return "all" if endpoint["event_types"] == ["*"] else " ".join(endpoint["event_types"])
 
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     }, help="List, create and change your webhook endpoints.", panel="Account")  # fmt: skip
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Record) -> None:
     shown = {name: found[name] for name in ("id", "name", "url", "state", "disabled_reason")}
     fields({**shown, "secret": found["signing_secret_hint"], "events": _types(found), "created": ago(found["created_at"])})
 
@@ -143,7 +143,7 @@ def deliveries(
 def replay(
     client: FtClient,
     endpoint: EndpointId,
-    delivery: Annotated[str | None, typer.Argument(metavar="[DELIVERY]", help="One delivery; without it, all dead ones.")] = None,
+    delivery: Annotated[str | None, typer.Argument(metavar="DELIVERY", help="One delivery; without it, all dead ones.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="2026-11-21, 2026-11-21T15:04 or seconds. Default: a week ago.")] = None,
 ) -> Any:
     """Resend missed events to an endpoint, with their original ids."""

@@ -15,7 +15,7 @@ import typer
 from control_plane.cli import session
 from control_plane.cli.exits import Exit, show_error
 from control_plane.cli.output import Json, ago, fields, print_json, say
-from control_plane.cli.record_views import Limit, add_commands, add_group, count, listing, since
+from control_plane.cli.record_views import Limit, add_commands, add_group, count, given, listing, since
 from control_plane.cli.tenant.data.dataset_report import report_lines
 from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import FtError, InvalidDataset, InvalidRequest, NotFound
@@ -61,12 +61,12 @@ def parse_map(text: str | None) -> dict[str, str] | None:
         raise typer.BadParameter(error.message) from None
 
 
-def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows_at: str | None = None) -> dict[str, Any] | None:
+def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows_at: str | None = None) -> Mapping[str, object] | None:
     """``{"pii": "redact"}`` for ``pii=redact``; numbers are numbers; a usage error for what is no pair.
 
     With them goes how the file is read: its `encoding`, and the key `rows_at` that holds its rows.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for pair in pairs or ():
         name, sep, value = pair.partition("=")
         if not (name.strip() and sep and value.strip()):
@@ -75,7 +75,7 @@ def parse_policies(pairs: list[str] | None, *, encoding: str | None = None, rows
             found[name.strip()] = float(value)
         except ValueError:
             found[name.strip()] = value.strip()
-    return {**found, **{k: v for k, v in (("encoding", encoding), ("rows_at", rows_at)) if v is not None}} or None
+    return {**found, **given(encoding=encoding, rows_at=rows_at)} or None
 
 
 def check(
@@ -135,7 +135,7 @@ def local_file(given: str) -> Iterator[Path]:
 
 def _validate(
     file: Path, called: str, mapping: Mapping[str, str] | None, model: str | None, policies: Mapping[str, Any] | None
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """The report that the platform makes of `file`, but for what only the platform knows: the limit of a tier, suites of its own."""
     from control_plane.platform.settings import load
     from ft_assets.datasets.checks.contamination.shipped_suites import shipped_index

@@ -13,12 +13,12 @@ from control_plane.cli.record_views import add_group, count, listing, since
 from control_plane.cli.tenant.remote import remote
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 FileId = Annotated[str, typer.Argument(metavar="ID", help="File id (`ft files list`).")]
 
 
-def _expiry(file: dict[str, Any]) -> str:
+def _expiry(file: Record) -> str:
     at = file.get("expires_at")
     return "never" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
@@ -40,7 +40,7 @@ def list_files(client: FtClient, limit: Annotated[int, typer.Option("--limit", "
     return client.files.list(limit=limit).take(limit)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Record) -> None:
     shown = {k.replace("_", " "): v for k, v in found.items() if k not in ("object", "progress", "report_url", "created_at", "expires_at")}
     fields({**shown, "created": ago(found["created_at"]), "expires": _expiry(found)})
 

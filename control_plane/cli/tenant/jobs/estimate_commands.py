@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +123,9 @@ def preview(
             print(line)
 
 
-def _preview_here(path: Path, base: BaseModel, reading: Mapping[str, Any], num_examples: int, max_seq_len: int) -> list[dict[str, Any]]:
+def _preview_here(
+    path: Path, base: BaseModel, reading: Mapping[str, Any], num_examples: int, max_seq_len: int
+) -> Sequence[Mapping[str, Any]]:
     from ft_assets.datasets.ingest import Policies, load_rows, validate_file
     from ft_assets.datasets.preview import preview as previewed
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer

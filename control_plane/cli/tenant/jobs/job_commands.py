@@ -54,18 +54,23 @@ def register(app: typer.Typer) -> None:
     add_commands(app, "Jobs", submit, jobs, job, logs, metrics, checkpoints, cancel, pause, resume)
 
 
-def parse_hyperparameters(pairs: list[str]) -> dict[str, Any]:
-    """Parse ``n_epochs=3`` into ``{"n_epochs": 3}``: values are JSON if possible, else text (``auto``)."""
-    found: dict[str, Any] = {}
+def parse_hyperparameters(pairs: list[str]) -> Mapping[str, object]:
+    """Parse ``n_epochs=3`` into ``{"n_epochs": 3}``."""
+    found = {}
     for pair in pairs:
         name, sep, value = pair.partition("=")
         if not (name and sep and value):
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE; write --hp n_epochs=3")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = parse_value(value)
     return found
+
+
+def parse_value(text: str) -> object:
+    """Parse JSON; anything else is text (``auto``)."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def submit(

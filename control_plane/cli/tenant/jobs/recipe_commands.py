@@ -11,17 +11,17 @@ from control_plane.cli.record_views import add_group, listing
 from control_plane.cli.tenant.remote import remote
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 Name = Annotated[str, typer.Argument(help="Recipe, with or without its version (`ft recipes list`).")]
 Method = Annotated[str, typer.Option("--method", help="sft, cpt, dpo, orpo, kto or simpo: its defaults are shown.")]
 
 
-def _models(recipe: dict[str, Any]) -> str:
+def _models(recipe: Record) -> str:
     return ", ".join(recipe["base_models"]) or "any"
 
 
-def _sizes(recipe: dict[str, Any]) -> str:
+def _sizes(recipe: Record) -> str:
     low, high = recipe["min_parameters"] or 0, recipe["max_parameters"]
     if not high:
         return f"{low / 1e9:g}B and more" if low else "any"
@@ -43,7 +43,7 @@ def list_recipes(client: FtClient) -> Any:
     return client.recipes.list().all()
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Record) -> None:
     named = {"recipe": found["id"], "method": found["method"], "adapter": found["adapter"]}
     fields({**named, "base models": _models(found), "for": found["summary"]})
     table(("DEFAULT", "VALUE", "SOURCE"), [(name, str(d["value"]), d["source"]) for name, d in found["defaults"].items()])

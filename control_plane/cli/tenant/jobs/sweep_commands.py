@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, fields, number, print_json, say, table
 from control_plane.cli.record_views import Limit, add_commands, add_group, given, listing, show, since
-from control_plane.cli.tenant.jobs.job_commands import check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.tenant.jobs.job_commands import check_given, file_id_of, parse_hyperparameters, parse_value
 from control_plane.cli.tenant.remote import connect, remote
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ def register(app: typer.Typer) -> None:
     add_commands(app, "Jobs", compare)
 
 
-def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
+def parse_parameters(pairs: Sequence[str]) -> Mapping[str, object]:
     """Parse ``rank=8,16`` into ``{"rank": [8, 16]}``; ``learning_rate=1e-5..1e-3:log`` is a range."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for pair in pairs:
         name, sep, text = pair.partition("=")
         if not (name and sep and text):
@@ -43,17 +42,10 @@ def parse_parameters(pairs: Sequence[str]) -> dict[str, Any]:
         if ".." in text:
             ends, _, scale = text.partition(":")
             low, _, high = ends.partition("..")
-            found[name] = {"min": _value(low), "max": _value(high)} | ({"scale": scale} if scale else {})
+            found[name] = {"min": parse_value(low), "max": parse_value(high)} | ({"scale": scale} if scale else {})
         else:
-            found[name] = [_value(v) for v in text.split(",")]
+            found[name] = [parse_value(v) for v in text.split(",")]
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def create(
@@ -76,12 +68,11 @@ def create(
     settings = given(
         strategy=strategy, parameters=parse_parameters(parameter), max_jobs=max_jobs, seed=seed, metric=metric, goal=goal
     )  # fmt: skip
-    options: dict[str, Any] = {"column_map": None, "policies": None, "model": None}
     check_given(file, validation_file)
     with connect() as client:
         made = client.sweeps.create(sweep=settings, **given(
-            model=model, training_file=file_id_of(client, file, options), suffix=suffix, method=method,
-            hyperparameters=parse_hyperparameters(hp or []) or None, validation_file=file_id_of(client, validation_file, options),
+            model=model, training_file=file_id_of(client, file, {}), suffix=suffix, method=method,
+            hyperparameters=parse_hyperparameters(hp or []) or None, validation_file=file_id_of(client, validation_file, {}),
         ))  # fmt: skip
         if not wait:
             show(made, lambda m: f"{len(m['trials'])} trials; `ft sweep show {m['id']}` shows them", prints="id", as_json=as_json)
@@ -136,7 +127,7 @@ def _compared(found: Mapping[str, Any]) -> None:
 
 
 @remote(_compared)
-def compare(client: FtClient, job_ids: Annotated[list[str], typer.Argument(metavar="JOB JOB ...", help="Ids of two or more jobs.")]) -> Any:
+def compare(client: FtClient, job_ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids of two or more jobs.")]) -> Any:
     """Compare jobs side by side: the hyperparameters that differ, losses, scores, cost, duration."""
     return client.jobs.compare(job_ids)
 

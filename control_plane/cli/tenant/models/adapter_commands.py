@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ID", help="Adapter id or model name (`ft adapters` lists them).")]
 
@@ -34,7 +35,7 @@ def register(app: typer.Typer) -> None:
     registry_commands.register_adapters(group)
 
 
-def _score(a: dict[str, Any]) -> str:
+def _score(a: Record) -> str:
     """Metric of its method: preference accuracy, exact matches, or similarity to expected answers; perplexity if no answers were
     compared."""
     metrics = a.get("metrics") or {}
@@ -45,7 +46,7 @@ def _score(a: dict[str, Any]) -> str:
     return "" if own is None or base is None else f"perplexity {own:.2f} ({base:.2f})"
 
 
-def _verdict(evaluation: dict[str, Any]) -> str:
+def _verdict(evaluation: Record) -> str:
     if evaluation["state"] == "failed":
         return f"could not be judged: {evaluation['error']['message'] if evaluation['error'] else None}"
     why = f" ({', '.join(evaluation['reasons'])})" if evaluation["reasons"] else ""
@@ -73,7 +74,7 @@ def adapters(client: FtClient) -> Any:
     return client.adapters.list().all()
 
 
-def _promoted(changed: dict[str, Any]) -> str:
+def _promoted(changed: Record) -> str:
     detail = f"\n  {changed['detail']}" if changed["detail"] else ""
     return f"{changed['name']} is in {changed['stage']}; on the inference servers it is {changed['observed']}{detail}"
 
@@ -109,7 +110,7 @@ def evaluate(
 def evaluations(
     adapter: AdapterId,
     evaluation: Annotated[
-        str | None, typer.Argument(metavar="[EVALUATION]", help="Show this evaluation, as `ft eval` does for a job.")
+        str | None, typer.Argument(metavar="EVALUATION", help="Show this evaluation, as `ft eval` does for a job.")
     ] = None,
     samples: Annotated[bool, typer.Option("--samples", help="For one evaluation: every item with each model's answer.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="For one evaluation: write it as a page to this file.")] = None,
@@ -130,7 +131,7 @@ def evaluations(
     show(found, EVALUATIONS, as_json=as_json)
 
 
-def _rules(config: str | None) -> dict[str, Any] | None:
+def _rules(config: str | None) -> Mapping[str, object] | None:
     if config is None:
         return None
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from control_plane.cli.output import Json, print_json, say
+from control_plane.cli.record_views import given
 from control_plane.cli.tenant.remote import connect
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ def chat(
     as_json: Json = False,
 ) -> None:
     """Chat with a model; the response is streamed. `ft chat MODEL -` reads the question from standard input."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    options: dict[str, Any] = {"temperature": temperature, **({"max_tokens": max_tokens} if max_tokens else {})}
+    messages = [{"role": "system", "content": system}] if system else []
+    options = {"temperature": temperature, **given(max_tokens=max_tokens)}
     with connect() as client:
         if prompt is not None or not sys.stdin.isatty():
             text = sys.stdin.read() if prompt in (None, "-") else prompt
@@ -48,7 +50,7 @@ def _question() -> str | None:
         return None
 
 
-def _ask(client: FtClient, model: str, messages: list[dict[str, Any]], options: dict[str, Any], *, as_json: bool) -> str:
+def _ask(client: FtClient, model: str, messages: Sequence[Mapping[str, object]], options: Mapping[str, Any], *, as_json: bool) -> str:
     if as_json:
         answer = client.chat.create(model=model, messages=messages, **options)
         print_json(answer)

@@ -8,6 +8,8 @@ import os
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,7 @@ from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
+    from control_plane.cli.tenant.models.hub_upload import Pushed
     from control_plane.client import FtClient, Record
 
 AdapterId = Annotated[str, typer.Argument(metavar="ADAPTER", help="Adapter id or model name (`ft adapters` lists them).")]
@@ -80,10 +83,10 @@ def export_data(
     return {"file": str(out), "sha256": sha256, "members": len(members), "bytes": sum(m["bytes"] for m in members)}
 
 
-def _verified(archive: Path) -> list[dict[str, Any]]:
+def _verified(archive: Path) -> Sequence[Mapping[str, Any]]:
     """Verify members against the manifest; ``IntegrityError`` if one is missing or differs."""
     with zipfile.ZipFile(archive) as file:
-        members: list[dict[str, Any]] = json.loads(file.read("manifest.json"))["members"]
+        members: Sequence[Mapping[str, Any]] = json.loads(file.read("manifest.json"))["members"]
         for member in members:
             with file.open(member["path"]) as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != member["sha256"]:  # type: ignore[arg-type]
@@ -114,27 +117,27 @@ def _beside(out: Path | None) -> Path | None:
     return out.absolute().parent
 
 
-def _pushed(repo: str, files: Path, made: Record, *, endpoint: str, token: str, private: bool) -> dict[str, Any]:
-    from control_plane.cli.tenant.models.hub_upload import upload
+def _pushed(repo: str, files: Path, made: Record, *, endpoint: str, token: str, private: bool) -> Pushed:
+    from control_plane.cli.tenant.models.hub_upload import Pushed, Upload, upload
 
     message = f"Export {made['format']} of {made['adapter_id']}"
-    answer = upload({"endpoint": endpoint, "token": token, "repo": repo, "directory": files, "message": message, "private": private})
-    if "error" not in answer:
+    answer = upload(Upload(endpoint=endpoint, token=token, repo=repo, directory=str(files), message=message, private=private))
+    if isinstance(answer, Pushed):
         return answer
-    if answer["error"] == "public":
+    if answer.error == "public":
         raise Conflict(
             f"{repo} already exists on {endpoint} and is public; add --public to push to it anyway, or name a new repository",
             code="hub_repo_public",
             param="push",
         )
-    if answer["error"] == "refused":
-        raise InvalidRequest(f"{endpoint} refuses the token for {repo} ({answer['detail']})", code="hub_push_refused", param="push")
-    raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer['detail']}); run the command again", code="hub_unavailable")
+    if answer.error == "refused":
+        raise InvalidRequest(f"{endpoint} refuses the token for {repo} ({answer.detail})", code="hub_push_refused", param="push")
+    raise Unavailable(f"{repo} could not be pushed to {endpoint} ({answer.detail}); run the command again", code="hub_unavailable")
 
 
-def _tell(made: Record, out: Path | None, pushed: dict[str, Any] | None, *, as_json: bool) -> None:
+def _tell(made: Record, out: Path | None, pushed: Pushed | None, *, as_json: bool) -> None:
     if as_json:
-        print_json({**made, "directory": None if out is None else str(out), "pushed": pushed})
+        print_json({**made, "directory": None if out is None else str(out), "pushed": pushed and asdict(pushed)})
         return
     proof = (made["manifest"] or {}).get("proof")
     if proof:
@@ -142,4 +145,4 @@ def _tell(made: Record, out: Path | None, pushed: dict[str, Any] | None, *, as_j
     if out is not None:
         print(os.path.relpath(out))
     if pushed is not None:
-        print(pushed["url"])
+        print(pushed.url)

@@ -15,7 +15,7 @@ from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 Reference = Annotated[str, typer.Argument(metavar="NAME", help="Adapter id or model name, such as the `model` of a response.")]
 Note = Annotated[str | None, typer.Option("--note", help="Note, kept with the decision.")]
@@ -72,7 +72,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     return f"{'VERIFIED' if len(unread) < len(links) else 'NOT VERIFIED'}: {held}{rest}"
 
 
-def _show(one: dict[str, Any]) -> None:
+def _show(one: Record) -> None:
     adapter, training, base, dataset = one["adapter"], one["training"], one["base_model"], one["dataset"] or {}
     weights = one["files"]["files"]
     fields(

@@ -12,10 +12,10 @@ from control_plane.cli.tenant.remote import remote
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from control_plane.client import FtClient
+    from control_plane.client import FtClient, Record
 
 Name = Annotated[str, typer.Argument(help="What requests put into `model`: a-z, 0-9, '_', '.' and '-'.")]
-Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT...", help="Adapters in production (id or model name) or a base model.")]
+Targets = Annotated[list[str], typer.Argument(metavar="MODEL=WEIGHT", help="Adapters in production (id or model name) or a base model.")]
 ROUTES = listing({"NAME": "name", "TARGETS": lambda r: ", ".join(f"{t['model']}={t['weight']}" for t in r["targets"])})
 TARGETS = listing({
     "TARGET": "model", "WEIGHT": "weight", "SHARE": lambda t: percent(t["share"]),
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
     add_group(app, "routes", {"list": list_routes, "set": set_route, "show": show, "delete": delete}, help=about, panel="Models")
 
 
-def _show(route: dict[str, Any]) -> None:
+def _show(route: Record) -> None:
     TARGETS(route["targets"])
     if any(not t["served"] for t in route["targets"]):
         say("a target that is not served gets no requests; the others get its share")

@@ -38,7 +38,7 @@ def send(platform: Platform, tenant: str, data: bytes, *, size: int = 5000, expi
     usual = {"filename": "rows.jsonl", "purpose": "fine-tune", "mime_type": "application/jsonl"}
     made = multipart_uploads.create(platform, tenant, num_bytes=len(data), expires_after_s=expires_after_s, **usual)
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    return made.row["id"], [multipart_uploads.add_part(platform, tenant, made.row["id"], io.BytesIO(p))["id"] for p in pieces]
+    return made.row.id, [multipart_uploads.add_part(platform, tenant, made.row.id, io.BytesIO(p)).id for p in pieces]
 
 
 def later(platform: Platform, **time: float) -> Platform:
@@ -128,11 +128,11 @@ def test_each_part_gives_an_upload_another_hour_and_none_more_than_a_day(platfor
     for hours in range(1, 31):
         at = later(platform, hours=0.9 * hours)
         try:
-            multipart_uploads.add_part(at, tenant.id, made["id"], io.BytesIO(bytes([hours])))
+            multipart_uploads.add_part(at, tenant.id, made.id, io.BytesIO(bytes([hours])))
         except Conflict:
             break
     assert hours == 27  # 24.3 hours
-    assert multipart_uploads.get(platform, tenant.id, made["id"]).row["expires_at"] - made["created_at"] == timedelta(hours=24)
+    assert multipart_uploads.get(platform, tenant.id, made.id).row.expires_at - made.created_at == timedelta(hours=24)
 
 
 def test_parts_of_a_completed_upload_that_were_left_are_removed_later(platform: Platform, tenant: Tenant, rows: bytes) -> None:
@@ -214,7 +214,7 @@ def test_one_that_lost_its_turn_takes_nothing_from_the_one_that_finished(platfor
 
 def announce(platform: Platform, tenant: str, num_bytes: int) -> str:
     usual = {"filename": "rows.jsonl", "purpose": "fine-tune", "mime_type": "application/jsonl"}
-    return str(multipart_uploads.create(platform, tenant, num_bytes=num_bytes, **usual).row["id"])
+    return str(multipart_uploads.create(platform, tenant, num_bytes=num_bytes, **usual).row.id)
 
 
 def test_no_more_uploads_are_open_than_may_be_however_many_are_announced_at_once(platform: Platform, tenant: Tenant) -> None:
@@ -337,13 +337,13 @@ COMPLETER = """
 
     tenant, total, part = sys.argv[1], int(sys.argv[2]), 64 << 20
     platform = open_platform(load())
-    made = uploads.create(platform, tenant, num_bytes=total + 1, filename="a.jsonl", purpose="fine-tune", mime_type="text/plain").row["id"]
+    made = uploads.create(platform, tenant, num_bytes=total + 1, filename="a.jsonl", purpose="fine-tune", mime_type="text/plain").row.id
     uploads.add_part(platform, tenant, made, Rows(1))
     before = peak()
-    ids = [uploads.add_part(platform, tenant, made, Rows(part - i))["id"] for i in range(total // part)]
+    ids = [uploads.add_part(platform, tenant, made, Rows(part - i)).id for i in range(total // part)]
     rest = total - sum(part - i for i in range(total // part))
-    ids.append(uploads.add_part(platform, tenant, made, Rows(rest))["id"])
-    ids.append(next(p["id"] for p in uploads.get(platform, tenant, made).parts if p["bytes"] == 1))
+    ids.append(uploads.add_part(platform, tenant, made, Rows(rest)).id)
+    ids.append(next(p.id for p in uploads.get(platform, tenant, made).parts if p.bytes == 1))
     view = uploads.complete(platform, tenant, made, part_ids=ids)
     print(json.dumps({"grown": peak() - before, "bytes": view.file.bytes, "status": view.status}))
 """

@@ -241,10 +241,10 @@ def test_the_estimate_counts_what_the_pack_then_holds(
 
 def test_previews_show_what_carries_loss(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
     shown = previews.preview_dataset(platform, tenant.id, upload(judgements), model="tiny-base", num_examples=2, max_seq_len=None)
-    assert [(s["kind"], s["side"]) for s in shown] == [("kto", "bad"), ("kto", "good")]
-    assert [[span["text"] for span in s["loss_spans"]] for s in shown] == [["Go away, 0.<|im_end|>"], ["It is 1.<|im_end|>"]]
+    assert [(s.kind, s.side) for s in shown] == [("kto", "bad"), ("kto", "good")]
+    assert [[span.text for span in s.loss_spans] for s in shown] == [["Go away, 0.<|im_end|>"], ["It is 1.<|im_end|>"]]
     pair = previews.preview_dataset(platform, tenant.id, upload(preferences), model="tiny-base", num_examples=1, max_seq_len=None)
-    assert [s["side"] for s in pair] == ["chosen", "rejected"]
+    assert [s.side for s in pair] == ["chosen", "rejected"]
 
 
 @pytest.mark.parametrize("format", ["chat", "prompt_completion", "preference", "kto", "text"])
