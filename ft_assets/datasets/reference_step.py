@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from control_plane.attempts.follow import fetch_pack
+from control_plane.attempts.node_files import fetch_pack
 from control_plane.capacity import gpu_devices as devices
 from control_plane.jobs import warm_starts
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine

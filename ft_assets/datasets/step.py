@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.attempts.follow import fetch_pack
+from control_plane.attempts.node_files import fetch_pack
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files

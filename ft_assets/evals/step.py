@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.attempts import health
-from control_plane.attempts.follow import fetch_pack, job_dir
+from control_plane.attempts.node_files import fetch_pack, job_dir
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
@@ -31,7 +31,6 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
-from control_plane.queue import reservations
 from ft_assets.adapters import whole_model
 from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict
@@ -120,9 +119,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     run = _run(platform, judged, out_dir, items)
     result = _stored_result(platform, judged, run)
     if result is None:
-        result = follow_evaluation.follow(
-            launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reservations.held_devices(platform)
-        )
+        result = follow_evaluation.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(

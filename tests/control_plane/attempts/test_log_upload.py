@@ -8,17 +8,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from control_plane.attempts.log_upload import MAX_LOG_BYTES, PIECE_BYTES, LogShipper
 from starlette.types import ASGIApp
 
 from control_plane.api.app import create_app
 from control_plane.attempts import service as attempts
-from control_plane.attempts.log_upload import MAX_LOG_BYTES, PIECE_BYTES, LogShipper
 from control_plane.jobs import job_logs
 from control_plane.jobs.job_logs import pieces, read_pieces
-from control_plane.platform.transfer import RetryPolicy
 from control_plane.tenants import service as tenants
 from ft_assets.errors import NotFound, Unavailable
 from ft_assets.layout import attempt_prefix
+from ft_assets.retries import RetryPolicy
 from ft_assets.telemetry.redaction import without_secrets
 from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore

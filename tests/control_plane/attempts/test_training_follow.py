@@ -15,10 +15,10 @@ from typing import BinaryIO
 
 import pytest
 import sqlalchemy as sa
+from control_plane.attempts.checkpoint_transfer import restore
 
 from control_plane.attempts import checkpoint_retention, checkpoint_transfer, follow
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoint_transfer import restore
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger
 from control_plane.jobs import service as jobs
@@ -178,7 +178,7 @@ def test_a_finished_model_waits_on_its_machine_for_a_store_that_is_away(new_job:
         ending = job.follow(held)
         assert attempts.finish(job.platform, held, ending) is JobState.EVALUATING
         assert job.weights() == plain_weights(4)
-        assert job.launcher.real.status(held.workload).phase is WorkloadPhase.EXITED
+        assert job.launcher.real.get(held.workload).phase is WorkloadPhase.EXITED
         assert len(job.events("metrics")) == 4
 
 

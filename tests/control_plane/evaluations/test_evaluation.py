@@ -169,11 +169,11 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     url = platform.engine.url.render_as_string(hide_password=False)
     argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, tenant.id, job_id, str(real_base)]
     dataset_step = subprocess.Popen(argv, cwd=ROOT)
-    wait_for(lambda: bool(processes(platform, job_id)) and launcher.status(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
+    wait_for(lambda: bool(processes(platform, job_id)) and launcher.get(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
     dataset_step.kill()
     dataset_step.wait(timeout=20)
     (name,) = processes(platform, job_id)
-    assert launcher.status(name).phase is WorkloadPhase.RUNNING
+    assert launcher.get(name).phase is WorkloadPhase.RUNNING
     assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
     evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
@@ -215,7 +215,7 @@ def test_a_cancelled_job_ends_its_evaluation(
     with pytest.raises(FtError) as stopped:
         evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert stopped.value.code == "evaluation_stopped"
-    assert all(launcher.status(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
+    assert all(launcher.get(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one() == JobState.CANCELLED
 

@@ -37,7 +37,7 @@ class Scripted:
         return self.real.start_or_adopt(replace(workload, module=scripted_evaluation.__name__))
 
     def status(self, name: str) -> WorkloadStatus:
-        return self.real.status(name)
+        return self.real.get(name)
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         return self.real.stop(name, grace_s=grace_s)
@@ -153,7 +153,7 @@ def test_a_process_that_was_asked_something_else_is_ended_and_not_adopted(launch
     changed = replace(run, capability_limit=7)
     assert follow_evaluation.follow(launcher, changed, name="e", watch=Seen())["question"] == run_file.question(changed)
     assert starts(run) == 2
-    assert launcher.status("e-1").phase is WorkloadPhase.EXITED
+    assert launcher.get("e-1").phase is WorkloadPhase.EXITED
 
 
 def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(launcher: Scripted, run: EvalRun) -> None:
@@ -162,14 +162,14 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(launcher: 
         follow_evaluation.follow(launcher, run, name="e", watch=Seen(), limits=Limits(stall_s=0.3))
     assert failed.value.code == "evaluation_stalled"
     assert starts(run) == follow_evaluation.MAX_STARTS
-    assert all(launcher.status(f"e-{n}").phase is WorkloadPhase.EXITED for n in (1, 2, 3))
+    assert all(launcher.get(f"e-{n}").phase is WorkloadPhase.EXITED for n in (1, 2, 3))
 
 
 def test_an_evaluation_that_has_had_its_time_is_ended(launcher: Scripted, run: EvalRun) -> None:
     with pytest.raises(FtError, match=r"of . requests answered.*; lower capability_limit") as failed:
         follow_evaluation.follow(launcher, run, name="e", watch=Seen(), limits=Limits(total_s=0.5))
     assert failed.value.code == "evaluation_timed_out"
-    assert [launcher.status(f"e-{n}").phase for n in (1, 2)] == [WorkloadPhase.EXITED, WorkloadPhase.ABSENT]
+    assert [launcher.get(f"e-{n}").phase for n in (1, 2)] == [WorkloadPhase.EXITED, WorkloadPhase.ABSENT]
 
 
 def test_a_process_that_runs_is_adopted(launcher: Scripted, run: EvalRun) -> None:
@@ -222,4 +222,4 @@ def test_a_process_whose_result_nobody_wants_is_ended(launcher: Scripted, run: E
     with pytest.raises(Conflict) as stopped:
         follow_evaluation.follow(launcher, run, name="e", watch=seen)
     assert stopped.value.code == "evaluation_stopped"
-    assert launcher.status("e-1").phase is WorkloadPhase.EXITED
+    assert launcher.get("e-1").phase is WorkloadPhase.EXITED

@@ -160,7 +160,7 @@ def test_training_does_not_begin_on_changed_weights_and_the_job_fails_unbilled(
     assert (ending.outcome, ending.failure.fault) == (CHANGED, Fault.PLATFORM)
     assert finish(operated, held, ending) is JobState.FAILED
     assert row(operated, job_id)["error"]["code"] == CHANGED
-    assert launcher.status(held.workload).started_at is None, "no process was started"
+    assert launcher.get(held.workload).started_at is None, "no process was started"
     with operated.engine.connect() as conn:
         assert conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == job_id)).all() == []
 

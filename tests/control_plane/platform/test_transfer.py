@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from control_plane.platform.protocols import ObjectStore
-from control_plane.platform.transfer import RetryPolicy, Sending, fetch_committed, with_retries
+from control_plane.platform.transfer import Sending, fetch_committed
 from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.training.checkpoints import ADAPTER, MANIFEST, manifest_digest, verify
 from tests.support.jobs.committed_checkpoints import commit
 from tests.support.jobs.training_specs import SPEC

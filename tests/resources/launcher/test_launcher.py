@@ -61,8 +61,8 @@ class Bench:
 
     def wait_for(self, name: str, phase: WorkloadPhase, *, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
-        while self.launcher.status(name).phase is not phase:
-            assert time.monotonic() < deadline, f"{name} is {self.launcher.status(name)}, not {phase}"
+        while self.launcher.get(name).phase is not phase:
+            assert time.monotonic() < deadline, f"{name} is {self.launcher.get(name)}, not {phase}"
             time.sleep(0.02)
 
     def wait_ready(self, name: str) -> None:
@@ -92,7 +92,7 @@ def test_a_workload_runs_to_its_end_and_its_exit_code_is_kept(bench: Bench) -> N
     started = bench.launcher.start_or_adopt(bench.workload(sleep_s=0, exit_code=75))
     assert started.phase in (WorkloadPhase.RUNNING, WorkloadPhase.EXITED)
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
-    status = bench.launcher.status("job-a1")
+    status = bench.launcher.get("job-a1")
     assert status.exit_code == 75
     assert status.started_at is not None and status.ended_at is not None
     assert before <= status.started_at <= status.ended_at <= time.time()
@@ -111,7 +111,7 @@ def test_a_secret_reaches_the_workload_and_no_file(bench: Bench, monkeypatch: py
 
 
 def test_an_unknown_workload_is_absent_and_stopping_it_is_fine(bench: Bench) -> None:
-    assert bench.launcher.status("job-a9").phase is WorkloadPhase.ABSENT
+    assert bench.launcher.get("job-a9").phase is WorkloadPhase.ABSENT
     assert bench.launcher.stop("job-a9", grace_s=0).phase is WorkloadPhase.ABSENT
     assert bench.launcher.read_log("job-a9") == b""
 
@@ -166,7 +166,7 @@ def test_a_trainer_that_is_killed_is_exited_with_its_signal(bench: Bench) -> Non
     bench.launcher.start_or_adopt(bench.workload())
     os.kill(bench.recorded("job-a1", "process.json"), signal.SIGKILL)
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
-    assert bench.launcher.status("job-a1").exit_code == -signal.SIGKILL
+    assert bench.launcher.get("job-a1").exit_code == -signal.SIGKILL
 
 
 def test_what_a_workload_leaves_behind_ends_with_it(bench: Bench) -> None:
@@ -190,7 +190,7 @@ def test_without_its_watcher_a_workload_runs_on_and_is_lost_once_it_ends(bench: 
     bench.wait_ready("job-a1")
     os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
     time.sleep(0.2)
-    assert bench.launcher.status("job-a1").phase is WorkloadPhase.RUNNING
+    assert bench.launcher.get("job-a1").phase is WorkloadPhase.RUNNING
     status = bench.launcher.stop("job-a1", grace_s=5)
     assert (status.phase, status.exit_code) == (WorkloadPhase.LOST, None)
     assert bench.launcher.start_or_adopt(bench.workload()).phase is WorkloadPhase.LOST
@@ -203,7 +203,7 @@ def test_a_pid_that_was_used_again_is_not_taken_for_the_workload(bench: Bench) -
     stranger = {"pid": os.getpid(), "identity": "1@another-boot", "started_at": 1.0}
     for name in ("process.json", "watcher.json"):
         (directory / name).write_text(json.dumps(stranger))
-    assert bench.launcher.status("job-a1").phase is WorkloadPhase.LOST
+    assert bench.launcher.get("job-a1").phase is WorkloadPhase.LOST
     assert bench.launcher.stop("job-a1", grace_s=0).phase is WorkloadPhase.LOST
 
 
@@ -232,13 +232,13 @@ def test_a_module_that_does_not_exist_exits_with_its_reason_in_the_log(bench: Be
     broken = Workload(name="job-a1", module="no_such_module", run_file=workload.run_file, work_dir=workload.work_dir)
     bench.launcher.start_or_adopt(broken)
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
-    assert bench.launcher.status("job-a1").exit_code == 1
+    assert bench.launcher.get("job-a1").exit_code == 1
     assert b"no_such_module" in bench.launcher.read_log("job-a1")
 
 
 def test_a_name_that_is_no_path_segment_is_refused(bench: Bench) -> None:
     with pytest.raises(InvalidRequest, match="not valid"):
-        bench.launcher.status("../escape")
+        bench.launcher.get("../escape")
 
 
 def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_shared(

@@ -20,10 +20,11 @@ from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Workload, WorkloadStatus
-from control_plane.platform.transfer import RetryPolicy, upload
+from control_plane.platform.transfer import upload
 from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.retries import RetryPolicy
 from resources.launcher import LocalLauncher
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
@@ -45,7 +46,7 @@ class Scripted:
 
     def status(self, name: str) -> WorkloadStatus:
         self.looked_at()
-        return self.real.status(name)
+        return self.real.get(name)
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         return self.real.stop(name, grace_s=grace_s)
