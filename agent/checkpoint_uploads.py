@@ -72,7 +72,7 @@ class Uploader:
 
     def __init__(
         self, workload: Workload, api: ApiClient, objects: Objects, work_dir: Path, *, resume_sha256: str, tell: Tell,
-        retries: RetryPolicy = CHECKPOINT_RETRIES,
+        retries: RetryPolicy,
     ) -> None:  # fmt: skip
         self._workload, self._api, self._objects, self._tell, self._retries = workload, api, objects, tell, retries
         self._resume_sha256 = resume_sha256
@@ -252,7 +252,7 @@ class Uploader:
 
 
 def commit_final(
-    workload: Workload, api: ApiClient, objects: Objects, directory: Path, *, step: int, tell: Tell, retries: RetryPolicy = FINAL_RETRIES
+    workload: Workload, api: ApiClient, objects: Objects, directory: Path, *, step: int, tell: Tell, retries: RetryPolicy
 ) -> None:
     """Store and commit the finished model; retries while the store fails, then raises ``Unavailable``."""
     sent, failed_at = set[str](), list[float]()

@@ -50,6 +50,8 @@ class Stop(Exception):
 class Supervisor:
     """Runs one workload to its end. ``run`` returns the agent's exit code."""
 
+    checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+
     def __init__(self, workload: Workload, *, token: str, node_dir: Path) -> None:
         self.workload = workload
         self.job_dir = node_dir / "jobs" / workload.job
@@ -125,8 +127,9 @@ class Supervisor:
             path=heartbeat, attempt=self.workload.attempt, timeout_s=self.workload.heartbeat_timeout_s, started_at=group.started_at
         )
         uploader = self._uploader = Uploader(
-            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256, tell=self._reporter.tell
-        )
+            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256, tell=self._reporter.tell,
+            retries=self.checkpoint_retries,
+        )  # fmt: skip
         try:
             reason, stall = self._watch(group, liveness, uploader)
             return self._ended(group, uploader, reason, stall)
@@ -176,8 +179,9 @@ class Supervisor:
             step = max(self._metrics.last_step, evidence.step)
             try:
                 checkpoint_uploads.commit_final(
-                    self.workload, self._api, self._objects, self.job_dir / "final", step=step, tell=self._reporter.tell
-                )
+                    self.workload, self._api, self._objects, self.job_dir / "final", step=step, tell=self._reporter.tell,
+                    retries=self.final_retries,
+                )  # fmt: skip
             except (Unavailable, OSError) as failed:
                 error, evidence = _as_error(failed), None
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:

@@ -67,9 +67,9 @@ class Watcher:
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _reachable_since: datetime | None = None
 
-    def look(self) -> int:
-        """Look at every running attempt once; returns how many have ended."""
-        ended, found = 0, self._running()
+    def look(self) -> list[Ending]:
+        """Look at every running attempt once; returns how those ended that have."""
+        ended, found = list[Ending](), self._running()
         for row in found:
             try:
                 ended += self._look_at(row)
@@ -106,23 +106,22 @@ class Watcher:
         with self.platform.engine.connect() as conn:
             return many(conn, query, Running)
 
-    def _look_at(self, row: Running) -> bool:
+    def _look_at(self, row: Running) -> list[Ending]:
         status = self.launcher.get(row.workload)
         watch = self._watches.get(row.workload)
         if watch is None:
             held = attempts.claim(self.platform, row.tenant_id, row.job_id)
             if held.attempt != row.attempt:
-                return False
+                return []
             watch = self._watches[row.workload] = health.begin(self.platform, held)
         watch.look()
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
-            return False
+            return []
         stop = self._stops.get(row.workload)
         if stop is not None and not stop.done():
-            return False
-        end(self.platform, watch, row, status, stalled=stop is not None)
-        return True
+            return []
+        return [end(self.platform, watch, row, status, stalled=stop is not None)]
 
     def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
