@@ -29,6 +29,10 @@ class ApiClient:
     def __init__(self, url: str, token: str) -> None:
         self._http = httpx.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=TIMEOUT, trust_env=False)
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         return self._call("heartbeat", beat, HeartbeatAnswer)
 

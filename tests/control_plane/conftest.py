@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.api.app import create_app
+from control_plane.attempts import stored_base_models
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -81,6 +82,7 @@ def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[...
             job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
             spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
             store_pack(platform, owner.id, spec.pack_fingerprint)
+            stored_base_models.publish(platform, "tiny-base", spec.base_digest)
             mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
             made.append(Job(platform, owner.id, job.id, Scripted(platform.settings.work_dir / "launcher")))
             return made[-1]

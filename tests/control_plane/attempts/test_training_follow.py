@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -275,9 +276,10 @@ def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[.
         lambda: stale.write_urls(WriteRequest(key=key, part_sha256=("00",))),
         lambda: stale.store_log(0, b"x"),
     ]
-    for call in calls:
-        with pytest.raises(Fenced):
-            call()
+    with contextlib.closing(stale):
+        for call in calls:
+            with pytest.raises(Fenced):
+                call()
 
     after = {
         info.key: job.platform.objects.get_bytes(info.key) for info in job.platform.objects.list(layout.job_prefix(job.tenant, job.id))
