@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,12 +60,15 @@ class LocalLauncher:
 
     def list(self) -> list[WorkloadStatus]:
         """Return the status of every workload that was started here and not forgotten."""
-        started = sorted(self._root.glob("*/workload.json")) if self._root.is_dir() else []
-        return [self.get(path.parent.name) for path in started]
+        described = sorted(self._root.glob("*/workload.json")) if self._root.is_dir() else []
+        found = (self.get(path.parent.name) for path in described)
+        return [status for status in found if status.phase is not WorkloadPhase.ABSENT]
 
     def get(self, name: str) -> WorkloadStatus:
         """Return the status from disk and the process table; nothing is cached."""
         directory = self._directory(name)
+        if (directory / "forgotten").exists():
+            return WorkloadStatus(name=name, phase=WorkloadPhase.LOST)
         process = _read(directory / "process.json")
         leader_alive = process is not None and alive(process["pid"], process["identity"])
         watcher = _read(directory / "watcher.json")
@@ -105,9 +109,14 @@ class LocalLauncher:
             return b""
 
     def forget(self, name: str) -> None:
-        """Delete the files of an ended workload, except for the mark that its name was used."""
-        for path in self._directory(name).glob("*"):
-            if path.name != "launched":
+        """Delete the files of an ended workload, except for the marks that its name was used; one that runs keeps all."""
+        if self.get(name).phase not in (WorkloadPhase.EXITED, WorkloadPhase.LOST):
+            return
+        (self._directory(name) / "forgotten").touch()
+        for path in self._directory(name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in ("launched", "forgotten"):
                 path.unlink(missing_ok=True)
 
     def _held(self) -> Collection[int]:

@@ -11,6 +11,7 @@ marker ``launched`` is created first, and a second watcher that finds it does no
     process.json   pid and identity of the workload's leader, started_at
     status.json    exit_code, started_at, ended_at: present once it ended
     log            stdout and stderr of the workload
+    forgotten      empty marker: the workload ended and the other files were deleted, except for launched
 """
 
 from __future__ import annotations

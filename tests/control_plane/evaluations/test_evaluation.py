@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
+from control_plane.attempts import node_files
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
@@ -71,7 +71,7 @@ def processes(platform: Platform, job_id: str) -> list[str]:
 
 
 def out_dir(platform: Platform, job_id: str) -> Path:
-    (found,) = (follow.job_dir(platform, job_id) / "evals").iterdir()
+    (found,) = (node_files.job_dir(platform, job_id) / "evals").iterdir()
     return found
 
 
@@ -132,7 +132,7 @@ def test_a_finished_evaluation_is_not_run_again(
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     first = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
-    assert list((follow.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
+    assert list((node_files.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
     assert evaluation_step.evaluate(platform, launcher, tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
     asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
@@ -174,7 +174,7 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     dataset_step.wait(timeout=20)
     (name,) = processes(platform, job_id)
     assert launcher.get(name).phase is WorkloadPhase.RUNNING
-    assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert json.loads((platform.settings.work_dir / "launcher" / name / "launch.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
     evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
     assert evaluated.report.adapter_applied

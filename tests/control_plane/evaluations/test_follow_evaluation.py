@@ -7,16 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.workload import Kind, Workload
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
-from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.evals.run import run_file
@@ -33,17 +34,24 @@ class Scripted:
     def __init__(self, root: Path) -> None:
         self.real, self.root = LocalLauncher(root), root
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
-        return self.real.start_or_adopt(replace(workload, module=scripted_evaluation.__name__))
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
+        scripted = replace(workload, command=(scripted_evaluation.__name__, *workload.command[1:]))
+        return self.real.start_or_adopt(scripted, token=token)
 
-    def status(self, name: str) -> WorkloadStatus:
+    def get(self, name: str) -> WorkloadStatus:
         return self.real.get(name)
+
+    def list(self) -> Sequence[WorkloadStatus]:
+        return self.real.list()
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         return self.real.stop(name, grace_s=grace_s)
 
-    def read_log(self, name: str, *, offset: int = 0) -> bytes:
-        return self.real.read_log(name, offset=offset)
+    def read_log(self, name: str) -> bytes:
+        return self.real.read_log(name)
+
+    def forget(self, name: str) -> None:
+        self.real.forget(name)
 
     def kill(self, name: str) -> None:
         os.killpg(json.loads((self.root / name / "process.json").read_text())["pid"], signal.SIGKILL)
@@ -87,6 +95,11 @@ def starts(run: EvalRun) -> int:
 
 def finish(run: EvalRun, code: int = 0) -> None:
     write_json(run.out_dir / GO, code)
+
+
+def first_process(run: EvalRun) -> Workload:
+    command = ("ft_assets.evals.run.runner", str(run.out_dir / run_file.RUN_NAME))
+    return Workload(name="e-1", kind=Kind.EVALUATE, command=command, tenant="", job="e")
 
 
 def wait_for(met: Callable[[], bool]) -> None:
@@ -147,7 +160,7 @@ def test_a_result_of_another_question_is_not_taken(launcher: Scripted, run: Eval
 def test_a_process_that_was_asked_something_else_is_ended_and_not_adopted(launcher: Scripted, run: EvalRun) -> None:
     asked = replace(run, question=run_file.question(run))
     asked.write(run.out_dir / run_file.RUN_NAME)
-    launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
+    launcher.start_or_adopt(first_process(run))
     wait_for(lambda: starts(run) == 1)
     threading.Timer(0.5, finish, [run]).start()
     changed = replace(run, capability_limit=7)
@@ -174,7 +187,7 @@ def test_an_evaluation_that_has_had_its_time_is_ended(launcher: Scripted, run: E
 
 def test_a_process_that_runs_is_adopted(launcher: Scripted, run: EvalRun) -> None:
     replace(run, question=run_file.question(run)).write(run.out_dir / run_file.RUN_NAME)
-    launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
+    launcher.start_or_adopt(first_process(run))
     wait_for(lambda: starts(run) == 1)
     threading.Timer(0.5, finish, [run]).start()
     seen = Seen()
