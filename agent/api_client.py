@@ -16,6 +16,8 @@ from ft_assets.typed_json import from_json
 
 PREFIX = "/internal/attempt"
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+UNREACHABLE = "api_unavailable"
+"""Error code of a call that the control plane did not answer."""
 _R = TypeVar("_R")
 
 
@@ -64,7 +66,7 @@ class ApiClient:
         try:
             return self._http.request(method, f"{PREFIX}/{path}", content=content, headers={"content-type": content_type})
         except httpx.HTTPError as error:
-            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code="api_unavailable") from error
+            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code=UNREACHABLE) from error
 
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:
         try:

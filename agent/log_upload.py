@@ -7,7 +7,6 @@ looks like a secret before it leaves the node.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 from agent.api_client import ApiClient
 from ft_assets.telemetry.redaction import without_secrets
@@ -20,7 +19,8 @@ class LogUpload:
 
     def __init__(self, api: ApiClient, path: Path) -> None:
         self._api, self._path = api, path
-        self._file: BinaryIO | None = None
+        self._read = 0
+        """Bytes of the output that were read."""
         self._raw = b""
         """Read and not yet part of a piece: an unfinished line."""
         self._begins = 0
@@ -31,12 +31,8 @@ class LogUpload:
 
     def send(self, *, last: bool = False) -> None:
         """Send every whole line not sent yet; with `last`, also an unfinished one. Calling it again after a failure goes on."""
-        if self._file is None:
-            if not self._path.exists():
-                return
-            self._file = self._path.open("rb")
-        while True:
-            self._raw += self._file.read(PIECE_BYTES - min(len(self._raw), PIECE_BYTES - 1))
+        while self._path.exists():
+            self._raw += self._next(PIECE_BYTES - min(len(self._raw), PIECE_BYTES - 1))
             full = len(self._raw) >= PIECE_BYTES
             cut = len(self._raw) if last and not full else _behind_line(self._raw)
             if full and cut == 0:
@@ -50,6 +46,13 @@ class LogUpload:
                 self._begins, self._piece, self._sent = self._begins + len(self._piece), b"", 0
             if not full:
                 return
+
+    def _next(self, most: int) -> bytes:
+        with self._path.open("rb") as output:
+            output.seek(self._read)
+            data = output.read(most)
+        self._read += len(data)
+        return data
 
 
 def _readable(raw: bytes) -> bytes:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.api_client import ApiClient, Fenced
+from agent.api_client import UNREACHABLE, ApiClient, Fenced
 from agent.log_upload import LogUpload
 from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice
 from agent.training_files import Line
@@ -24,6 +24,8 @@ MAX_LINES = 500
 """Metric lines per heartbeat: after an outage the rest follows at once."""
 RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=900.0)
 """Time limit of the last report, whose GPUs are held meanwhile. After it the end is judged by what the launcher saw."""
+LOG_RETRIES = RetryPolicy(give_up_s=30.0)
+"""Time limit of the log's end while the object store does not take it: it is lost rather than the job delayed."""
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class Reporter:
     api: ApiClient
     log_upload: LogUpload
     state: Callable[[], State]
+    log_retries: RetryPolicy = LOG_RETRIES
     stop: str | None = None
     """Why the control plane wants the workload to stop."""
     fenced: threading.Event = field(default_factory=threading.Event)
@@ -70,7 +73,7 @@ class Reporter:
         began, failures = time.monotonic(), 0
         while not self.fenced.is_set() and time.monotonic() - began < RETRIES.give_up_s:
             try:
-                self.log_upload.send(last=True)
+                self._send_rest_of_log(abandon=time.monotonic() - began >= self.log_retries.give_up_s)
                 while self._beat():
                     pass
                 self._beat(end)
@@ -82,6 +85,14 @@ class Reporter:
                 time.sleep(RETRIES.wait_s(failures))
                 failures += 1
         return False
+
+    def _send_rest_of_log(self, *, abandon: bool) -> None:
+        try:
+            self.log_upload.send(last=True)
+        except FtError as error:
+            if not abandon or error.code == UNREACHABLE:
+                raise
+            log.warning("the end of the log is not stored: %s", error.message)
 
     def _run(self) -> None:
         log_sent_at = 0.0

@@ -45,9 +45,10 @@ def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
 def store_piece(objects: ObjectStore, prefix: str, begins: int, data: bytes) -> None:
     """Store the piece that begins at byte `begins`, in place of what was stored there; of a long log, the first pieces are dropped."""
     objects.put_bytes(f"{prefix}/{PIECES}/{begins:012d}", data)
-    if begins > MAX_LOG_BYTES:
+    dropped = begins + len(data) - MAX_LOG_BYTES
+    if dropped > 0:
         for piece in pieces(objects, prefix):
-            if piece.ends <= begins - MAX_LOG_BYTES:
+            if piece.ends <= dropped:
                 objects.delete(piece.key)
 
 
