@@ -30,6 +30,10 @@ class Objects:
         self._api = api
         self._http = httpx.Client(timeout=TIMEOUT, trust_env=False)
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
     def fetch(self, key: str, path: Path) -> None:
         """Write the object to `path`, which appears by one rename; the caller verifies it. ``IntegrityError`` if there is none."""
         url = self._api.read_urls((key,)).urls.get(key)

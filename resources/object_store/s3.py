@@ -47,7 +47,10 @@ class S3ObjectStore:
     @classmethod
     def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "", **options: Any) -> Self:
         """Open a bucket; `options` are those of ``boto3.client``."""
-        config = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60)
+        config = Config(
+            retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60,
+            signature_version="s3v4",  # signs the checksum with a URL, and newer buckets take no other
+        )  # fmt: skip
         return cls(boto3.client("s3", config=config, **options), bucket=bucket, prefix=prefix, cold_class=cold_class)
 
     def put_bytes(self, key: str, data: bytes) -> None:
