@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 import httpx
 
 from agent import messages
-from agent.messages import Commit, Completion, Done, Heartbeat, HeartbeatAnswer, ReadGrants, ReadRequest, Restored, WriteGrant, WriteRequest
+from agent.messages import (
+    Commit,
+    Completion,
+    Done,
+    Heartbeat,
+    HeartbeatAnswer,
+    ReadGrants,
+    ReadRequest,
+    Reported,
+    Restored,
+    WriteGrant,
+    WriteRequest,
+)
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, Unauthenticated, Unavailable
 from ft_assets.typed_json import from_json
 
@@ -38,8 +50,8 @@ class ApiClient:
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         return self._call("heartbeat", beat, HeartbeatAnswer)
 
-    def restored(self, restored: Restored) -> None:
-        self._call("restored", restored, Done)
+    def restored(self, restored: Restored) -> Reported:
+        return self._call("restored", restored, Reported)
 
     def read_urls(self, keys: tuple[str, ...]) -> ReadGrants:
         return self._call("objects/read", ReadRequest(keys=keys), ReadGrants)

@@ -67,15 +67,16 @@ class Uploader:
     """A background thread that uploads and commits the checkpoints of one attempt.
 
     One checkpoint waits while another is sent: a newer one replaces one that waits, or one whose upload fails. The one with the best
-    validation waits behind it, if an early stop would return to it. ``close`` ends the thread; unsent checkpoints stay on this node.
+    validation waits behind it, if an early stop would return to it. `before_commit` reports what the checkpoint contains: a committed one
+    never outruns its metrics. ``close`` ends the thread; unsent checkpoints stay on this node.
     """
 
     def __init__(
         self, workload: Workload, api: ApiClient, objects: Objects, work_dir: Path, *, resume_sha256: str, tell: Tell,
-        retries: RetryPolicy,
+        before_commit: Callable[[], None], retries: RetryPolicy,
     ) -> None:  # fmt: skip
         self._workload, self._api, self._objects, self._tell, self._retries = workload, api, objects, tell, retries
-        self._resume_sha256 = resume_sha256
+        self._resume_sha256, self._before_commit = resume_sha256, before_commit
         self._pins = work_dir / "uploads"
         shutil.rmtree(self._pins, ignore_errors=True)
         self._known = {row.step: (row.attempt, row.manifest_sha256) for row in workload.checkpoints}
@@ -233,6 +234,7 @@ class Uploader:
                 self._recovered()
         if self._closed:
             return
+        self._before_commit()
         commit(self._api, Commit(step=step, manifest_sha256=digest), sent)
         self._known[step] = (self._workload.attempt, digest)
         self._recovered()

@@ -90,6 +90,14 @@ class Restored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """Newest metrics of the job that were accepted, from any attempt."""
+
+    step: int
+    validation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRequest:
     keys: tuple[str, ...]
 

@@ -9,11 +9,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agent.api_client import UNREACHABLE, ApiClient, Fenced
 from agent.log_upload import LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice
+from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
 from agent.training_files import Line
 from ft_assets.errors import FtError
 from ft_assets.retries import RetryPolicy
@@ -36,8 +36,8 @@ class State:
 
     phase: str
     facts: Facts
-    steps: Sequence[Line] = ()
-    validations: Sequence[Line] = ()
+    lines: Sequence[Line] = ()
+    """All metric lines."""
 
 
 @dataclass(kw_only=True)
@@ -51,8 +51,9 @@ class Reporter:
     fenced: threading.Event = field(default_factory=threading.Event)
     """Set once the attempt was released: nothing more may be done."""
     _notices: list[Notice] = field(default_factory=list)
-    _accepted: tuple[int, int] = (0, 0)
-    """Newest step and validation that were accepted."""
+    accepted: Reported = Reported(step=0, validation=0)
+    """The newest metrics that were accepted."""
+    _sending: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _failures: int = 0
@@ -66,6 +67,11 @@ class Reporter:
         with self._lock:
             self._notices.append(notice)
 
+    def flush(self) -> None:
+        """Send every metric line that exists now: a checkpoint is not committed before the metrics of its steps."""
+        while self._beat():
+            pass
+
     def finish(self, end: Exit) -> bool:
         """Send everything that is left, then how the workload ended; False if the API was away for too long or the attempt was released."""
         self._ended.set()
@@ -74,8 +80,7 @@ class Reporter:
         while not self.fenced.is_set() and time.monotonic() - began < RETRIES.give_up_s:
             try:
                 self._send_rest_of_log(abandon=time.monotonic() - began >= self.log_retries.give_up_s)
-                while self._beat():
-                    pass
+                self.flush()
                 self._beat(end)
                 return True
             except Fenced:
@@ -117,18 +122,19 @@ class Reporter:
 
     def _beat(self, end: Exit | None = None) -> bool:
         """Send one heartbeat; returns whether metric lines are left."""
-        state, (step, validation) = self.state(), self._accepted
-        steps = [m for m in state.steps if m["step"] > step]
-        validations = [m for m in state.validations if m["step"] > validation]
-        with self._lock:
-            notices = tuple(self._notices)
-        sent_steps, sent_validations = steps[:MAX_LINES], validations[:MAX_LINES]
-        beat = Heartbeat(phase=state.phase, facts=state.facts, metrics=(*sent_steps, *sent_validations), notices=notices)
-        answer = self.api.heartbeat(beat if end is None else replace(beat, exit=end))
-        self._accepted = (
-            max((m["step"] for m in sent_steps), default=step), max((m["step"] for m in sent_validations), default=validation)
-        )  # fmt: skip
-        with self._lock:
-            del self._notices[: len(notices)]
-        self.stop = answer.stop
-        return len(steps) > MAX_LINES or len(validations) > MAX_LINES
+        with self._sending:
+            state, accepted = self.state(), self.accepted
+            steps = [m for m in state.lines if "loss" in m and m["step"] > accepted.step]
+            validations = [m for m in state.lines if "eval_loss" in m and m["step"] > accepted.validation]
+            with self._lock:
+                notices = tuple(self._notices)
+            sent = (*steps[:MAX_LINES], *validations[:MAX_LINES])
+            beat = Heartbeat(phase=state.phase, facts=state.facts, metrics=sent, notices=notices, exit=end)
+            self.stop = self.api.heartbeat(beat).stop
+            self.accepted = Reported(
+                step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
+                validation=max((m["step"] for m in sent if "eval_loss" in m), default=accepted.validation),
+            )
+            with self._lock:
+                del self._notices[: len(notices)]
+            return len(steps) > MAX_LINES or len(validations) > MAX_LINES

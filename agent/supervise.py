@@ -114,7 +114,7 @@ class Supervisor:
 
     def _restored(self, restored: Restored) -> None:
         self._check_stop()
-        self._api.restored(restored)
+        self._reporter.accepted = self._api.restored(restored)
 
     def _train(self, run_file: Path) -> Exit:
         group = ProcessGroup(
@@ -127,8 +127,8 @@ class Supervisor:
             path=heartbeat, attempt=self.workload.attempt, timeout_s=self.workload.heartbeat_timeout_s, started_at=group.started_at
         )
         uploader = self._uploader = Uploader(
-            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256, tell=self._reporter.tell,
-            retries=self.checkpoint_retries,
+            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256,
+            tell=self._reporter.tell, before_commit=self._reporter.flush, retries=self.checkpoint_retries,
         )  # fmt: skip
         try:
             reason, stall = self._watch(group, liveness, uploader)
@@ -143,9 +143,8 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
-            self._metrics.read()
-            liveness.saw(self._metrics.steps)
             offered = self._offer(uploader, offered)
+            liveness.saw(self._metrics.steps)
             if reason is None:
                 wanted = self._wanted_stop()
                 if wanted is None and (stall := liveness.stall()) is not None:
@@ -156,13 +155,13 @@ class Supervisor:
                     group.stop(1.0 if stall and liveness.is_silent() else self.workload.grace_s)
             group.enforce()
             time.sleep(TICK_S)
-        self._metrics.read()
         self._offer(uploader, offered)
         return (None if reason == OUTSIDE else reason), stall
 
     def _offer(self, uploader: Uploader, offered: str) -> str:
-        """Queue the newest checkpoint for upload unless it was already; returns its name."""
+        """Read new metrics, and queue the newest checkpoint for upload unless it was already; returns its name."""
         newest = checkpoints.committed(self.job_dir / "checkpoints")[-1:]
+        self._metrics.read()  # now: a checkpoint appears after the metrics of its steps
         if newest and newest[0].name != offered:
             uploader.offer(newest[0])
             return newest[0].name
@@ -219,7 +218,7 @@ class Supervisor:
             last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),
             kept_until=None if own is None else metrics.ended_at(own), silence_s=liveness.silence_s(),
         )  # fmt: skip
-        return State(phase=liveness.phase() or self._phase, facts=facts, steps=metrics.steps, validations=metrics.validations)
+        return State(phase=liveness.phase() or self._phase, facts=facts, lines=metrics.lines)
 
 
 OUTSIDE = "outside"

@@ -38,11 +38,11 @@ class Metrics:
 
     path: Path
     from_step: int
-    """Step from which the attempt resumed: lines up to it are another attempt's."""
+    """Step from which the attempt resumed: lines up to it are of earlier attempts."""
     since: float
     """Unix seconds at which the attempt began."""
     lines: Sequence[Line] = ()
-    """All lines of this attempt."""
+    """Of this attempt, and those of earlier ones that its checkpoint contains."""
     _seen: tuple[int, int] = (0, 0)
 
     def read(self) -> None:
@@ -56,15 +56,12 @@ class Metrics:
             return
         self._seen = (stat.st_mtime_ns, stat.st_size)
         found = [json.loads(line) for line in text.split("\n")[:-1] if line]
-        self.lines = [m for m in found if m["step"] > self.from_step and m["time"] >= self.since]
+        self.lines = [m for m in found if m["step"] <= self.from_step or m["time"] >= self.since]
 
     @property
     def steps(self) -> list[Line]:
-        return [m for m in self.lines if "loss" in m]
-
-    @property
-    def validations(self) -> list[Line]:
-        return [m for m in self.lines if "eval_loss" in m]
+        """Lines of this attempt's optimizer steps."""
+        return [m for m in self.lines if "loss" in m and m["step"] > self.from_step]
 
     @property
     def last_step(self) -> int:

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from agent import messages
-from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Restored, WriteGrant, WriteRequest
+from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Reported, Restored, WriteGrant, WriteRequest
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -98,7 +98,7 @@ def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnsw
         return HeartbeatAnswer(stop=attempts.requested_stop(conn, held))
 
 
-def restored(platform: Platform, held: Claim, found: Restored) -> None:
+def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
     """Record where the attempt begins, and retire the newer checkpoints, which cannot be used: they would count as the newest."""
     now = platform.clock()
     onward = f"Training continues from step {found.step}." if found.step else "Training starts from the beginning."
@@ -110,6 +110,8 @@ def restored(platform: Platform, held: Claim, found: Restored) -> None:
             event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
             record(conn, held.job_id, event, now=now)
         checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
+        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+    return Reported(step=row.reported_step, validation=row.reported_validation)
 
 
 def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrants:

@@ -15,6 +15,7 @@ from agent.messages import (
     HeartbeatAnswer,
     ReadGrants,
     ReadRequest,
+    Reported,
     Restored,
     WriteGrant,
     WriteRequest,
@@ -46,9 +47,8 @@ def heartbeat(platform: WholePlatform, held: Held, body: Heartbeat) -> Heartbeat
 
 
 @router.post("/restored")
-def restored(platform: WholePlatform, held: Held, body: Restored) -> Done:
-    agents.restored(platform, held, body)
-    return Done()
+def restored(platform: WholePlatform, held: Held, body: Restored) -> Reported:
+    return agents.restored(platform, held, body)
 
 
 @router.post("/objects/read")
