@@ -1,6 +1,6 @@
 """The workload's inputs on this node: each file once, by its digest, whichever jobs of the tenant share it.
 
-<node>/inputs/<tenant>/<sha256>        a file, read-only; of base models under ``shared`` instead of a tenant
+<node>/inputs/<tenant>/<sha256>        a file, read-only; of base models under ``.base_models``, which no tenant is called
 <node>/jobs/<job>/inputs-a<N>/<name>/  hard links to them, under the names that the training process expects
 """
 
@@ -35,7 +35,7 @@ def stage_in(objects: Objects, inputs: tuple[Input, ...], *, cache: Path, tenant
 
 
 def _owner(file: InputFile, tenant: str) -> str:
-    return "shared" if file.key.startswith(SHARED) else tenant
+    return ".base_models" if file.key.startswith(SHARED) else tenant
 
 
 def _cached(objects: Objects, file: InputFile, directory: Path) -> Path:

@@ -51,7 +51,7 @@ class Reporter:
     fenced: threading.Event = field(default_factory=threading.Event)
     """Set once the attempt was released: nothing more may be done."""
     _notices: list[Notice] = field(default_factory=list)
-    accepted: Reported = Reported(step=0, validation=0)
+    accepted: Reported = field(default_factory=lambda: Reported(step=0, validation=0))
     """The newest metrics that were accepted."""
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)

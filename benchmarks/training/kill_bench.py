@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from control_plane.attempts import node_files
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
@@ -204,7 +203,7 @@ class KilledJob:
     def __post_init__(self) -> None:
         self.platform = self.bench.platform
         self.tenant, self.id = self.bench.submit(self.epochs)
-        self.work_dir = node_files.job_dir(self.platform, self.id)
+        self.work_dir = self.platform.settings.job_dir(self.id)
         self._step: subprocess.Popen[bytes] | None = None
         self._step_started = 0.0
         self._processes: dict[int, dict[int, str]] = {}

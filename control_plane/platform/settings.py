@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from ft_assets.layout import checked_id
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -161,6 +163,10 @@ class Settings:
     def work_dir(self) -> Path:
         """Node-local scratch: workloads and their checkpoints before upload."""
         return self.home / "work"
+
+    def job_dir(self, job_id: str) -> Path:
+        """Return the job's directory on this machine, shared by its attempts here."""
+        return self.work_dir / "jobs" / checked_id(job_id)
 
     @property
     def adapters_dir(self) -> Path:

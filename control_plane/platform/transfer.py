@@ -1,13 +1,10 @@
-"""Files between this machine and the object store: digested on the way, checked on arrival, gone on with after a failure."""
+"""Directories between this machine and the object store."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from control_plane.platform.protocols import ObjectStore
-from ft_assets.training.checkpoints import MANIFEST
-
-CHUNK_BYTES = 1 << 20
 
 
 def download(objects: ObjectStore, prefix: str, target: Path, *, last: str | None = None) -> None:
@@ -17,7 +14,7 @@ def download(objects: ObjectStore, prefix: str, target: Path, *, last: str | Non
         objects.get_file(info.key, target / info.key.removeprefix(prefix + "/"))
 
 
-def upload(objects: ObjectStore, directory: Path, prefix: str, *, last: str = MANIFEST) -> None:
+def upload(objects: ObjectStore, directory: Path, prefix: str, *, last: str = "manifest.json") -> None:
     """Copy every file of `directory` under `prefix`, the manifest at the end."""
     paths = sorted((p for p in directory.rglob("*") if p.is_file()), key=lambda p: p.name == last)
     for path in paths:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import node_files
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
@@ -71,7 +70,7 @@ def processes(platform: Platform, job_id: str) -> list[str]:
 
 
 def out_dir(platform: Platform, job_id: str) -> Path:
-    (found,) = (node_files.job_dir(platform, job_id) / "evals").iterdir()
+    (found,) = (platform.settings.job_dir(job_id) / "evals").iterdir()
     return found
 
 
@@ -132,7 +131,7 @@ def test_a_finished_evaluation_is_not_run_again(
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     first = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
-    assert list((node_files.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
+    assert list((platform.settings.job_dir(job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
     assert evaluation_step.evaluate(platform, launcher, tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
     asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))

@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent.workload import Workload
-from control_plane.attempts import node_files, start
 from control_plane.attempts import service as attempts
+from control_plane.attempts import start
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.attempts.watch import Watcher
@@ -70,7 +70,7 @@ class Job:
 
     @property
     def work_dir(self) -> Path:
-        return node_files.job_dir(self.platform, self.id)
+        return self.platform.settings.job_dir(self.id)
 
     def claim(self) -> Claim:
         cycle.run_cycle(self.platform)
