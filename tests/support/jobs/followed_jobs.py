@@ -89,6 +89,11 @@ class Job:
             time.sleep(0.05)
         return ended[0]
 
+    def run(self) -> JobState:
+        """One attempt from its reservation to its end; returns the state of the job."""
+        held = self.claim()
+        return attempts.finish(self.platform, held, self.follow(held))
+
     def train(self, scenario: Scenario) -> tuple[Ending, JobState]:
         scenario.write(self.work_dir)
         if scenario.each_stored:
