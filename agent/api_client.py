@@ -28,6 +28,8 @@ from ft_assets.typed_json import from_json
 
 PREFIX = "/internal/attempt"
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+LOG_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
+"""Shorter, because heartbeats wait for it."""
 UNREACHABLE = "api_unavailable"
 """Error code of a call that the control plane did not answer."""
 _R = TypeVar("_R")
@@ -68,15 +70,16 @@ class ApiClient:
 
     def store_log(self, begins: int, data: bytes) -> None:
         """Replace the piece of the readable log that begins at byte `begins`."""
-        self._checked(self._sent("PUT", f"log/{begins}", data, "application/octet-stream"))
+        self._checked(self._sent("PUT", f"log/{begins}", data, "application/octet-stream", LOG_TIMEOUT))
 
     def _call(self, path: str, body: Any, of: type[_R]) -> _R:
         answer = self._sent("POST", path, json.dumps(asdict(body)).encode(), "application/json")
         return from_json(of, self._checked(answer), ignore_unknown=True)
 
-    def _sent(self, method: str, path: str, content: bytes, content_type: str) -> httpx.Response:
+    def _sent(self, method: str, path: str, content: bytes, content_type: str, timeout: httpx.Timeout = TIMEOUT) -> httpx.Response:
+        headers = {"content-type": content_type}
         try:
-            return self._http.request(method, f"{PREFIX}/{path}", content=content, headers={"content-type": content_type})
+            return self._http.request(method, f"{PREFIX}/{path}", content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code=UNREACHABLE) from error
 

@@ -79,8 +79,8 @@ class Reporter:
         began, failures = time.monotonic(), 0
         while not self.fenced.is_set() and time.monotonic() - began < RETRIES.give_up_s:
             try:
-                self._send_rest_of_log(abandon=time.monotonic() - began >= self.log_retries.give_up_s)
                 self.flush()
+                self._send_rest_of_log(abandon=time.monotonic() - began >= self.log_retries.give_up_s)
                 self._beat(end)
                 return True
             except Fenced:
@@ -99,15 +99,22 @@ class Reporter:
                 raise
             log.warning("the end of the log is not stored: %s", error.message)
 
+    def _send_log(self) -> None:
+        """Send new output; a store that does not take it delays no heartbeat."""
+        try:
+            self.log_upload.send()
+        except FtError as error:
+            log.debug("the log is not sent now: %s", error.message)
+
     def _run(self) -> None:
         log_sent_at = 0.0
         while not self._ended.is_set():
             try:
                 more = self._beat()
-                if time.monotonic() - log_sent_at >= LOG_EVERY_S:
-                    self.log_upload.send()
-                    log_sent_at = time.monotonic()
                 self._failures = 0
+                if time.monotonic() - log_sent_at >= LOG_EVERY_S:
+                    self._send_log()
+                    log_sent_at = time.monotonic()
             except Fenced:
                 self.fenced.set()
                 return

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from agent.api_client import ApiClient
 from agent.log_upload import PIECE_BYTES, LogUpload
-from agent.messages import Exit, Facts
+from agent.messages import HEARTBEAT_S, Exit, Facts
 from agent.reporter import Reporter, State
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import agents as agents_table
@@ -79,6 +81,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, store: Away, held: Claim, api: ApiClient) -> World:
+    store.is_away = False
     return World(tmp_path / "train-a1.log", store, held, api)
 
 
@@ -169,19 +172,36 @@ def test_a_store_that_is_away_for_a_while_misses_nothing(world: World) -> None:
     assert world.whole() == world.readable()
 
 
+def reporter(world: World, **fields: Any) -> Reporter:
+    return Reporter(api=world.api, log_upload=world.upload(), state=lambda: State(phase="train", facts=Facts()), **fields)
+
+
+def agent_row(platform: Platform, held: Claim) -> Any:
+    with platform.engine.connect() as conn:
+        return conn.execute(sa.select(agents_table).where(agents_table.c.job_id == held.job_id)).one()
+
+
+def test_a_store_that_is_away_delays_no_heartbeat(world: World, platform: Platform, held: Claim) -> None:
+    world.objects.is_away = True
+    reporting, beats, began = (
+        reporter(world, log_retries=RetryPolicy(give_up_s=0.0)),
+        {agent_row(platform, held).heartbeat_at},
+        time.monotonic(),
+    )
+    reporting.start()
+    while len(beats) < 5:  # with None, before the first
+        world.write(b"a line\n")
+        beats.add(agent_row(platform, held).heartbeat_at)
+        time.sleep(0.1)
+    assert time.monotonic() - began < 6.5 * HEARTBEAT_S
+    assert reporting.finish(Exit(exit_code=0, evidence=None, stop_reason=None))
+
+
 def test_no_job_waits_for_its_log(world: World, platform: Platform, held: Claim) -> None:
     world.write(b"a line\n")
     world.objects.is_away = True
-    soon = RetryPolicy(give_up_s=0.1)
-    reporter = Reporter(
-        api=world.api, log_upload=world.upload(), state=lambda: State(phase="train", facts=Facts()), log_retries=soon
-    )  # fmt: skip
-    reporter.start()
-    try:
-        assert reporter.finish(Exit(exit_code=0, evidence=None, stop_reason=None))
-    finally:
-        world.objects.is_away = False
-    with platform.engine.connect() as conn:
-        end = conn.execute(sa.select(agents_table.c.exit).where(agents_table.c.job_id == held.job_id)).scalar_one()
-    assert end["exit_code"] == 0
+    reporting = reporter(world, log_retries=RetryPolicy(give_up_s=0.1))
+    reporting.start()
+    assert reporting.finish(Exit(exit_code=0, evidence=None, stop_reason=None))
+    assert agent_row(platform, held).exit["exit_code"] == 0
     assert world.stored() == b""
