@@ -30,8 +30,6 @@ PREFIX = "/internal/attempt"
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 LOG_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 """Shorter, because heartbeats wait for it."""
-UNREACHABLE = "api_unavailable"
-"""Error code of a call that the control plane did not answer."""
 _R = TypeVar("_R")
 
 
@@ -81,7 +79,7 @@ class ApiClient:
         try:
             return self._http.request(method, f"{PREFIX}/{path}", content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
-            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code=UNREACHABLE) from error
+            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code="api_unavailable") from error
 
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:
         try:

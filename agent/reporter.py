@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent.api_client import UNREACHABLE, ApiClient, Fenced
+from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
 from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
 from agent.training_files import Line
@@ -95,7 +95,7 @@ class Reporter:
         try:
             self.log_upload.send(last=True)
         except FtError as error:
-            if not abandon or error.code == UNREACHABLE:
+            if not abandon:
                 raise
             log.warning("the end of the log is not stored: %s", error.message)
 
