@@ -129,14 +129,16 @@ class Watcher:
         last = max(row.heartbeat_at or row.started_at, row.started_at)
         silence_s = (now - last).total_seconds()
         watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
-        if silence_s <= settings.heartbeat_timeout_s or row.workload in self._stops:
+        stop = self._stops.get(row.workload)
+        failed = stop.exception() if stop is not None and stop.done() else None
+        if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
             return
         if not self.answers():
             self._reachable_since = None  # nobody could report: not the workload's silence
             return
         self._reachable_since = self._reachable_since or now
         if (now - max(last, self._reachable_since)).total_seconds() > settings.heartbeat_timeout_s:
-            log.warning("%s has been silent for %.0f s: it is stopped", row.workload, silence_s)
+            log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
             self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +36,7 @@ from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
 from control_plane.tenants.tables import tenants
-from ft_assets.errors import NotAdmitted
+from ft_assets.errors import NotAdmitted, Unavailable
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
 from tests.support.processes.scripted_training import Scenario
@@ -315,6 +317,31 @@ def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Jo
         jobs.resume(job.platform, job.tenant, job.id)
         assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
         assert job.from_steps() == [0, attempt_rows(job)[0].last_step]
+
+
+class RefusesOnce(Scripted):
+    """Its first stop fails, and the workload goes on."""
+
+    refused = 0
+
+    def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
+        if not self.refused:
+            self.refused += 1
+            raise Unavailable("no machine answers")
+        return super().stop(name, grace_s=grace_s)
+
+
+def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    job.platform = replace(job.platform, settings=replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=0.5))
+    root = job.launcher.real._root
+    job.launcher = launcher = RefusesOnce(root)
+    held, thread, endings = job.following(Scenario(steps=9, hold_at=3))
+    until(lambda: row(job).step == 3)
+    os.killpg(json.loads((root / held.workload / "process.json").read_text())["pid"], signal.SIGSTOP)
+    thread.join(60)
+    assert ([e.outcome for e in endings], launcher.refused) == (["stalled"], 1)
+    assert row(job).state == JobState.QUEUED
 
 
 def test_a_watcher_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_handshake(new_job: Callable[..., Job]) -> None:
