@@ -7,7 +7,7 @@
     tenants/<t>/references/<key>/{ref-shard-00000.parquet, ..., manifest.json}   log-probabilities of a pack's answers
     tenants/<t>/jobs/<job>/checkpoints/a1/step-00000500/...    checkpoints, each committed by a row
     tenants/<t>/jobs/<job>/attempts/a1/train.log               output of a finished attempt
-    tenants/<t>/jobs/<job>/attempts/a1/log/<from>-<raw from>   pieces of the output of a running attempt
+    tenants/<t>/jobs/<job>/attempts/a1/log/<from>              pieces of the output of a running attempt
     tenants/<t>/jobs/<job>/final/a1/...                        finished adapter of an attempt, until it is registered
     tenants/<t>/jobs/<job>/evals/report.json
     tenants/<t>/adapters/<adapter_id>/{adapter_model.safetensors, ..., manifest.json}
@@ -15,6 +15,7 @@
     tenants/<t>/exports/<adapter_id>/<key>.tar                 exported adapter
     tenants/<t>/suites/<suite_id>.jsonl                        items of the tenant's evaluation suite
     tenants/<t>/suite_indexes/<digest>/...                     index over the suites that the tenant's datasets are checked against
+    base_models/<digest>/{config.json, model.safetensors, ...}   without a tenant: what workloads on any node load
     suites/<suite_id>.jsonl                                    items of an operator's suite, without a tenant
 
 Identifiers are validated here before they are used in a path: a key from this module cannot leave its prefix.
@@ -92,6 +93,10 @@ def job_prefix(tenant: str, job_id: str) -> str:
 
 def checkpoint_prefix(tenant: str, job_id: str, attempt: int, step: int) -> str:
     return f"{job_prefix(tenant, job_id)}/checkpoints/a{attempt}/step-{step:08d}"
+
+
+def base_model_prefix(digest: str) -> str:
+    return f"base_models/{checked_id(digest)}"
 
 
 def attempt_prefix(tenant: str, job_id: str, attempt: int) -> str:

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
-from control_plane.attempts.follow import STOP_GRACE_S
+from control_plane.attempts.start import STOP_GRACE_S
 from control_plane.jobs.transitions import fail
 from control_plane.queue.cycle import release
 from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements

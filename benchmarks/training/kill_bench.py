@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
@@ -49,8 +49,10 @@ from tests.support.models.tiny_model import build_tiny_model
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_STEPS = 5
 WINDOWS, BATCH, ACCUMULATION, LENGTH = 40, 2, 4, 256
-VICTIMS = ("rank", "agent", "watcher", "step", "all")
-"""The training process; torchrun above it; the launcher's watcher; the platform's step; all of them."""
+WORK = ("rank", "torchrun", "agent", "all")
+"""The training process; torchrun above it; the agent above that; all processes of the job: each ends the attempt."""
+VICTIMS = (*WORK, "watcher", "step", "api", "worker")
+"""Also the launcher's watcher, the platform's step, its API and its worker, whose deaths the attempt survives."""
 TICK_S = 0.004
 LOOK_S = 0.1
 """Between looks at the database."""
@@ -90,6 +92,22 @@ class Bench:
     env: Mapping[str, str]
     pack: Path
     home: Path
+    services: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def keep_up(self) -> None:
+        """Start the API and the worker, and start again what has ended."""
+        for name in ("api", "worker"):
+            if name not in self.services or self.services[name].poll() is not None:
+                with (self.home / f"{name}.log").open("ab") as log:
+                    self.services[name] = subprocess.Popen(
+                        [sys.executable, "-m", f"control_plane.{name}"], env={**os.environ, **self.env}, cwd=REPOSITORY,
+                        stdout=log, stderr=subprocess.STDOUT,
+                    )  # fmt: skip
+
+    def end(self) -> None:
+        for service in self.services.values():
+            service.kill()
+            service.wait()
 
     def submit(self, epochs: int) -> tuple[str, str]:
         """A queued job of a tenant of its own: an identical spec of the same tenant would be answered with the first one's adapter."""
@@ -142,13 +160,24 @@ def bench() -> Iterator[Bench]:
             "FT_BASE_MODELS": str(home / "models.yaml"),
             "FT_INFERENCE_URLS": "http://127.0.0.1:9",
             "FT_MLFLOW_URI": "off",
+            "FT_API_PORT": str(free_port()),
         }
         platform = open_platform(settings_module.load(env))
-        yield Bench(platform=platform, env=env, pack=_pack(home / "pack"), home=home)
+        made = Bench(platform=platform, env=env, pack=_pack(home / "pack"), home=home)
+        try:
+            made.keep_up()
+            yield made
+        finally:
+            made.end()
         platform.logins.dispose()
     finally:
         embedded.stop(server)
         shutil.rmtree(home, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _pack(directory: Path) -> Path:
@@ -174,10 +203,10 @@ class KilledJob:
     def __post_init__(self) -> None:
         self.platform = self.bench.platform
         self.tenant, self.id = self.bench.submit(self.epochs)
-        self.work_dir = follow.job_dir(self.platform, self.id)
+        self.work_dir = self.platform.settings.job_dir(self.id)
         self._step: subprocess.Popen[bytes] | None = None
         self._step_started = 0.0
-        self._ranks: dict[int, set[int]] = {}
+        self._processes: dict[int, dict[int, str]] = {}
         self._run_key = ""
         self._looked_at = 0.0
         self._row: Any = None
@@ -209,6 +238,7 @@ class KilledJob:
     def _look(self) -> None:
         """What scheduler and sensors do: a reservation for a queued job, a step for a reservation, a new one for a dead one."""
         self._looked_at = time.monotonic()
+        self.bench.keep_up()
         with self.platform.engine.connect() as conn:
             self._row = conn.execute(sa.select(jobs_table).where(jobs_table.c.id == self.id)).one()
         if self._row.state == JobState.QUEUED:
@@ -243,7 +273,7 @@ class KilledJob:
         attempt, record = self._workload()
         if record is None:
             return
-        if any(identity(p) is not None for p in self._ranks_and_agent(record)):
+        if any(identity(p) is not None for p in self._tree(record)):
             self.alive_until[attempt] = time.time()
         path = self.work_dir / "metrics.jsonl"
         with contextlib.suppress(FileNotFoundError):
@@ -258,7 +288,7 @@ class KilledJob:
 
     def _recovered(self, attempt: int, at: float) -> None:
         for kill in self.kills:
-            if kill.plan.victim in ("rank", "agent", "all") and kill.recovery_s is None and kill.attempt < attempt:
+            if kill.plan.victim in WORK and kill.recovery_s is None and kill.attempt < attempt:
                 kill.recovery_s = at - kill.time
 
     def _workload(self) -> tuple[int, dict[str, Any] | None]:
@@ -276,26 +306,30 @@ class KilledJob:
     def _launcher_dir(self, attempt: int) -> Path:
         return self.platform.settings.work_dir / "launcher" / f"{self.id}-a{attempt}"
 
-    def _ranks_and_agent(self, record: Mapping[str, Any]) -> list[int]:
-        """The agent first, then its ranks; those known before stay known when the agent is gone."""
+    def _tree(self, record: Mapping[str, Any]) -> list[int]:
+        """The agent first, then torchrun, then the ranks; those known before stay known when the agent is gone."""
         agent = int(record["pid"])
-        known = self._ranks.setdefault(agent, set())
+        known = self._processes.setdefault(agent, {})
         with contextlib.suppress(psutil.Error):
-            if identity(agent) == record["identity"] and not known:
-                for child in psutil.Process(agent).children():
-                    if "ft_assets.training.runtime" in child.cmdline() and "torch.distributed.run" not in child.cmdline():
-                        known.add(child.pid)
-        return [agent, *known]
+            if identity(agent) == record["identity"] and not any(kind == "rank" for kind in known.values()):
+                for child in psutil.Process(agent).children(recursive=True):
+                    words = child.cmdline()
+                    if "ft_assets.training.runtime" in words:
+                        known[child.pid] = "torchrun" if "torch.distributed.run" in words else "rank"
+        return [agent, *sorted(known, key=lambda pid: known[pid] == "rank")]
+
+    def _of_kind(self, record: Mapping[str, Any], kind: str) -> list[int]:
+        return [pid for pid in self._tree(record) if self._processes[int(record["pid"])].get(pid) == kind]
 
     def _due(self, plan: Plan) -> bool:
         attempt, record = self._workload()
-        ended_before = any(k.attempt == attempt and k.plan.victim in ("rank", "agent", "all") for k in self.kills)
+        ended_before = any(k.attempt == attempt and k.plan.victim in WORK for k in self.kills)
         if record is None or self._step is None or self._step.poll() is not None or ended_before:
             return False
-        pids = self._ranks_and_agent(record)
+        pids = self._tree(record)
         if plan.when == "end":
-            return (self.work_dir / f"exit-a{attempt}.json").exists() and plan.victim in ("step", "watcher")
-        if plan.victim in ("rank", "all") and len(pids) < 2:
+            return (self.work_dir / f"exit-a{attempt}.json").exists() and plan.victim not in WORK
+        if (plan.victim == "torchrun" and len(pids) < 2) or (plan.victim in ("rank", "all") and len(pids) < 3):
             return False
         if (self._launcher_dir(attempt) / "status.json").exists() or identity(pids[0]) is None:
             return False
@@ -312,9 +346,10 @@ class KilledJob:
         assert record is not None
         assert self._step is not None
         watcher = self._recorded(attempt, "watcher.json")
-        agent, *ranks = self._ranks_and_agent(record)
-        pids = {"rank": ranks, "agent": [agent], "watcher": [watcher["pid"]] if watcher else [], "step": [self._step.pid]}
+        pids = {kind: self._of_kind(record, kind) for kind in ("rank", "torchrun")}
+        pids |= {"agent": [record["pid"]], "watcher": [watcher["pid"]] if watcher else [], "step": [self._step.pid]}
         pids["all"] = [p for group in pids.values() for p in group]
+        pids |= {name: [service.pid] for name, service in self.bench.services.items()}
         heartbeat = self._heartbeat()
         phase = heartbeat.get("phase", "") if heartbeat.get("attempt") == attempt else "start"
         self.kills.append(
@@ -344,7 +379,7 @@ class KilledJob:
         for kill in self.kills:
             row, then = rows[kill.attempt], rows.get(kill.attempt + 1)
             kill.outcome = row.outcome
-            if kill.plan.victim not in ("rank", "agent", "all") or then is None:
+            if kill.plan.victim not in WORK or then is None:
                 continue
             reached = max(self.max_step.get(kill.attempt, 0), row.from_step or 0)
             kill.lost_steps = reached - (then.from_step or 0)
@@ -388,7 +423,8 @@ class KilledJob:
         return found
 
     def logs(self) -> str:
-        paths = [self.bench.home / f"step-{self.id}.log", *sorted(self._launcher_dir(0).parent.glob(f"{self.id}-a*/log"))]
+        of_job = [*self._launcher_dir(0).parent.glob(f"{self.id}-a*/log"), *self.work_dir.glob("train-a*.log")]
+        paths = [self.bench.home / f"step-{self.id}.log", *sorted(of_job), self.bench.home / "worker.log"]
         return "\n".join(f"{p.name} of {p.parent.name}:\n{p.read_text(errors='replace')[-1500:]}" for p in paths if p.exists())
 
     def close(self) -> None:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.training.kills [--count 100] [--seed 1] [--out benchmarks/training_kills_202611.json]
 
-Jobs go through the platform's own parts: queue, launcher, torchrun, follower, store and ledger, on a database of their own. At random
-moments a random process (a training rank, torchrun, the launcher's watcher, the platform's step, or all of them) gets SIGTERM or
-SIGKILL; then scheduler and sensors do what they do. After each job everything that must hold is checked, and a breach is printed.
+Jobs go through the platform's own parts: queue, launcher, agent, torchrun, API, worker, store and ledger, on a database of their own.
+At random moments a random process (a training rank, torchrun, the agent, the launcher's watcher, the platform's step, all of these, the
+API, or the worker) gets SIGTERM or SIGKILL; then scheduler, sensors and supervisor do what they do. After each job everything that must
+hold is checked, and a breach is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.kill_bench import VICTIMS, Bench, Kill, KilledJob, Plan, bench, total_steps
+from benchmarks.training.kill_bench import VICTIMS, WORK, Bench, Kill, KilledJob, Plan, bench, total_steps
 
 KILLS_PER_JOB = 4
 EPOCHS = 16
@@ -80,7 +81,7 @@ def plan(rng: random.Random, count: int, steps: int) -> list[Plan]:
     for at in sorted(rng.randrange(0, steps) for _ in range(count)):
         victim, signum = rng.choice(VICTIMS), rng.choice([signal.SIGTERM, signal.SIGKILL])
         when = rng.choices(["setup", "step", "save", "end"], [3, 4, 3, 1])[0]
-        if when == "end" and victim not in ("step", "watcher"):
+        if when == "end" and victim in WORK:
             when = "save"
         made.append(Plan(victim=victim, signum=signum, when=when, at=rng.uniform(0, SETUP_S) if when == "setup" else at))
     return sorted(made, key=lambda p: p.when == "end")

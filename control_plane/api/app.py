@@ -20,6 +20,7 @@ from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.api.middleware import RequestIds, UnreadBodies
 from control_plane.api.openapi import Described
 from control_plane.attempts import routes as checkpoint_permissions
+from control_plane.attempts import routes_agents
 from control_plane.billing import routes_budgets, routes_operators
 from control_plane.billing import routes_invoices as invoices
 from control_plane.billing import routes_usage as usage
@@ -99,7 +100,7 @@ def _routes() -> Sequence[BaseRoute]:
         routes_recipes.router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router, adapters.router,
         completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
         webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
-        routes_operators.router, deletions.router, routes_health.router, metrics.router,
+        routes_operators.router, deletions.router, routes_agents.router, routes_health.router, metrics.router,
     ):  # fmt: skip
         whole.include_router(router)
     return whole.routes

@@ -1,4 +1,4 @@
-"""Retention of checkpoints, in the object store and on this machine. A retired row is no longer read; then its objects are deleted."""
+"""Retention of checkpoints in the object store. A retired row is no longer read; then its objects are deleted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,12 +16,9 @@ from control_plane.attempts.tables import checkpoints
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
-from control_plane.platform.transfer import FAILURES
 from control_plane.queue.tables import reservations
 from ft_assets import layout
-from ft_assets.errors import IntegrityError
-from ft_assets.training.checkpoints import committed, discard, read_manifest, set_aside_newer, step_name
-from ft_assets.training.disk_space import directory_bytes
+from ft_assets.retries import FAILURES
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +50,9 @@ def retire_checkpoints(platform: Platform, held: Claim) -> list[int]:
     return remove_retired(platform, held.job_id)
 
 
-def give_up_newer(platform: Platform, held: Claim, checkpoints_dir: Path, step: int) -> list[int]:
-    """Retire checkpoints after `step`, from which the attempt is about to resume; returns those in the store.
-
-    They are unusable, damaged or of another training, and would otherwise count as the newest. Fenced, here and in the store; objects go
-    with the next commit.
-    """
-    with platform.engine.begin() as conn:
-        if not holds_in(conn, held):
-            return []
-        set_aside_newer(checkpoints_dir, step)
-        steps = [newer for newer in _kept_steps(conn, held.job_id) if newer > step]
-        _retire(conn, platform, held.job_id, steps)
-    return steps
+def retire_newer(conn: Connection, platform: Platform, job_id: str, step: int) -> None:
+    """Retire checkpoints after `step`, from which an attempt resumes: they are unusable, damaged or of another training."""
+    _retire(conn, platform, job_id, [newer for newer in _kept_steps(conn, job_id) if newer > step])
 
 
 def retire_ended(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: int = MAX_JOBS) -> int:
@@ -134,44 +120,12 @@ def remove_retired(platform: Platform, job_id: str) -> list[int]:
     return removed
 
 
-def free_machine(platform: Platform, job_id: str) -> int:
-    """Free bytes on this machine's disk: delete checkpoints of ended jobs, and of `job_id` all but the two newest and the best one that
-    an early stop returns to; returns the bytes."""
-    root = platform.settings.work_dir / "jobs"
-    freed = 0
-    with platform.engine.connect() as conn:
-        ended = set(conn.execute(sa.select(jobs.c.id).where(jobs.c.state.in_(FINAL))).scalars())
-    for work_dir in sorted(root.iterdir()) if root.is_dir() else ():
-        directory = work_dir / "checkpoints"
-        doomed = [directory] if work_dir.name in ended else []
-        if work_dir.name == job_id:
-            doomed = [*_dispensable(directory), *directory.glob(".tmp-*"), work_dir / "uploads"]
-        for path in doomed:
-            freed += directory_bytes(path)
-            discard(path)
-    return freed
-
-
 def _best_step(conn: Connection, job_id: str) -> int | None:
     """Return the step that an early stop would return to, according to the newest checkpoint."""
     this = (checkpoints.c.job_id == job_id) & ~checkpoints.c.final & checkpoints.c.retired_at.is_(None)
     newest = sa.select(checkpoints.c.metrics["best_step"].astext).where(this).order_by(checkpoints.c.step.desc()).limit(1)
     best = conn.execute(newest).scalar()
     return None if best is None else int(best)
-
-
-def _dispensable(checkpoints_dir: Path) -> list[Path]:
-    """Committed checkpoints except the two newest and the best."""
-    found = committed(checkpoints_dir)
-    best: str | None = None
-    for path in reversed(found):
-        try:
-            reported = read_manifest(path).metrics.get("best_step")
-        except IntegrityError:
-            continue
-        best = None if reported is None else step_name(int(reported))
-        break
-    return [path for path in found[:-2] if path.name != best]
 
 
 def _kept_steps(conn: Connection, job_id: str) -> Sequence[int]:

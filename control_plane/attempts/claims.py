@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.workload import NodeShare
 from control_plane.platform.protocols import WorkloadStatus
 from ft_assets.training.failures import FailureClass
 from ft_assets.training.spec import TrainingSpec
@@ -18,8 +19,8 @@ class Claim:
     attempt: int
     pool: str
     num_gpus: int
-    devices: tuple[int, ...]
-    """Device numbers of its GPUs on this machine."""
+    placement: tuple[NodeShare, ...]
+    """Its GPUs by node."""
     model: str
     spec: TrainingSpec
     workload: str
@@ -45,16 +46,3 @@ class Ending:
     """Unix seconds at which its first step began; None: it made none."""
     kept_until: float | None = None
     """Unix seconds at which the last step ended that one of its committed checkpoints contains; None: none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reported:
-    """Metrics that are already in the job's events: a repeated step is bit-identical and not reported again."""
-
-    step: int = 0
-    validation: int = 0
-    from_step: int = 0
-    """Step at which the attempt began; lines up to it are old."""
-
-
-NOTHING = Reported()

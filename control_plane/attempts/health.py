@@ -8,12 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import statistics
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -23,14 +20,15 @@ from sqlalchemy.engine import Connection
 
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.rules import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
+from control_plane.attempts.service import final_prefix
 from control_plane.attempts.tables import attempts, health_verdicts
 from control_plane.jobs import results
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import locked, record
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import FOR_OPERATORS, Event, as_reported
+from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import FINAL, JobState
-from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import RunLog, TrackedRun
 from control_plane.queue.tables import reservations
 from ft_assets.telemetry.redaction import without_credentials
 from ft_assets.training.loss_curve_svg import loss_curve_svg
@@ -57,20 +55,25 @@ class Watch:
     signs: Signs
     raised: set[str]
     tracked: RunLog | None
+    seen: int
+    """Sequence number of the newest metrics event that was processed."""
     reported: set[str] = field(default_factory=set)
     """Verdicts of :data:`~control_plane.attempts.rules.ONCE` already reported for this attempt."""
     reported_tracking: bool = field(default=False)
 
-    def saw(self, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> None:
-        """Process new lines of ``metrics.jsonl``."""
-        if not steps and not validation:
-            return
+    def look(self) -> None:
+        """Process the metrics that were reported since the last call."""
         with _unharmed("the watch"):
-            self.signs = _with_lines(self.signs, steps, validation)
+            with self.platform.engine.connect() as conn:
+                news = conn.execute(_metrics_of(self.held.job_id).where(job_events.c.seq > self.seen).order_by(job_events.c.seq)).all()
+            if not news:
+                return
+            self.seen, lines = news[-1].seq, [row.data for row in news]
+            self.signs = _with_lines(self.signs, lines)
             if self.signs.expected is None:
                 self.signs = replace(self.signs, expected=own_pace(self.signs))
             if self.tracked is not None:
-                self.tracked.log([as_reported(m) for m in (*steps, *validation)])
+                self.tracked.log(lines)
             self._judge()
 
     def record_silence(self, *, silence_s: float, running: bool) -> None:
@@ -81,8 +84,8 @@ class Watch:
                 self._judge()
             self._report_tracking()
 
-    def ended(self, ending: Ending, result: Path) -> None:
-        """Judge the end, close open verdicts and end the tracked run. `result`: directory of the finished model."""
+    def ended(self, ending: Ending) -> None:
+        """Judge the end, close open verdicts and end the tracked run."""
         with _unharmed("the watch"):
             if ending.failure is not None and ending.failure.code == "diverged":
                 self._record([diverged(step=ending.last_step, remedy=ending.failure.remedy)])
@@ -90,7 +93,7 @@ class Watch:
                 _close(conn, self.platform, health_verdicts.c.job_id == self.held.job_id, health_verdicts.c.attempt == self.held.attempt)
         with _unharmed("tracking"):
             if self.tracked is not None:
-                self.tracked.attach(of_attempt(self.platform, self.held, result))
+                self.tracked.attach(of_attempt(self.platform, self.held))
         with _unharmed("tracking"):
             if self.tracked is not None:
                 self.tracked.end(outcome=ending.outcome)
@@ -133,11 +136,14 @@ class Watch:
 def begin(platform: Platform, held: Claim) -> Watch:
     """Start supervising an attempt that has started; a new follower takes over the open verdicts of a dead one."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
-    raised, reported = set[str](), set[str]()
+    raised, reported, seen = set[str](), set[str](), 0
     with _unharmed("the watch"), platform.engine.begin() as conn:
         this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
-        started = conn.execute(sa.select(attempts.c.from_step).where(this)).scalar_one_or_none() or 0
-        signs = replace(_with_events(conn, held.job_id, signs), from_step=started, expected=_pace_of_jobs_alike(conn, held))
+        began = conn.execute(sa.select(attempts.c.from_step, attempts.c.started_at).where(this)).one()
+        earlier = _metrics_of(held.job_id).where(job_events.c.created_at < began.started_at).order_by(job_events.c.seq.desc()).limit(1)
+        seen = next((row.seq for row in conn.execute(earlier)), 0)  # what a watch before this one tracked is tracked again, to no effect
+        signs = _with_events(conn, held.job_id, signs)
+        signs = replace(signs, from_step=began.from_step or 0, expected=_pace_of_jobs_alike(conn, held))
         own = health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt == held.attempt
         for code, cleared_at in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.cleared_at).where(*own)).all():
             raised |= {code} if cleared_at is None else set()
@@ -148,7 +154,7 @@ def begin(platform: Platform, held: Claim) -> Watch:
         if platform.tracker is not None:
             tracked = platform.tracker.begin(run_of(held))
             tracked.attach(of_spec(held.spec))
-    return Watch(platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked)
+    return Watch(platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked, seen=seen)
 
 
 def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:
@@ -197,10 +203,11 @@ def _unharmed(what: str) -> Iterator[None]:
         log.exception("%s of an attempt failed; the attempt continues", what)
 
 
-def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Sequence[Mapping[str, Any]]) -> Signs:
+def _with_lines(signs: Signs, lines: Sequence[Mapping[str, Any]]) -> Signs:
+    """Add metrics events: those of steps and those of validations."""
+    steps = [m for m in lines if "train_loss" in m]
     by_step = {s.step: s for s in signs.steps} | {m["step"]: Step.of(m) for m in steps}
-    measured = {m["step"]: m.get("eval_loss", m.get("valid_loss")) for m in validation}
-    losses = dict(signs.validations) | {step: loss for step, loss in measured.items() if loss is not None}
+    losses = dict(signs.validations) | {m["step"]: m["valid_loss"] for m in lines if m.get("valid_loss") is not None}
     kept = sorted(by_step.values(), key=lambda s: s.step)[-WATCHED_STEPS:]
     total = int(steps[-1].get("total_steps") or signs.total_steps) if steps else signs.total_steps
     early = signs.early
@@ -210,13 +217,16 @@ def _with_lines(signs: Signs, steps: Sequence[Mapping[str, Any]], validation: Se
     return replace(signs, steps=tuple(kept), early=early, validations=tuple(sorted(losses.items())), total_steps=total)
 
 
+def _metrics_of(job_id: str) -> sa.Select[Any]:
+    return sa.select(job_events.c.seq, job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
+
+
 def _with_events(conn: Connection, job_id: str, signs: Signs) -> Signs:
-    """Add what earlier attempts, or an earlier follower, reported: curves continue across attempts."""
-    query = sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")
-    newest = list(conn.execute(query.order_by(job_events.c.seq.desc()).limit(WATCHED_STEPS)).scalars())[::-1]
-    first = list(conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).scalars())
-    known = [*first, *newest]
-    return _with_lines(signs, [d for d in known if "train_loss" in d], [d for d in known if "valid_loss" in d])
+    """Add what was reported before, also by earlier attempts: curves continue."""
+    query = _metrics_of(job_id)
+    newest = conn.execute(query.order_by(job_events.c.seq.desc()).limit(WATCHED_STEPS)).all()[::-1]
+    first = conn.execute(query.order_by(job_events.c.seq).limit(EARLY_STEPS)).all()
+    return _with_lines(signs, [row.data for row in (*first, *newest)])
 
 
 def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
@@ -278,95 +288,9 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", item
 
 
-STUCK_AFTER_S = 600.0
-"""Seconds without progress, even with heartbeats, after which a workload is stopped and resumed: no micro-batch, validation window or
-save."""
-STUCK_AFTER_STEPS = 20
-"""The same in usual steps, if they are slow."""
-LOADING_S = 1800.0
-"""The same while a big model is read or written, which reports no progress."""
-MAX_SILENT_S = {
-    "setup": LOADING_S,
-    "import": LOADING_S,
-    "load": LOADING_S,
-    "self_test": STUCK_AFTER_S,
-    "train": STUCK_AFTER_S,
-    "save": LOADING_S,
-}
-KEPT_STEPS = 50
-
-
-@dataclass(kw_only=True)
-class Liveness:
-    """Signs of life of one attempt's workload."""
-
-    path: Path
-    """Its ``heartbeat.json``; an earlier attempt may have left one."""
-    attempt: int
-    timeout_s: float
-    """Seconds without a heartbeat after which a workload is stopped and resumed: ``FT_HEARTBEAT_TIMEOUT_S``."""
-    _times: list[float] = field(default_factory=list)
-    """When the newest steps ended."""
-
-    def saw(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Process metric lines, to learn how long a step usually takes."""
-        self._times = [*self._times, *(float(m["time"]) for m in steps)][-KEPT_STEPS:]
-
-    def phase(self) -> str:
-        """The heartbeat of this attempt; empty before its first one."""
-        beat = self._heartbeat()
-        return str(beat.get("phase", "")) if beat.get("attempt") == self.attempt else ""
-
-    def silence_s(self, status: WorkloadStatus) -> float:
-        """Return the seconds since the workload's last sign of life; before its first heartbeat, since its start."""
-        try:
-            last = self.path.stat().st_mtime
-        except FileNotFoundError:
-            last = 0.0
-        return time.time() - max(last, status.started_at or time.time())
-
-    def last_sign(self) -> float | None:
-        """Return when this attempt last sent a heartbeat; None if it never did."""
-        try:
-            last = self.path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        return last if self._heartbeat().get("attempt") == self.attempt else None
-
-    def is_silent(self, status: WorkloadStatus) -> bool:
-        """Whether a running workload has missed its heartbeats for too long."""
-        return status.phase is WorkloadPhase.RUNNING and self.silence_s(status) > self.timeout_s
-
-    def stall(self, status: WorkloadStatus) -> str | None:
-        """Return why a running workload counts as hung; None if it does not."""
-        if status.phase is not WorkloadPhase.RUNNING:
-            return None
-        if self.is_silent(status):
-            return f"no heartbeat for {self.silence_s(status):.0f} s (at most {self.timeout_s:g})"
-        beat = self._heartbeat()
-        phase, moved = str(beat.get("phase", "")), beat.get("progress_at")
-        if phase not in MAX_SILENT_S or beat.get("attempt") != self.attempt or not isinstance(moved, int | float):
-            return None
-        still, limit = time.time() - moved, max(MAX_SILENT_S[phase], STUCK_AFTER_STEPS * self._step_s())
-        return (
-            f"no progress for {still:.0f} s (at most {limit:.0f}) in phase {phase}, although heartbeats arrive" if still > limit else None
-        )
-
-    def _step_s(self) -> float:
-        took = [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
-        return statistics.median(took) if took else 0.0
-
-    def _heartbeat(self) -> Mapping[str, Any]:
-        try:
-            body = json.loads(self.path.read_text())
-        except (OSError, ValueError):
-            return {}
-        return body if isinstance(body, dict) else {}
-
-
 SPEC = "spec.json"
 RESULT = ("adapter_config.json", "config.json", "manifest.json")
-"""Files of an adapter or a whole model, in the directory of the finished training."""
+"""Files of an adapter or a whole model, beside its weights."""
 
 
 def of_spec(spec: TrainingSpec) -> dict[str, bytes]:
@@ -374,14 +298,18 @@ def of_spec(spec: TrainingSpec) -> dict[str, bytes]:
     return {SPEC: as_json(spec.to_dict())}
 
 
-def of_attempt(platform: Platform, held: Claim, result: Path) -> dict[str, bytes]:
-    """Return the job's loss curve and metrics so far, and the files that describe the finished model in `result`, if there are any."""
+def of_attempt(platform: Platform, held: Claim) -> dict[str, bytes]:
+    """Return the job's loss curve and metrics so far, and the files that describe the finished model, if there is one."""
     found = {}
     if curve := loss_curve_svg(results.metric_lines(platform, held.job_id)):
         found["loss_curve.svg"] = curve.encode()
     with results.table(platform, held.job_id) as table:
         found[results.FILENAME] = table.read()
-    return found | {f"model/{name}": (result / name).read_bytes() for name in RESULT if (result / name).is_file()}
+    for name in RESULT:
+        key = f"{final_prefix(held)}/{name}"
+        if platform.objects.exists(key):
+            found[f"model/{name}"] = platform.objects.get_bytes(key)
+    return found
 
 
 def as_json(body: Mapping[str, Any]) -> bytes:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,21 +16,21 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts import endings
-from control_plane.attempts.claims import NOTHING
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
-from control_plane.attempts.claims import Reported as Reported
-from control_plane.attempts.endings import of_attempt, reserved
+from control_plane.attempts.endings import of_attempt as of_attempt
+from control_plane.attempts.endings import reserved
 from control_plane.attempts.tables import Checkpoint, attempts, checkpoints
 from control_plane.billing.metering import service as metering
-from control_plane.jobs.tables import job_events, jobs
-from control_plane.jobs.transitions import fail_in, job_row, locked, record, record_many, transition
+from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import fail_in, job_row, locked, record
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import Event, as_reported, metrics_event, provisioning_event
+from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import columns, many
-from control_plane.queue.reservations import local_devices
+from control_plane.queue.reservations import local_placement
 from control_plane.queue.tables import reservations
+from ft_assets import layout
 from ft_assets.errors import FtError, NotAdmitted
 from ft_assets.training.failures import StopReason
 from ft_assets.training.spec import TrainingSpec
@@ -59,7 +58,7 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
             attempt=held.attempt,
             pool=held.pool,
             num_gpus=held.num_gpus,
-            devices=local_devices(platform, held.placement, held.devices),
+            placement=local_placement(platform, held.placement, held.devices),
             model=job.model,
             spec=_readable(job_id, job.spec),
             workload=_workload(job_id, held.attempt),
@@ -109,86 +108,34 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
         ) from error
 
 
-def requested_stop(platform: Platform, held: Claim) -> str | None:
-    """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop; records a heartbeat as well.
+def requested_stop(conn: Connection, held: Claim) -> str | None:
+    """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop.
 
-    A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation records
-    no heartbeat, which would hide a missing follower of the next attempt, and is told to cancel: its GPUs belong to another job.
+    A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation is told
+    to cancel: its GPUs belong to another job.
     """
-    beat = sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held)).values(heartbeat_at=platform.clock())
-    with platform.engine.begin() as conn:
-        row = conn.execute(beat.returning(jobs.c.stop_requested, reservations.c.stop_asked_at)).one_or_none()
+    query = sa.select(jobs.c.stop_requested, reservations.c.stop_asked_at).join(reservations, reservations.c.job_id == jobs.c.id)
+    row = conn.execute(query.where(reserved(held))).one_or_none()
     if row is None:
         return StopReason.CANCEL
     requested: str | None = row.stop_requested
     return None if requested == StopReason.PREEMPT and row.stop_asked_at is None else requested
 
 
-def reported(platform: Platform, held: Claim, *, from_step: int = 0) -> Reported:
-    """Return what earlier attempts, and earlier followers of this one, have reported."""
-    step = sa.cast(job_events.c.data["step"].astext, sa.Integer)
-    trained, validated = (sa.func.coalesce(sa.func.max(step).filter(job_events.c.data.has_key(k)), 0) for k in ("train_loss", "valid_loss"))
-    query = sa.select(trained, validated).where(job_events.c.job_id == held.job_id, job_events.c.type == "metrics")
-    with platform.engine.connect() as conn:
-        row = conn.execute(query).one()
-    return Reported(step=row[0], validation=row[1], from_step=from_step)
+def checkpoint_prefix(held: Claim) -> str:
+    """Prefix of the attempt's checkpoints; each attempt has its own, so that sending a step again never touches a committed one."""
+    return f"{layout.job_prefix(held.tenant, held.job_id)}/checkpoints/a{held.attempt}"
 
 
-def record_progress(
-    platform: Platform,
-    held: Claim,
-    steps: Sequence[Mapping[str, Any]],
-    *,
-    phase: str,
-    validation: Sequence[Mapping[str, Any]] = (),
-    before: Reported = NOTHING,
-) -> None:
-    """Store new metric lines of the workload as events and the newest on the job; the first step makes the job ``running``.
+def final_prefix(held: Claim) -> str:
+    """Prefix of the attempt's finished model, until it is registered."""
+    return f"{layout.job_prefix(held.tenant, held.job_id)}/final/a{held.attempt}"
 
-    Lines of steps reported `before` move the job but make no second event.
-    """
-    if not steps and not validation:
-        return
+
+def beat(platform: Platform, held: Claim) -> None:
+    """Record that the step of the attempt is alive; a released attempt records nothing, which would hide a missing step of the next."""
     with platform.engine.begin() as conn:
-        if not holds_in(conn, held):
-            return
-        now = platform.clock()
-        job = locked(conn, held.job_id)
-        if job.state in FINAL:
-            return
-        if steps:
-            last = steps[-1]
-            if last["step"] > before.from_step and job.state is JobState.PROVISIONING:
-                message, first = f"Training runs (attempt {held.attempt}).", job.first_step_at or now
-                transition(conn, held.job_id, JobState.RUNNING, message=message, now=now, first_step_at=first)
-            left = last["total_steps"] - last["step"]
-            pace = _seconds_per_step(steps)
-            known = pace or left == 0  # after the last step it is that step's time
-            finish = datetime.fromtimestamp(now.timestamp() + left * (pace or 0.0), tz=UTC) if known else None
-            values = {name: last.get(name) for name in ("step", "total_steps", "loss", "tokens_per_s")}
-            conn.execute(
-                sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=phase == "save", estimated_finish_at=finish)
-            )
-        news = [m for m in steps if m["step"] > before.step] + [m for m in validation if m["step"] > before.validation]
-        record_many(conn, [(held.job_id, metrics_event(as_reported(m))) for m in news], now=now)
-
-
-def record_provisioning(platform: Platform, held: Claim, phase: str) -> None:
-    """Report what the attempt does before its first step (``job_events.PROVISIONING``), each phase once."""
-    event = provisioning_event(phase, attempt=held.attempt)
-    before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
-    with platform.engine.begin() as conn:
-        if not holds_in(conn, held) or locked(conn, held.job_id).state is not JobState.PROVISIONING:
-            return
-        if conn.execute(sa.select(sa.exists().where(before))).scalar_one():
-            return
-        record(conn, held.job_id, event, now=platform.clock())
-
-
-def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    if len(steps) < 2:
-        return None
-    return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
+        conn.execute(sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held)).values(heartbeat_at=platform.clock()))
 
 
 def record_checkpoint(
@@ -226,28 +173,15 @@ def committed(platform: Platform, job_id: str) -> list[Checkpoint]:
         return many(conn, kept.order_by(checkpoints.c.step.desc()), Checkpoint)
 
 
-def holds(platform: Platform, held: Claim) -> bool:
-    """Whether the attempt still has its reservation."""
-    with platform.engine.begin() as conn:
-        return holds_in(conn, held)
-
-
 def must_hold(platform: Platform, held: Claim) -> None:
     """Raise ``NotAdmitted`` if the attempt was released: it may no longer start anything."""
-    if not holds(platform, held):
+    with platform.engine.begin() as conn:
+        holds = holds_in(conn, held)
+    if not holds:
         raise NotAdmitted(
             f"attempt {held.attempt} of job {held.job_id} was released before its workload was started, so it starts nothing; the job goes "
             "on in its next attempt, or has ended"
         )
-
-
-def tell(platform: Platform, held: Claim, event: Event) -> bool:
-    """Write an event of the job; returns False, and writes nothing, if the attempt was released or the job has ended."""
-    with platform.engine.begin() as conn:
-        if not holds_in(conn, held) or locked(conn, held.job_id).state in FINAL:
-            return False
-        record(conn, held.job_id, event, now=platform.clock())
-    return True
 
 
 def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
@@ -276,36 +210,14 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     return state
 
 
-def mark_started(platform: Platform, held: Claim, *, from_step: int, started_at: float | None) -> int:
-    """Record where the attempt resumes and when its workload started; billing counts from there.
-
-    Returns the step up to which metrics were reported: `from_step`, or later if a dead follower is being replaced. Records nothing for a
-    released attempt, which has been billed already.
-    """
+def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -> None:
+    """Record when the attempt's workload started; billing counts from there. Nothing for a released attempt, which has been billed."""
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
-            return from_step
+            return
         at = endings.moment(started_at) or platform.clock()
-        start = sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(from_step=from_step, started_at=at)
-        fresh = conn.execute(start).rowcount
-        job = job_row(conn, held.tenant, held.job_id)
-        if fresh:
-            endings.report_started(conn, platform, held, job, at=at, now=platform.clock())
-            return from_step
-        return job.step or from_step
-
-
-def mark_restored(platform: Platform, held: Claim, *, from_step: int) -> None:
-    """Record where the attempt will resume, before its workload starts; nothing for a released attempt."""
-    with platform.engine.begin() as conn:
-        if holds_in(conn, held):
-            conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(from_step=from_step))
-
-
-def from_step(platform: Platform, held: Claim) -> int:
-    """Return the step from which the attempt resumed; 0 while unknown."""
-    with platform.engine.connect() as conn:
-        return conn.execute(sa.select(attempts.c.from_step).where(of_attempt(held))).scalar() or 0
+        if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
+            endings.report_started(conn, platform, held, job_row(conn, held.tenant, held.job_id), at=at, now=platform.clock())
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

@@ -40,6 +40,20 @@ attempts = sa.Table(
     sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
 )  # fmt: skip
 
+agents = sa.Table(
+    "agents", metadata,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("token", sa.Text, nullable=False, unique=True),  # what its agent authenticates with
+    sa.Column("may_read", JSONB, nullable=False),  # object prefixes of its inputs
+    sa.Column("reported_step", sa.Integer, nullable=False), sa.Column("reported_validation", sa.Integer, nullable=False),
+    timestamp("heartbeat_at", nullable=True),
+    sa.Column("facts", JSONB),  # agent.messages.Facts of the last heartbeat
+    sa.Column("exit", JSONB),  # agent.messages.Exit; null until it has ended
+    sa.ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.attempt"]),
+)  # fmt: skip
+"""The agent of an attempt: what it may do, and what it last said. No tenant's call sees it."""
+
 checkpoints = sa.Table(
     "checkpoints", metadata,
     sa.Column("id", sa.Text, primary_key=True),

@@ -12,8 +12,8 @@ from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
-from control_plane.platform.transfer import FAILURES
 from ft_assets import layout
+from ft_assets.retries import FAILURES
 
 log = logging.getLogger(__name__)
 

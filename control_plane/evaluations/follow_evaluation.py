@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
+from agent.workload import Kind, Workload
 from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import jobs
 from control_plane.jobs.transitions import record
 from control_plane.platform import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.platform.protocols import Launcher, Workload, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import Launcher, WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Conflict, FtError, InvalidRequest, Unavailable
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.heartbeat import read_heartbeat, read_milestones
@@ -82,12 +83,8 @@ class JobWatch:
             record(conn, self._job_id, job_events.evaluation_event(passed), now=self._platform.clock())
 
 
-def follow(
-    launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, held: tuple[int, ...] = (), limits: Limits | None = None
-) -> Mapping[str, Any]:
+def follow(launcher: Launcher, run: EvalRun, *, name: str, watch: Watch, limits: Limits | None = None) -> Mapping[str, Any]:
     """Return the result of `run`, from the first of these that exists. A result counts only if it answers the same question.
-
-    `held`: device numbers of the GPUs that reservations hold.
 
     1. A result left by an earlier process.
     2. A running process: it is adopted, or ended if it has another question.
@@ -110,10 +107,10 @@ def follow(
             watch.progress(_planned(run))
         workload = Workload(
             name=f"{name}-{number}",
-            module="ft_assets.evals.run.runner",
-            run_file=run.out_dir / run_file.RUN_NAME,
-            work_dir=run.out_dir,
-            held=held,
+            kind=Kind.EVALUATE,
+            command=("ft_assets.evals.run.runner", str((run.out_dir / run_file.RUN_NAME).absolute())),
+            tenant="",
+            job=name,
             env=logs.environment(),
             secrets=(JUDGE_KEY, SAFETY_KEY, spans.HEADERS),
         )
@@ -184,7 +181,7 @@ def _follow(launcher: Launcher, workload: Workload, run: EvalRun, watch: Watch, 
     clock.start()
     launcher.start_or_adopt(workload)
     try:
-        while wanted and not clock.still and not clock.is_over and launcher.status(workload.name).phase in RUNNING:
+        while wanted and not clock.still and not clock.is_over and launcher.get(workload.name).phase in RUNNING:
             _touch(run)
             _tell(run, watch)
             beat = read_heartbeat(run.out_dir)
@@ -225,7 +222,7 @@ def _newest(launcher: Launcher, name: str) -> tuple[int, WorkloadStatus]:
     """Return number and status of the newest process of this name; 0 if there was none."""
     newest = (0, WorkloadStatus(name=name, phase=WorkloadPhase.ABSENT))
     for number in count(1):
-        status = launcher.status(f"{name}-{number}")
+        status = launcher.get(f"{name}-{number}")
         if status.phase is WorkloadPhase.ABSENT:
             break
         newest = (number, status)

@@ -19,6 +19,7 @@ from ft_assets.layout import attempt_prefix
 
 LATE = timedelta(minutes=10)
 """How long after a job's end its log may still arrive."""
+MAX_LOG_BYTES = 4 << 20
 WHOLE, BEGINS, PIECES = "train.log", "train.log.begins", "log"
 """Object names under an attempt's prefix: its log, where that begins if the beginning was dropped, and the pieces of a running one."""
 
@@ -26,9 +27,7 @@ WHOLE, BEGINS, PIECES = "train.log", "train.log.begins", "log"
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Piece:
     begins: int
-    """Bytes of the readable log before it."""
-    raw_begins: int
-    """Bytes of the workload's own log before it."""
+    """Bytes of the log before it."""
     size: int
     key: str
 
@@ -39,11 +38,36 @@ class Piece:
 
 def pieces(objects: ObjectStore, prefix: str) -> list[Piece]:
     """The stored pieces of a log that is being written, in order."""
-    found = []
-    for info in objects.list(f"{prefix}/{PIECES}"):
-        begins, _, raw_begins = info.key.rpartition("/")[2].partition("-")
-        found.append(Piece(begins=int(begins), raw_begins=int(raw_begins), size=info.size_bytes, key=info.key))
-    return sorted(found)
+    listed = objects.list(f"{prefix}/{PIECES}")
+    return sorted(Piece(begins=int(info.key.rpartition("/")[2]), size=info.size_bytes, key=info.key) for info in listed)
+
+
+def store_piece(objects: ObjectStore, prefix: str, begins: int, data: bytes) -> None:
+    """Store the piece that begins at byte `begins`, in place of what was stored there; of a long log, the first pieces are dropped."""
+    objects.put_bytes(f"{prefix}/{PIECES}/{begins:012d}", data)
+    dropped = begins + len(data) - MAX_LOG_BYTES
+    if dropped > 0:
+        for piece in pieces(objects, prefix):
+            if piece.ends <= dropped:
+                objects.delete(piece.key)
+
+
+def finish(objects: ObjectStore, prefix: str) -> None:
+    """Store the log of an ended attempt as a whole, in place of its pieces; of a long one, the last :data:`MAX_LOG_BYTES`."""
+    found = pieces(objects, prefix)
+    whole = f"{prefix}/{WHOLE}"
+    if not found and objects.exists(whole):
+        return
+    begins, data = read_pieces(objects, found, 0)
+    if len(data) > MAX_LOG_BYTES:
+        cut = len(data) - MAX_LOG_BYTES
+        cut = data.find(b"\n", cut) + 1 or cut
+        begins, data = begins + cut, data[cut:]
+    if begins:
+        objects.put_bytes(f"{prefix}/{BEGINS}", str(begins).encode())
+    objects.put_bytes(whole, data)
+    for piece in found:
+        objects.delete(piece.key)
 
 
 def read_pieces(objects: ObjectStore, found: list[Piece], offset: int) -> tuple[int, bytes]:

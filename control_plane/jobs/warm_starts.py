@@ -193,7 +193,7 @@ def fetch(platform: Platform, tenant: str, start: WarmStart) -> Path:
         if _is_whole(target, start.manifest_sha256):
             return target
         shutil.rmtree(target)  # disk corruption, or a file deleted by hand
-    prefix = _prefix(platform, tenant, start)
+    prefix = stored_prefix(platform, tenant, start)
     with scratch.directory(platform.settings.work_dir, tenant) as directory:
         beside = directory / "adapter"
         platform.objects.get_file(f"{prefix}/{package.MANIFEST}", beside / package.MANIFEST)
@@ -219,7 +219,8 @@ def _is_whole(directory: Path, manifest_sha256: str) -> bool:
         return False
 
 
-def _prefix(platform: Platform, tenant: str, start: WarmStart) -> str:
+def stored_prefix(platform: Platform, tenant: str, start: WarmStart) -> str:
+    """Return the object prefix of the adapter's files; ``NotFound`` if it was deleted."""
     of_adapter = sa.select(adapters.c.object_prefix).where(
         adapters.c.tenant_id == tenant,
         adapters.c.manifest_sha256 == start.manifest_sha256,

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
+from agent.messages import Completion, WriteGrant
+from agent.workload import Workload
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectInfo:
@@ -46,6 +49,15 @@ class ObjectStore(Protocol):
     def uri(self, key: str) -> str:
         """``file:///...`` or ``s3://bucket/...``: for people and for lineage."""
 
+    def read_url(self, key: str) -> str:
+        """A URL that reads the object without credentials, for an hour: ``file:`` or presigned. ``NotFound`` where there is none."""
+
+    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
+        """URLs that write the parts of one object without credentials, for an hour: the store refuses bytes of other digests."""
+
+    def complete_upload(self, completion: Completion) -> None:
+        """Make the parts of an upload the object; repeating it is fine."""
+
 
 class WorkloadPhase(enum.StrEnum):
     ABSENT = "absent"
@@ -53,30 +65,7 @@ class WorkloadPhase(enum.StrEnum):
     RUNNING = "running"
     EXITED = "exited"
     LOST = "lost"
-    """Its processes are gone and nobody saw how they ended (killed with its watcher, or the machine rebooted)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workload:
-    """One gang of processes with a deterministic name; starting a name twice adopts the first."""
-
-    name: str
-    """``<job>-a<attempt>`` for training, ``<job>-e<n>`` for an evaluation."""
-    module: str
-    """Python module run as ``python -m``; its only argument is `run_file`."""
-    run_file: Path
-    work_dir: Path
-    num_processes: int = 1
-    """Ranks; more than one, or `torchrun` set, starts them under torchrun."""
-    torchrun: bool = False
-    devices: tuple[int, ...] = ()
-    """Numbers of the GPUs that its reservation names; empty: it has none, and shares the least used GPU of the machine."""
-    held: tuple[int, ...] = ()
-    """Numbers of the GPUs that reservations hold: a workload without one is kept away from them while another GPU is free."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    """Names of variables of the caller's environment that it is given, where they are set; their values are written to no file."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    """It was started and is gone, and nobody saw how it ended (killed with its watcher, or the machine rebooted)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +80,23 @@ class WorkloadStatus:
 
 
 class Launcher(Protocol):
-    """Starts workloads that outlive the caller."""
+    """Starts workloads that outlive the caller. A name is used once: one that was started and has disappeared is LOST."""
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus: ...
-    def status(self, name: str) -> WorkloadStatus: ...
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
+        """Start `workload` unless it was started before, by any process. Its agent is given `token`, which is part of no description."""
+
+    def get(self, name: str) -> WorkloadStatus: ...
+    def list(self) -> Sequence[WorkloadStatus]:
+        """Every workload that was started and not forgotten."""
+
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         """SIGTERM, then SIGKILL after `grace_s`; returns when the processes are gone. Absent is fine."""
 
-    def read_log(self, name: str, *, offset: int = 0) -> bytes: ...
+    def read_log(self, name: str) -> bytes:
+        """Output of the started command, for operators."""
+
+    def forget(self, name: str) -> None:
+        """Remove what is left of a workload that has ended; its name stays used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from ft_assets.layout import checked_id
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
@@ -152,6 +154,8 @@ class Settings:
     secrets_key_file: Path = Path("secrets.key")
     """``FT_SECRETS_KEY_FILE``: keys that encrypt secrets in the database, one a line, the newest first (mode 0600). Every process of the
     control plane needs it. Default ``<home>/secrets.key``, made at the first use."""
+    internal_url: str = ""
+    """``FT_INTERNAL_URL``: where workloads reach the API. Default ``http://<api_host>:<api_port>``."""
     public_url: str = ""
     """``FT_PUBLIC_URL``: where tenants reach the API, for links in e-mails. Default ``http://<api_host>:<api_port>``."""
 
@@ -159,6 +163,10 @@ class Settings:
     def work_dir(self) -> Path:
         """Node-local scratch: workloads and their checkpoints before upload."""
         return self.home / "work"
+
+    def job_dir(self, job_id: str) -> Path:
+        """Return the job's directory on this machine, shared by its attempts here."""
+        return self.work_dir / "jobs" / checked_id(job_id)
 
     @property
     def adapters_dir(self) -> Path:
@@ -193,12 +201,14 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     given = {f.name: _read(f.name, str(f.type), text) for f in fields(Settings) if (text := e.get(variable(f.name)))}
     home = given.setdefault("home", Path(".ft").absolute())
     made = Settings(**given)
-    public_url = made.public_url or f"http://{made.api_host}:{made.api_port}"
+    here = f"http://{made.api_host}:{made.api_port}"
+    public_url = made.public_url or here
     derived = {
         "object_store": f"file://{home}/objects",
         "inference_urls": (f"http://127.0.0.1:{made.inference_port}",),
         "mlflow_uri": f"sqlite:///{home}/mlflow.db",
         "public_url": public_url,
+        "internal_url": here,
         "smtp_from": f"ft-platform@{urlsplit(public_url).hostname or 'localhost'}",
         "secrets_key_file": home / "secrets.key",
     }
@@ -269,7 +279,7 @@ _BY_TYPE: Mapping[str, Callable[[str], Any]] = {
 }  # fmt: skip
 _SECONDS = _checked(float, "use a number of seconds above 0", lambda seconds: 0.0 < seconds < math.inf)
 _BY_NAME: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "public_url"), _address),
+    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "public_url", "internal_url"), _address),
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from agent.workload import NodeShare
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, gpu_devices
 from control_plane.jobs.tables import job_events, jobs
@@ -34,7 +35,7 @@ PREEMPT = "preempt"
 PREEMPTION_REQUESTED = "preemption_requested"
 """Event code: the job is asked to make room."""
 LOCK_WAIT_MS = 500
-"""Followers write their rows twice a second, taking a few milliseconds. Half of the server's ``deadlock_timeout``, so that in a deadlock
+"""Reports of agents lock them once a second, for a few milliseconds. Half of the server's ``deadlock_timeout``, so that in a deadlock
 the scheduling cycle gives way."""
 LOCK_ERRORS = ("55P03", "40P01")
 """PostgreSQL error codes for a lock timeout and a deadlock."""
@@ -168,22 +169,24 @@ def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[
     return [gpu_devices.assign(start.placement, held) for start in starts]
 
 
-def local_devices(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Flatten device `numbers` by node into numbers of this machine; a machine that stands for several nodes has the GPUs of all of
-    them."""
+def local_placement(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[NodeShare, ...]:
+    """Turn device `numbers` by node into numbers of this machine; a machine that stands for several nodes has the GPUs of all of them."""
     first: dict[str, int] = {}
     total = 0
     for pool in configured_pools.planned(platform):
         for node in pool.nodes:
             first[node.name], total = total, total + node.num_gpus
-    return tuple(first.get(str(node), 0) + n for (node, _), of_node in zip(placement, numbers, strict=False) for n in of_node)
+    return tuple(
+        NodeShare(node=str(node), devices=tuple(first.get(str(node), 0) + n for n in of_node))
+        for (node, _), of_node in zip(placement, numbers, strict=False)
+    )
 
 
 def held_devices(platform: Platform) -> tuple[int, ...]:
     """Return the numbers of the GPUs on this machine that reservations hold."""
     with platform.whole.engine.connect() as conn:
         rows = conn.execute(HELD_DEVICES).all()
-    return tuple(n for placement, numbers in rows for n in local_devices(platform, placement, numbers))
+    return tuple(n for placement, numbers in rows for share in local_placement(platform, placement, numbers) for n in share.devices)
 
 
 ADMITTED_WITHIN = timedelta(seconds=60)

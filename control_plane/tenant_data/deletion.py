@@ -38,10 +38,10 @@ from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.protocols import Search
 from control_plane.platform.records import columns, one, one_or_raise, record
-from control_plane.platform.transfer import FAILURES
 from control_plane.tenant_data import erasure
 from control_plane.tenant_data.tables import Deletion, Proof, deletion_objects, deletion_requests, deletions
 from ft_assets.errors import Conflict, FtError, NotFound
+from ft_assets.retries import FAILURES
 from ft_assets.storable_text import printable
 from ft_assets.training.spec import canonical_json
 

@@ -223,7 +223,7 @@ class TenantData:
 
     def directories(self, platform: Platform) -> Iterator[Path]:
         work, tenant = platform.settings.work_dir, layout.checked_id(self.tenant)
-        for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
+        for name in ("datasets", "inputs", "packs", "references", "suite_indexes", "warm_starts"):
             yield work / name / tenant
         yield from scratch.leftovers(work, tenant)
         for job_id in _column(platform, self._ids(jobs)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,7 @@ from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA
 from control_plane.serving import rollout
+from control_plane.worker import attempt_watch
 from control_plane.worker.periodic_work import MAINTENANCE, QUICK
 from control_plane.worker.queue_worker import QueueWorker
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
@@ -51,12 +53,17 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
         await rescue(app.job_manager)
         workers = make_workers(app, platform, periodic=periodic)
         work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
+        watching = threading.Thread(
+            target=attempt_watch.watch, args=(platform, stop_watching := threading.Event()), name="watch", daemon=True
+        )
+        watching.start()
         beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
         ends = [asyncio.create_task(wait) for wait in (ending.wait(), *(worker.stopped() for worker in workers))]
         await asyncio.wait([*ends, *work], return_when=asyncio.FIRST_COMPLETED)
         asked = ending.is_set()
         for task in (*beside, *ends):
             task.cancel()
+        stop_watching.set()
         for worker in workers:
             worker.stop()  # type: ignore[no-untyped-call]
         done, _ = await asyncio.wait(work, timeout=GRACE_S)

@@ -309,7 +309,7 @@ def _queue_listener(settings: Settings) -> Service:
 def _worker(settings: Settings) -> Service:
     return Service(
         name=WORKER, argv=(sys.executable, "-m", "control_plane.worker"), probe=file_touched(settings.home / "worker.alive"),
-        after=(MIGRATE,), env=lambda: database_env(settings),
+        after=(MIGRATE,), env=lambda: database_env(settings), last=True,
     )  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def _api(settings: Settings) -> Service:
     return Service(
         name=API, argv=(sys.executable, "-m", "control_plane.api"), probe=http_ok(f"{url}/healthz"),
         liveness=http_ok(f"{url}/livez"), after=(MIGRATE,), env=lambda: database_env(settings),
-        url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT",
+        url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT", last=True,
     )  # fmt: skip
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+from agent.workload import Kind, Workload
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import Settings
 from ft_assets.training import checkpoints
@@ -14,7 +13,6 @@ from resources.launcher import LocalLauncher
 
 GRACE_S = 30.0
 """A checkpoint may take 25 s after SIGTERM, and then the process has to exit."""
-EVALUATION = "ft_assets.evals.run.runner"
 LIVE = (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)
 
 
@@ -23,25 +21,22 @@ def running(settings: Settings) -> list[str]:
     directory = settings.work_dir / "launcher"
     if not directory.is_dir():
         return []
-    launcher = LocalLauncher(directory)
-    names = sorted(d.name for d in directory.iterdir() if (d / "workload.json").exists())
-    return [n for n in names if launcher.status(n).phase in LIVE]
+    return [status.name for status in LocalLauncher(directory).list() if status.phase in LIVE]
 
 
 def describe_stopped(settings: Settings, names: Sequence[str]) -> str:
     """Say which workloads were stopped and from where each resumes; empty without `names`."""
     groups: dict[str, list[str]] = {}
-    launcher = settings.work_dir / "launcher"
     for name in names:
-        groups.setdefault(_describe_resume(launcher / name), []).append(name)
+        groups.setdefault(_describe_resume(settings, name), []).append(name)
     return "; ".join(f"{what}: {', '.join(of)}" for what, of in groups.items())
 
 
-def _describe_resume(directory: Path) -> str:
-    command = json.loads((directory / "workload.json").read_text())
-    if EVALUATION in command["argv"]:
+def _describe_resume(settings: Settings, name: str) -> str:
+    workload = Workload.from_json((settings.work_dir / "launcher" / name / "workload.json").read_text())
+    if workload.kind is Kind.EVALUATE:
         return "stopped evaluations (keep their answers and continue when the stack is up again)"
-    saved = checkpoints.committed(Path(command["cwd"]) / "checkpoints")
+    saved = checkpoints.committed(settings.work_dir / "jobs" / workload.job / "checkpoints")
     if saved:
         return "stopped training (resumes from its last checkpoint when the stack is up again)"
     return "stopped training before its first checkpoint (starts over when the stack is up again)"

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from control_plane.attempts.follow import fetch_pack
 from control_plane.capacity import gpu_devices as devices
 from control_plane.jobs import warm_starts
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
@@ -23,6 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.transfer import download, upload
 from control_plane.queue import reservations
 from ft_assets import layout
+from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.reference_logps import MANIFEST, ReferenceManifest, reference_key, verify
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart

@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
-from control_plane.attempts.follow import fetch_pack
 from control_plane.datasets.previews import rows_file
 from control_plane.datasets.service import check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
@@ -43,6 +42,7 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets import reference_step
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
+from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.packs.build import (
     PackManifest,
     PackProgress,

@@ -18,7 +18,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from control_plane.attempts import health
-from control_plane.attempts.follow import fetch_pack, job_dir
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache, follow_evaluation
@@ -31,8 +30,8 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
-from control_plane.queue import reservations
 from ft_assets.adapters import whole_model
+from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
 from ft_assets.errors import Conflict
 from ft_assets.evals import config
@@ -114,15 +113,13 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     A repeated call for the same `judged`, from any process of this machine, continues where the last one was. Once the result is stored,
     the work directory is removed; later calls return the stored result.
     """
-    out_dir = job_dir(platform, judged.job.id) / "evals" / judged.name
+    out_dir = platform.settings.job_dir(judged.job.id) / "evals" / judged.name
     requested = judged.eval_config
     items = suite_items.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=requested.max_items)
     run = _run(platform, judged, out_dir, items)
     result = _stored_result(platform, judged, run)
     if result is None:
-        result = follow_evaluation.follow(
-            launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch, held=reservations.held_devices(platform)
-        )
+        result = follow_evaluation.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -223,7 +220,7 @@ def fetch_final(platform: Platform, job_id: str) -> Path:
         row = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).first()
     if row is None:
         raise Conflict(f"job {job_id} has no finished adapter to evaluate; wait until its training has succeeded")
-    target = job_dir(platform, job_id) / "final"
+    target = platform.settings.job_dir(job_id) / "final"
     if not (target / "manifest.json").exists() or manifest_digest(target) != row.manifest_sha256:
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, row.object_prefix, target, last="manifest.json")

@@ -23,7 +23,7 @@ from ft_assets.telemetry.outages import OneLinePerOutage
 from ft_assets.telemetry.redaction import without_data, without_secrets
 
 FORMAT, LEVEL = "FT_LOG_FORMAT", "FT_LOG_LEVEL"
-PACKAGES = ("control_plane", "deploy", "ft_assets", "resources", "sensors")
+PACKAGES = ("agent", "control_plane", "deploy", "ft_assets", "resources", "sensors")
 FIELDS = ("time", "level", "logger", "message", "service", "tenant", "job", "attempt", "request_id", "trace_id", "span_id", "exception")
 """Fields of every line, if known; a line may add others (``extra={"fields": {...}}``)."""
 TEXT_FIELDS = ("tenant", "job", "attempt", "request_id")

@@ -23,8 +23,8 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
         metadata={
             "loss_curve": dg.MetadataValue.md(markdown_picture(loss_curve_svg(stored.measurements), title="loss over optimizer steps")),
             "final_loss": stored.last("loss"),
-            "steps": trained.ending.last_step,
-            "trained_tokens": trained.ending.trained_tokens,
+            "steps": trained.last_step,
+            "trained_tokens": trained.trained_tokens,
             "tokens_per_s": stored.last("tokens_per_s"),
             "attempts": held.attempt,
             "cost_usd": stored.cost_micros / 1e6,

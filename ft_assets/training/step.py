@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control_plane.attempts import checkpoint_transfer, follow, health
+import sqlalchemy as sa
+
 from control_plane.attempts import service as attempts
-from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts import start
+from control_plane.attempts.claims import Claim
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing import ledger
 from control_plane.jobs import results
+from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
+
+POLL_S = 0.5
+BEAT_S = 2.0
+"""Seconds between two signs of life of the step; three missed ones of 5 s get it replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +30,9 @@ class Trained:
     """An ended attempt, and the state of its job afterwards."""
 
     held: Claim
-    ending: Ending
+    outcome: str
+    last_step: int
+    trained_tokens: int
     state: JobState
 
     @property
@@ -30,15 +41,36 @@ class Trained:
 
     @property
     def failure(self) -> str:
-        why = self.ending.failure.message if self.ending.failure else f"the job is {self.state}"
-        return f"attempt {self.held.attempt}: {why}; the job is now {self.state}"
+        return f"attempt {self.held.attempt} ended as {self.outcome}; the job is now {self.state}, and its events say why"
 
 
 def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, say: Callable[[str], None]) -> Trained:
-    """Starts the attempt that holds the job's reservation, or adopts its running workload, and follows it to its end."""
-    held = follow.take(platform, launcher, tenant, job_id)
-    ending = follow.follow(platform, launcher, held, say=say)
-    return Trained(held=held, ending=ending, state=attempts.finish(platform, held, ending))
+    """Starts the workload of the attempt that holds the job's reservation, or adopts it, and waits until the attempt has ended.
+
+    The workload's agent and the worker do the rest: nothing is lost when this step dies.
+    """
+    held = start.take(platform, launcher, tenant, job_id)
+    unbegun = start.start_or_adopt(platform, launcher, held)
+    if unbegun is not None:
+        say(f"not started: {unbegun.outcome}")
+        attempts.finish(platform, held, unbegun)
+    return _wait(platform, held)
+
+
+def _wait(platform: Platform, held: Claim) -> Trained:
+    a, beaten_at = attempts_table.c, 0.0
+    query = sa.select(a.outcome, a.last_step, jobs.c.trained_tokens, jobs.c.state).join(jobs, jobs.c.id == a.job_id)
+    ended = query.where(attempts.of_attempt(held), a.ended_at.is_not(None))
+    while True:
+        with platform.engine.connect() as conn:
+            row = conn.execute(ended).one_or_none()
+        if row is not None:
+            tokens, state = row.trained_tokens or 0, JobState(row.state)
+            return Trained(held=held, outcome=row.outcome, last_step=row.last_step or 0, trained_tokens=tokens, state=state)
+        if time.monotonic() - beaten_at > BEAT_S:
+            attempts.beat(platform, held)
+            beaten_at = time.monotonic()
+        time.sleep(POLL_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +89,9 @@ class Checkpoint:
 
 
 def checkpoint_of(platform: Platform, held: Claim) -> Checkpoint:
-    health.flush(platform)
     return Checkpoint(
         manifest_sha256=attempts.committed(platform, held.job_id)[0].manifest_sha256,
-        uri=platform.objects.uri(checkpoint_transfer.final_prefix(held.tenant, held.job_id, held.attempt)),
+        uri=platform.objects.uri(attempts.final_prefix(held)),
         measurements=results.metric_lines(platform, held.job_id),
         cost_micros=ledger.cost_of_job(platform, held.job_id),
     )

@@ -1,5 +1,13 @@
 """Starts training, evaluation and other workloads that outlive the process that started them."""
 
+from control_plane.platform.protocols import Launcher
+from control_plane.platform.settings import Settings
 from resources.launcher.local_processes import LocalLauncher
 
-__all__ = ["LocalLauncher"]
+
+def open_launcher(settings: Settings) -> Launcher:
+    """Return the launcher of this installation."""
+    return LocalLauncher(settings.work_dir / "launcher")
+
+
+__all__ = ["LocalLauncher", "open_launcher"]

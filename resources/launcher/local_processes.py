@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import gpu_devices
-from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
 from resources.launcher.process_identity import alive, group_alive
@@ -35,28 +37,38 @@ POLL_S = 0.05
 
 
 class LocalLauncher:
-    """``control_plane.platform.protocols.Launcher`` by subprocesses, one directory per workload under `root`."""
+    """``control_plane.platform.protocols.Launcher`` by subprocesses: one directory per workload under `root`, beside which the node's
+    directories lie."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
         """Start `workload` unless a workload of that name was started before, by any process; return its status."""
         directory = self._directory(workload.name)
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / "start.lock"):
             if not (directory / "launched").exists():
-                workload.work_dir.mkdir(parents=True, exist_ok=True)
-                sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, workload.held)
+                _write_secret(directory / "token", token)
+                (directory / "workload.json").write_text(workload.to_json())
+                sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, self._held())
                 with sharing as shared:
                     numbers = workload.devices if shared is None else (shared.number,)
-                    write_json(directory / "workload.json", _command(workload, numbers))
+                    write_json(directory / "launch.json", self._launch(directory, workload, numbers))
                     self._watch(directory, workload, held=() if shared is None else (shared.descriptor,))
-        return self.status(workload.name)
+        return self.get(workload.name)
 
-    def status(self, name: str) -> WorkloadStatus:
+    def list(self) -> list[WorkloadStatus]:
+        """Return the status of every workload that was started here and not forgotten."""
+        described = sorted(self._root.glob("*/workload.json")) if self._root.is_dir() else []
+        found = (self.get(path.parent.name) for path in described)
+        return [status for status in found if status.phase is not WorkloadPhase.ABSENT]
+
+    def get(self, name: str) -> WorkloadStatus:
         """Return the status from disk and the process table; nothing is cached."""
         directory = self._directory(name)
+        if (directory / "forgotten").exists():
+            return WorkloadStatus(name=name, phase=WorkloadPhase.LOST)
         process = _read(directory / "process.json")
         leader_alive = process is not None and alive(process["pid"], process["identity"])
         watcher = _read(directory / "watcher.json")
@@ -90,13 +102,27 @@ class LocalLauncher:
             )
         return status
 
-    def read_log(self, name: str, *, offset: int = 0) -> bytes:
+    def read_log(self, name: str) -> bytes:
         try:
-            with (self._directory(name) / "log").open("rb") as f:
-                f.seek(offset)
-                return f.read()
+            return (self._directory(name) / "log").read_bytes()
         except FileNotFoundError:
             return b""
+
+    def forget(self, name: str) -> None:
+        """Delete the files of an ended workload, except for the marks that its name was used; one that runs keeps all."""
+        if self.get(name).phase not in (WorkloadPhase.EXITED, WorkloadPhase.LOST):
+            return
+        (self._directory(name) / "forgotten").touch()
+        for path in self._directory(name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in ("launched", "forgotten"):
+                path.unlink(missing_ok=True)
+
+    def _held(self) -> Collection[int]:
+        """Return the numbers of the GPUs that running workloads hold."""
+        running = [s.name for s in self.list() if s.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)]
+        return [n for name in running for n in Workload.from_json((self._directory(name) / "workload.json").read_text()).devices]
 
     def _directory(self, name: str) -> Path:
         return self._root / checked_id(name, what="workload")
@@ -123,6 +149,20 @@ class LocalLauncher:
             time.sleep(POLL_S / 5)
         raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
+    def _launch(self, directory: Path, workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
+        own = {
+            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible())),
+            VARIABLE: str(directory.absolute() / "workload.json"),
+            TOKEN_FILE: str(directory.absolute() / "token"),
+            NODE_DIR: str(self._root.parent.absolute()),
+        }
+        return {
+            "argv": [sys.executable, "-m", *workload.command],
+            "cwd": str(directory.absolute()),
+            "env": _environment({**workload.env, **own}),
+            "secrets": list(workload.secrets),
+        }
+
     def _unstarted(self, directory: Path, *, watched: bool) -> WorkloadPhase:
         if not (directory / "launched").exists():
             return WorkloadPhase.ABSENT
@@ -137,23 +177,14 @@ class LocalLauncher:
 
     def _wait_while(self, name: str, phases: set[WorkloadPhase], limit_s: float) -> WorkloadStatus:
         deadline = time.monotonic() + limit_s
-        while (status := self.status(name)).phase in phases and time.monotonic() < deadline:
+        while (status := self.get(name)).phase in phases and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return status
 
 
-def _command(workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
-    python = [sys.executable, "-m"]
-    if workload.torchrun or workload.num_processes > 1:
-        python += ["torch.distributed.run", "--standalone", f"--nproc-per-node={workload.num_processes}", "--max-restarts=0", "-m"]
-    return {
-        "name": workload.name,
-        "argv": [*python, workload.module, str(workload.run_file.absolute())],
-        "cwd": str(workload.work_dir.absolute()),
-        "env": _environment({**workload.env, gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible()))}),
-        "secrets": list(workload.secrets),
-        "labels": dict(workload.labels),
-    }
+def _write_secret(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:  # with this mode from the start
+        file.write(text)
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -5,12 +5,13 @@ Watcher and workload keep the file descriptors `FD` open, which hold locks for a
 The command returns at once; the watcher continues in its own session and outlives its caller. The workload is started at most once: the
 marker ``launched`` is created first, and a second watcher that finds it does nothing.
 
-    workload.json  what to run (written by the launcher)
+    launch.json    what to run (written by the launcher, beside workload.json and token for the agent)
     launched       empty marker: the workload was started
     watcher.json   pid and identity of the watcher
     process.json   pid and identity of the workload's leader, started_at
     status.json    exit_code, started_at, ended_at: present once it ended
     log            stdout and stderr of the workload
+    forgotten      empty marker: the workload ended and the other files were deleted, except for launched
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(directory: Path, *held: int) -> None:
 
 def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
     """Start the workload in its own process group, wait for the leader, then kill what is left of the group."""
-    spec = json.loads((directory / "workload.json").read_text())
+    spec = json.loads((directory / "launch.json").read_text())
     started_at = time.time()
     with (directory / "log").open("ab") as log:
         try:

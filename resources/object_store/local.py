@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
 from ft_assets.durable_files import sync_to_disk
 from resources.object_store.object_keys import checked_key, missing
@@ -95,6 +96,18 @@ class LocalObjectStore:
 
     def uri(self, key: str) -> str:
         return self._path(key).as_uri()
+
+    def read_url(self, key: str) -> str:
+        found = next((path for path in self._paths(key) if path.is_file()), None)
+        if found is None:
+            raise missing(key)
+        return found.as_uri()
+
+    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:  # noqa: ARG002  # the agent reads the file back
+        return WriteGrant(parts=(PartGrant(url=self.uri(key)),))
+
+    def complete_upload(self, completion: Completion) -> None:
+        """Nothing to do: a file appears whole."""
 
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)

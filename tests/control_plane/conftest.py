@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
+from control_plane.api.app import create_app
+from control_plane.attempts import stored_base_models
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -25,6 +27,7 @@ from tests.support.jobs.followed_jobs import Job, Scripted, store_pack
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.fleet_in_memory import ONE, TWO, Clock, Place, Servers
 from tests.support.platform.tenant_accounts import MID_MONTH, Account
+from tests.support.servers.served_app import served
 
 if TYPE_CHECKING:
     import openai
@@ -62,31 +65,32 @@ def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
 
 
 @pytest.fixture
-def new_job(
-    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Job]]:
-    """Makes a packed job on a platform of its own; `objects` replaces its store. Who follows it looks at it five times as often."""
-    monkeypatch.setattr(follow, "POLL_S", follow.POLL_S / 5)
+def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
+    """Makes a packed job on a platform of its own, whose API is served; `objects` replaces its store."""
     made: list[Job] = []
+    with contextlib.ExitStack() as servers:
 
-    def make(objects: Any = None, **changes: Any) -> Job:
-        platform = new_platform()
-        if objects is not None:
-            platform = replace(platform, objects=objects)
-        owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
-        with write_chat_rows().open("rb") as rows:
-            file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-        job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
-        spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
-        store_pack(platform, owner.id, spec.pack_fingerprint)
-        mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
-        made.append(Job(platform, owner.id, job.id, Scripted(platform.settings.work_dir / "launcher")))
-        return made[-1]
+        def make(objects: Any = None, **changes: Any) -> Job:
+            platform = new_platform()
+            if objects is not None:
+                platform = replace(platform, objects=objects)
+            url = servers.enter_context(served(create_app(platform)))
+            platform = replace(platform, settings=replace(platform.settings, internal_url=url))
+            owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+            with write_chat_rows().open("rb") as rows:
+                file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
+            job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
+            spec = replace(SPEC, base_digest=platform.models.get("tiny-base").digest, **changes)
+            store_pack(platform, owner.id, spec.pack_fingerprint)
+            stored_base_models.publish(platform, "tiny-base", spec.base_digest)
+            mark_packed(platform, owner.id, job.id, spec=spec, total_steps=6, expected_s=60.0)
+            made.append(Job(platform, owner.id, job.id, Scripted(platform.settings.work_dir / "launcher")))
+            return made[-1]
 
-    yield make
-    for job in made:
-        for name in job.launcher.names:
-            job.launcher.stop(name, grace_s=0.1)
+        yield make
+        for job in made:
+            for name in job.launcher.names:
+                job.launcher.stop(name, grace_s=0.1)
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
+from agent.messages import Heartbeat, Restored
+from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
@@ -133,21 +135,23 @@ class World:
         return [attempts.claim(self.platform, r.tenant_id, r.job_id) for r in rows]
 
     def _train(self, held: Claim) -> None:
-        """What the workload of an attempt and its follower would have done by now."""
+        """What the workload of an attempt and those who watch it would have done by now."""
         platform, now = self.platform, self.now()
         with platform.engine.connect() as conn:
             this = (attempts_table.c.job_id == held.job_id) & (attempts_table.c.attempt == held.attempt)
             attempt = conn.execute(sa.select(attempts_table).where(this)).one()
         saved = max((c.step for c in attempts.committed(platform, held.job_id)), default=0)
         if attempt.started_at is None:
-            attempts.mark_started(platform, held, from_step=saved, started_at=now.timestamp())
+            agents.introduce(platform, held, may_read=[])
+            agents.restored(platform, held, Restored(step=saved))
+            attempts.mark_started(platform, held, started_at=now.timestamp())
             return
         ticks = next(p.ticks for p in self.planned if p.job_id == held.job_id)
         ran = (now - attempt.started_at) / TICK
         step = min(STEPS, (attempt.from_step or 0) + int(ran * STEPS / ticks))
         if step > (attempt.from_step or 0):
             lines = [{"step": step, "total_steps": STEPS, "loss": 1.0, "learning_rate": 1e-3, "time": now.timestamp()}]
-            attempts.record_progress(platform, held, lines, phase="train", before=attempts.reported(platform, held))
+            agents.heartbeat(platform, held, Heartbeat(phase="train", metrics=tuple(lines)))
         if step > saved:
             attempts.record_checkpoint(
                 platform, held, step=step, prefix=f"p/{held.workload}/{step}", manifest_sha256="0", metrics={}, final=step == STEPS

@@ -66,7 +66,7 @@ class Service:
     expendable: bool = False
     """The others do without it: the stack counts as ready while this one is not, and never ends for it."""
     last: bool = False
-    """Ends after all others and after ``when_idle``, which needs it (a database)."""
+    """Ends after all others and after ``when_idle``, which needs it: a database, and whom workloads report their end to."""
 
     @property
     def one_shot(self) -> bool:

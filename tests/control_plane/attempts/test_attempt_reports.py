@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import checkpoint_retention, endings
+from agent.messages import Restored
+from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
@@ -21,14 +22,14 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Retry
-from tests.support.jobs.claimed_job import ending, failure, held_by, ledger
+from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report
 
 
 def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    steps = [{"step": 1, "total_steps": 10, "loss": math.nan, "grad_norm": math.inf, "time": 1.0}]
-    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 1, "eval_loss": math.nan, "time": 1.0}])
+    step = {"step": 1, "total_steps": 10, "loss": math.nan, "grad_norm": math.inf, "time": 1.0}
+    report(platform, held, step, {"step": 1, "eval_loss": math.nan, "time": 1.0})
     with platform.engine.connect() as conn:
         data = conn.execute(sa.select(job_events.c.data).where(job_events.c.type == "metrics").order_by(job_events.c.seq)).scalars().all()
     assert data == [
@@ -41,7 +42,7 @@ def test_nothing_is_reported_of_a_job_that_has_ended(queued: Callable[..., tuple
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
-    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    report(platform, held, {"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0})
     assert not attempts.record_checkpoint(platform, held, step=1, prefix="p", manifest_sha256="m", metrics={})
     with platform.engine.connect() as conn:
         codes = conn.execute(sa.select(job_events.c.code).order_by(job_events.c.seq)).scalars().all()
@@ -52,7 +53,7 @@ def test_the_first_step_makes_the_job_running_and_metrics_become_events(queued: 
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     steps = [{"step": n, "total_steps": 10, "loss": 2.0 / n, "tokens_per_s": 5.0, "time": 100.0 + n} for n in (1, 2, 3)]
-    attempts.record_progress(platform, held, steps, phase="train", validation=[{"step": 3, "eval_loss": 0.5, "time": 103.0}])
+    report(platform, held, *steps, {"step": 3, "eval_loss": 0.5, "time": 103.0})
     row = jobs.get(platform, tenant, job_id).job
     assert (row.state, row.step, row.loss) == ("running", 3, pytest.approx(2 / 3))
     assert row.first_step_at is not None
@@ -81,7 +82,7 @@ def test_history_counts_what_was_given_up_and_not_the_rows_of_another_attempt(qu
         attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
         attempts.finish(platform, held, ending(lost, step=6))
     held = held_by(platform, tenant, job_id)
-    checkpoint_retention.give_up_newer(platform, held, platform.settings.home / "none", 0)
+    agents.restored(platform, held, Restored(step=0))
     assert attempts.committed(platform, job_id) == []
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH), step=1))
     attempts.finish(platform, held_by(platform, tenant, job_id), ending(lost, step=3))
@@ -93,9 +94,9 @@ def test_each_phase_before_the_first_step_is_an_event_once(queued: Callable[...,
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     for phase in ("fetch", "import", "import", "load", "import"):
-        attempts.record_provisioning(platform, held, phase)
-    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
-    attempts.record_provisioning(platform, held, "self_test")
+        report(platform, held, phase=phase)
+    report(platform, held, {"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0})
+    report(platform, held, phase="self_test")
     assert [m for m in messages(platform, job_id) if m.startswith("Attempt 1: ")] == [
         "Attempt 1: fetching the base model and the training data.",
         "Attempt 1: importing the training libraries.",
@@ -117,7 +118,7 @@ def reports(platform: Platform, job_id: str) -> dict[str, Any]:
 def test_the_start_and_the_end_of_a_workload_are_reported_as_they_are_recorded(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    attempts.mark_started(platform, held, started_at=1000.0)
     assert reports(platform, job_id)["started"].at.timestamp() == 1000.0
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.NEVER)))
     found = reports(platform, job_id)
@@ -131,7 +132,7 @@ def test_the_start_and_the_end_of_a_workload_are_reported_as_they_are_recorded(q
 def test_a_lost_workload_is_billed_to_its_last_sign_of_life_and_given_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    attempts.mark_started(platform, held, started_at=1000.0)
     status = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=1000.0, ended_at=1018.0)
     lost = replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=status, seen=False)
     attempts.finish(platform, held, lost)
@@ -144,8 +145,8 @@ def test_a_workload_whose_end_is_not_known_is_billed_to_its_last_sign_of_life(qu
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     began = platform.clock().timestamp() - 500
-    attempts.mark_started(platform, held, from_step=0, started_at=began)
-    attempts.record_progress(platform, held, [{"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}], phase="train")
+    attempts.mark_started(platform, held, started_at=began)
+    report(platform, held, {"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3})
     lost = WorkloadStatus(name="w", phase=WorkloadPhase.LOST, started_at=began)
     noticed = replace(platform, clock=lambda: platform.clock() + timedelta(hours=1))
     attempts.finish(noticed, held, replace(ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)), status=lost, seen=False))
@@ -158,9 +159,9 @@ def test_an_attempt_that_nobody_could_follow_is_closed_where_the_database_last_h
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     began = platform.clock().timestamp() - 500
-    attempts.mark_started(platform, held, from_step=0, started_at=began)
+    attempts.mark_started(platform, held, started_at=began)
     now = {"step": 1, "total_steps": 9, "loss": 1.0, "time": began + 3}
-    attempts.record_progress(platform, held, [now], phase="train")
+    report(platform, held, now)
     record_silence = reports_of_progress(platform, job_id)
     cycle.release(platform, job_id, held.attempt)
     found = reports(platform, job_id)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import checkpoint_retention
+from agent.messages import Restored
+from control_plane.attempts import agents, checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import service as jobs
@@ -22,10 +22,10 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle, launches
 from control_plane.queue.scheduler import Start, Wait
 from control_plane.queue.tables import reservations
-from ft_assets.errors import Fault, InvalidDataset, NotAdmitted
+from ft_assets.errors import Conflict, Fault, InvalidDataset, NotAdmitted
 from ft_assets.training.failures import Retry
 from tests.control_plane.attempts.test_attempt_reports import messages, reports
-from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, state_of
+from tests.support.jobs.claimed_job import asked_to_stop, ending, failure, held_by, ledger, report, state_of
 
 
 def test_a_job_without_a_reservation_may_not_train(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -95,7 +95,7 @@ def test_a_run_that_died_does_not_replace_the_run_of_the_next_attempt(queued: Ca
 def test_a_release_that_comes_after_the_end_says_nothing_of_it(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    attempts.mark_started(platform, held, from_step=0, started_at=1000.0)
+    attempts.mark_started(platform, held, started_at=1000.0)
     with platform.engine.begin() as conn:  # what finish does before it reports
         conn.execute(sa.update(reservations).where(reservations.c.job_id == job_id).values(released_at=platform.clock()))
     cycle.release(platform, job_id, held.attempt)
@@ -158,7 +158,7 @@ def test_a_cancelled_job_stays_cancelled_and_gives_its_gpus_back(queued: Callabl
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     jobs.cancel(platform, tenant, job_id)
-    assert attempts.requested_stop(platform, held) == "cancel"
+    assert asked_to_stop(platform, held) == "cancel"
     assert [d.job_id for d in launches.due_runs(platform, ("train",))] == [job_id], "somebody must still end its workload"
     assert attempts.finish(platform, held, ending(failure("cancelled", Fault.USER, Retry.NEVER))) is JobState.CANCELLED
     assert launches.due_runs(platform, ("train",)) == []
@@ -179,7 +179,8 @@ def test_a_released_attempt_can_neither_commit_nor_report(queued: Callable[..., 
     attempts.finish(platform, stale, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)))
     held_by(platform, tenant, job_id)
     assert not attempts.record_checkpoint(platform, stale, step=7, prefix="p", manifest_sha256="m", metrics={})
-    attempts.record_progress(platform, stale, [{"step": 7, "total_steps": 10, "loss": 1.0, "time": 1.0}], phase="train")
+    with pytest.raises(Conflict, match="holds no reservation"):
+        report(platform, stale, {"step": 7, "total_steps": 10, "loss": 1.0, "time": 1.0})
     assert attempts.committed(platform, job_id) == []
     assert state_of(platform, job_id) == JobState.PROVISIONING
 
@@ -194,15 +195,15 @@ def test_a_step_has_one_row_which_names_the_newest_upload(queued: Callable[..., 
 
 
 def test_a_step_that_is_saved_again_after_its_checkpoint_was_given_up_is_kept(
-    queued: Callable[..., tuple[Platform, str, str]], tmp_path: Path
+    queued: Callable[..., tuple[Platform, str, str]],
 ) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
     for step in (2, 4):
         platform.objects.put_bytes(f"first/{step}/manifest.json", b"{}")
         assert attempts.record_checkpoint(platform, held, step=step, prefix=f"first/{step}", manifest_sha256="0", metrics={})
-    assert checkpoint_retention.give_up_newer(platform, held, tmp_path, 2) == [4]
-    checkpoint_retention.remove_retired(platform, job_id)
+    agents.restored(platform, held, Restored(step=2))
+    assert checkpoint_retention.remove_retired(platform, job_id) == [4]
     assert not platform.objects.exists("first/4/manifest.json")
     platform.objects.put_bytes("again/4/manifest.json", b"{}")
     assert attempts.record_checkpoint(platform, held, step=4, prefix="again/4", manifest_sha256="1", metrics={})
@@ -223,7 +224,7 @@ def test_a_failed_job_tells_its_workload_to_stop(queued: Callable[..., tuple[Pla
     held = held_by(platform, tenant, job_id)
     fail(platform, tenant, job_id, InvalidDataset("no"))
     assert state_of(platform, job_id) == "failed"
-    assert attempts.requested_stop(platform, held) == "cancel"
+    assert asked_to_stop(platform, held) == "cancel"
 
 
 @pytest.mark.parametrize("method", ["sft", "kto"])

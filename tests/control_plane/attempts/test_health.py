@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import checkpoint_transfer, health
+from agent.checkpoint_uploads import upload_failed
+from control_plane.attempts import health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import health_verdicts
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
+from tests.support.jobs.claimed_job import report
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC
 
@@ -37,6 +39,12 @@ def held(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim
 def steps(first: int, last: int, *, pace: float = 1000.0, loss: float = 1.0) -> list[dict[str, Any]]:
     shared = {"total_steps": 1000, "loss": loss, "tokens_per_s": pace, "step_s": 1.0, "data_s": 0.0}
     return [{"step": s, "time": 1000.0 + s, **shared} for s in range(first, last + 1)]
+
+
+def tell(watch: health.Watch, *lines: dict[str, Any]) -> None:
+    """Have the agent report lines, and the watch look."""
+    report(watch.platform, watch.held, *lines)
+    watch.look()
 
 
 def events(platform: Platform, job_id: str) -> list[Any]:
@@ -72,14 +80,13 @@ def test_a_verdict_is_one_event_an_episode_and_says_when_it_is_over(fresh_platfo
 def test_a_new_follower_takes_over_what_was_raised_and_what_was_measured(fresh_platform: Platform, held: Claim) -> None:
     first = health.begin(fresh_platform, held)
     for lines in (steps(1, 40), steps(41, 70, pace=300.0)):
-        attempts.record_progress(fresh_platform, held, lines, phase="train")
-        first.saw(lines, [])
+        tell(first, *lines)
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
     second = health.begin(fresh_platform, held)
     assert len(second.signs.steps) == 70
-    second.saw(steps(71, 72, pace=300.0), [])
+    tell(second, *steps(71, 72, pace=300.0))
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
-    second.saw(steps(73, 100, pace=900.0), [])
+    tell(second, *steps(73, 100, pace=900.0))
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low", "health_recovered"]
 
 
@@ -91,21 +98,19 @@ def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
     claim = start_job(fresh_platform, write_chat_rows)
     watch = health.begin(fresh_platform, claim)
     assert watch.signs.expected is not None and watch.signs.expected.tokens_per_s == 1000.0
-    watch.saw(steps(1, 20, pace=400.0), [])
+    tell(watch, *steps(1, 20, pace=400.0))
     (event,) = events(fresh_platform, claim.job_id)
     assert "40% of the 1,000 expected (the median of 3 earlier jobs like it on pool local)" in event.message
     wider = replace(claim, spec=replace(SPEC, max_seq_len=4096))
     assert health.begin(fresh_platform, wider).signs.expected is None
 
 
-def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(
-    fresh_platform: Platform, held: Claim, tmp_path: Path
-) -> None:
+def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_raised(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
     watch.record_silence(silence_s=60.0, running=True)
     failed = FailureClass(code="diverged", fault=Fault.USER, retry=Retry.NEVER, message="not finite", remedy="lower learning_rate")
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=76)
-    watch.ended(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status), tmp_path)
+    watch.ended(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status))
     assert [(e.code, e.level) for e in events(fresh_platform, held.job_id)] == [("heartbeat_missed", "warn"), ("loss_not_finite", "error")]
     with fresh_platform.engine.connect() as conn:
         assert conn.execute(sa.select(sa.func.count()).where(health_verdicts.c.cleared_at.is_(None))).scalar_one() == 0
@@ -113,10 +118,10 @@ def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_ra
 
 def test_the_validation_of_earlier_attempts_counts(fresh_platform: Platform, held: Claim) -> None:
     for step, loss in ((10, 1.0), (20, 0.5), (30, 0.9)):
-        validation = [{"step": step, "eval_loss": loss, "perplexity": 2.0, "time": 1.0}]
-        attempts.record_progress(fresh_platform, held, steps(step, step), validation=validation, phase="train")
+        validation = {"step": step, "eval_loss": loss, "perplexity": 2.0, "time": 1.0}
+        report(fresh_platform, held, *steps(step, step), validation)
     watch = health.begin(fresh_platform, held)
-    watch.saw([], [{"step": 40, "eval_loss": 0.95, "perplexity": 2.0, "time": 1.0}])
+    tell(watch, {"step": 40, "eval_loss": 0.95, "perplexity": 2.0, "time": 1.0})
     (event,) = events(fresh_platform, held.job_id)
     assert (event.code, event.data["audience"]) == ("overfitting", "tenant")
     assert "best 0.5000 at step 20" in event.message
@@ -159,13 +164,13 @@ class MemoryTracker:
         self.flushed = True
 
 
-def test_the_tracker_is_given_the_run_every_line_and_files(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:
+def test_the_tracker_is_given_the_run_every_line_and_files(fresh_platform: Platform, held: Claim) -> None:
     tracker = MemoryTracker()
-    (tmp_path / "adapter_config.json").write_text("{}")
+    fresh_platform.objects.put_bytes(f"{attempts.final_prefix(held)}/adapter_config.json", b"{}")
     watch = health.begin(replace(fresh_platform, tracker=tracker), held)
-    watch.saw([{**steps(1, 1)[0], "rewards/margins": 0.25}], [{"step": 1, "eval_loss": 0.5, "perplexity": 1.6, "time": 1.0}])
+    tell(watch, {**steps(1, 1)[0], "rewards/margins": 0.25}, {"step": 1, "eval_loss": 0.5, "perplexity": 1.6, "time": 1.0})
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
-    watch.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status), tmp_path)
+    watch.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
     (run,) = tracker.runs
     assert (run.tenant, run.name) == (held.tenant, held.workload)
     assert run.tags["dataset"] == "ds_0" and run.tags["spec_sha256"] == SPEC.sha256 and run.tags["pack"] == "pk_0"
@@ -203,11 +208,10 @@ def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform
     watch = health.begin(fresh_platform, held)
     watch.record_silence(silence_s=60.0, running=True)
     watch.record_silence(silence_s=0.0, running=True)
-    watch.saw(steps(1, 40), [])
-    watch.saw(steps(41, 60, loss=5.0), [])
-    attempts.tell(
-        fresh_platform, held, checkpoint_transfer.upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused"))
-    )
+    tell(watch, *steps(1, 40))
+    tell(watch, *steps(41, 60, loss=5.0))
+    failed = upload_failed("the checkpoint of step 7", 7, OSError("s3://key:hunter2@store refused"))
+    report(fresh_platform, held, notices=(failed,))
     assert [e.code for e in events(fresh_platform, held.job_id)][:2] == ["heartbeat_missed", "health_recovered"]
     told = shown(fresh_platform, held)
     assert told[-2:] == ["loss_exploding", "checkpoint_upload_failed"]
@@ -216,30 +220,32 @@ def test_what_concerns_operators_alone_is_not_shown_to_the_tenant(fresh_platform
     assert "hunter2" not in newest.message and "refused" not in newest.message
 
 
-def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_platform: Platform, held: Claim, tmp_path: Path) -> None:
+def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_platform: Platform, held: Claim) -> None:
     late = health.begin(fresh_platform, held)
     values = {"id": "verdict-2", "job_id": held.job_id, "attempt": 2, "code": "data_starved", "audience": "operator", "level": "warn"}
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.insert(health_verdicts).values(**values, message="m", data={}, raised_at=fresh_platform.clock()))
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
-    late.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status), tmp_path)
+    late.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
     assert [v.code for v in health.open_verdicts(fresh_platform)] == ["data_starved"]
 
 
 def test_a_plateau_is_told_once_an_attempt(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
-    watch.saw(steps(1, 450), [])
-    watch.saw(steps(451, 600, loss=0.5), [])
-    watch.saw(steps(601, 780), [])
+    tell(watch, *steps(1, 450))
+    tell(watch, *steps(451, 600, loss=0.5))
+    tell(watch, *steps(601, 780))
     codes = ["loss_plateau", "health_recovered"]
     assert [e.code for e in events(fresh_platform, held.job_id)] == codes
-    health.begin(fresh_platform, held).saw(steps(601, 785), [])
+    tell(health.begin(fresh_platform, held), *steps(601, 785))
     assert [e.code for e in events(fresh_platform, held.job_id)] == codes
 
 
 def test_an_error_of_the_watch_does_not_reach_the_follower(fresh_platform: Platform, held: Claim) -> None:
     watch = health.begin(fresh_platform, held)
-    watch.saw([{"no": "step"}], [])
+    with fresh_platform.engine.begin() as conn:
+        record(conn, held.job_id, metrics_event({"train_loss": 1.0}), now=fresh_platform.clock())  # of no step
+    watch.look()
     watch.record_silence(silence_s=60.0, running=True)
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["heartbeat_missed"]
 

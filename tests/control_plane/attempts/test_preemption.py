@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +16,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import endings
+from agent.workload import Workload
+from control_plane.attempts import endings, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
+from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.attempts.watch import Watcher
 from control_plane.billing import ledger, ledger_check
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -31,6 +37,7 @@ from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import NotAdmitted, Unavailable
+from resources.object_store import LocalObjectStore
 from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
 from tests.support.processes.scripted_training import Scenario
 
@@ -155,48 +162,62 @@ def test_no_workload_is_started_for_a_job_that_its_tenant_has_stopped(new_job: C
     assert job.launcher.names == []
 
 
-class ReleasedMeanwhile(Scripted):
-    """While what the workload needs is fetched, somebody gives up on the attempt."""
+class ReleasedMeanwhile(LocalObjectStore):
+    """While the inputs of the workload are looked up, somebody gives up on the attempt."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job.launcher.real._root)
-        self.job, self.asked = job, 0
+    job: Job | None = None
 
-    def status(self, name: str) -> WorkloadStatus:
-        self.asked += 1
-        if self.asked == 2:
+    def get_bytes(self, key: str) -> bytes:
+        if self.job is not None and "/packs/" in key:
             cycle.release(self.job.platform, self.job.id, 1)
-        return super().status(name)
+        return super().get_bytes(key)
 
 
-def test_a_follower_whose_attempt_was_released_meanwhile_starts_nothing(new_job: Callable[..., Job]) -> None:
-    job = new_job()
+def test_an_attempt_that_was_released_meanwhile_starts_nothing(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    store = ReleasedMeanwhile(tmp_path / "objects")
+    job = store.job = new_job(store)
     Scenario(steps=6).write(job.work_dir)
-    held, job.launcher = job.claim(), ReleasedMeanwhile(job)
+    held = job.claim()
     with pytest.raises(NotAdmitted, match=r"attempt 1 of job .* was released"):
         job.follow(held)
     assert (job.launcher.names, attempt_rows(job)[0].started_at) == ([], None)
 
 
-def test_a_workload_whose_attempt_was_released_meanwhile_is_stopped_by_who_would_adopt_it(new_job: Callable[..., Job]) -> None:
+def unwatched(job: Job, scenario: Scenario) -> Claim:
+    """Start the attempt, whose workload nobody watches until the test does."""
+    scenario.write(job.work_dir)
+    held = job.claim()
+    assert start.start_or_adopt(job.platform, job.launcher, held) is None
+    return held
+
+
+def has_ended(job: Job, held: Claim) -> bool:
+    return job.launcher.get(held.workload).phase is WorkloadPhase.EXITED
+
+
+def test_a_workload_whose_attempt_was_released_meanwhile_ends_by_itself(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    held, thread, _ = job.following(Scenario(steps=9, every=100, hold_at=3))
-    until(lambda: row(job).step == 3)
-    survivor = job.launcher
-    job.launcher = ReleasedMeanwhile(job)
-    with pytest.raises(NotAdmitted):
-        job.follow(held)
-    assert survivor.status(held.workload).phase is WorkloadPhase.EXITED
-    thread.join(120)
-    assert not thread.is_alive()
+    held = unwatched(job, Scenario(steps=9, every=100, hold_at=3, deaf=True))
+    with contextlib.closing(Watcher(platform=job.platform, launcher=job.launcher, answers=lambda: True)) as watcher:
+        until(lambda: row(job).step == 3)
+        assert watcher.look() == []
+        cycle.release(job.platform, job.id, held.attempt)
+        until(lambda: has_ended(job, held))
+        assert watcher.look() == [], "its end was recorded with its release"
+    assert job.steps() == []
 
 
 def test_what_it_kept_is_known_also_where_its_measurements_are_gone(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3))
-    thread.join(120)
-    lost = replace(endings[0], began_at=None, kept_until=None)
-    assert attempts.finish(job.platform, held, lost) is JobState.QUEUED
+    held = unwatched(job, Scenario(steps=9, every=100, hold_at=3))
+    until(lambda: row(job).step == 3)
+    ask(job, held)
+    until(lambda: has_ended(job, held))
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(agents_table).where(agents_table.c.job_id == job.id).values(facts=None))
+    ending = job.follow(held)
+    assert (ending.began_at, ending.kept_until) == (None, None)
+    assert attempts.finish(job.platform, held, ending) is JobState.QUEUED
     assert paid(job)[1] > 0, "its checkpoint is in the database"
 
 
@@ -238,17 +259,33 @@ def test_in_its_last_step_it_finishes_instead(new_job: Callable[..., Job]) -> No
     assert job.weights() == plain_weights(3)
 
 
+class Impatient(Scripted):
+    """Its agents kill a training process soon after they have asked it to stop."""
+
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
+        return super().start_or_adopt(replace(workload, grace_s=1.5), token=token)
+
+
+def is_stopping(job: Job, held: Claim) -> bool:
+    """Whether the agent says that it has asked the training process to stop."""
+    return b"stopping: preempt" in job.launcher.read_log(held.workload)
+
+
+def heartbeat_at(job: Job) -> datetime:
+    with job.platform.engine.connect() as conn:
+        seen: datetime = conn.execute(sa.select(agents_table.c.heartbeat_at).where(agents_table.c.job_id == job.id)).scalar_one()
+    return seen
+
+
 def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    Scenario(steps=9, every=2, hold_at=5, step_s=0.2, deaf=True).write(job.work_dir)
-    held, endings = job.claim(), list[Ending]()
-    thread = threading.Thread(target=lambda: endings.append(job.follow(held, stop_grace_s=1.5)), daemon=True)
-    thread.start()
+    job.launcher = Impatient(job.launcher.real._root)
+    held, thread, endings = job.following(Scenario(steps=9, every=2, hold_at=5, step_s=0.2, deaf=True))
     until(lambda: row(job).step == 5 and 4 in job.steps())
     ask(job, held)
-    until(lambda: any("stopping" in line for line in job.said))
-    beat = row(job).heartbeat_at
-    until(lambda: row(job).heartbeat_at > beat)  # while it is being stopped its follower is known to live
+    until(lambda: is_stopping(job, held))
+    beat = heartbeat_at(job)
+    until(lambda: heartbeat_at(job) > beat)  # while it is being stopped its agent is known to live
     assert finished(job, held, thread, endings) is JobState.QUEUED
     (first,) = attempt_rows(job)
     assert first.outcome == "preempted"
@@ -270,7 +307,7 @@ def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(
 def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Job], stop: Any, state: JobState, outcome: str) -> None:
     job = new_job()
     held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.5))
-    until(lambda: any("stopping" in line for line in job.said))
+    until(lambda: is_stopping(job, held))
     stop(job.platform, job.tenant, job.id)
     assert finished(job, held, thread, endings) is state
     assert (attempt_rows(job)[0].outcome, row(job).preemptions) == (outcome, 0)
@@ -282,36 +319,40 @@ def test_a_cancel_or_a_pause_that_comes_meanwhile_wins(new_job: Callable[..., Jo
         assert job.from_steps() == [0, attempt_rows(job)[0].last_step]
 
 
-class Loses(Scripted):
-    """Its caller dies between the stop and its answer."""
+class RefusesOnce(Scripted):
+    """Its first stop fails, and the workload goes on."""
+
+    refused = 0
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
-        super().stop(name, grace_s=grace_s)
-        raise Unavailable("gone")
+        if not self.refused:
+            self.refused += 1
+            raise Unavailable("no machine answers")
+        return super().stop(name, grace_s=grace_s)
 
 
-def test_a_follower_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_handshake(
-    new_job: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    survivor = job.launcher
-    job.launcher = Loses(survivor.real._root)
-    Scenario(steps=9, every=100, hold_at=3).write(job.work_dir)
-    held, died = job.claim(), list[Exception]()
-
-    def follow() -> None:
-        try:
-            job.follow(held)
-        except Unavailable as error:
-            died.append(error)
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
+    job.platform = replace(job.platform, settings=replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=0.5))
+    root = job.launcher.real._root
+    job.launcher = launcher = RefusesOnce(root)
+    held, thread, endings = job.following(Scenario(steps=9, hold_at=3))
     until(lambda: row(job).step == 3)
-    ask(job, held)
-    thread.join(120)
-    assert died and row(job).state == JobState.RUNNING, "nobody has ended the attempt"
-    job.launcher = survivor
+    os.killpg(json.loads((root / held.workload / "process.json").read_text())["pid"], signal.SIGSTOP)
+    thread.join(60)
+    assert ([e.outcome for e in endings], launcher.refused) == (["stalled"], 1)
+    assert row(job).state == JobState.QUEUED
+
+
+def test_a_watcher_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_handshake(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    held = unwatched(job, Scenario(steps=9, every=100, hold_at=3))
+    with contextlib.closing(Watcher(platform=job.platform, launcher=job.launcher, answers=lambda: True)) as watcher:
+        until(lambda: row(job).step == 3)
+        assert watcher.look() == []
+        ask(job, held)
+    until(lambda: has_ended(job, held))
+    assert row(job).state == JobState.RUNNING, "nobody has ended the attempt"
     assert attempts.finish(job.platform, held, job.follow(held)) is JobState.QUEUED
     assert (job.steps(), attempt_rows(job)[0].lost_s, row(job).preemptions) == ([attempt_rows(job)[0].last_step], 0.0, 1)
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
@@ -360,7 +401,7 @@ def test_a_job_that_is_evaluated_holds_no_gpus_that_could_be_asked_for(new_job: 
 def test_a_stop_while_the_platform_paused_it_for_the_cap_is_the_cap_s(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.0))
-    until(lambda: any("stopping" in line for line in job.said))
+    until(lambda: is_stopping(job, held))
     with job.platform.engine.begin() as conn:
         conn.execute(sa.update(tenants).where(tenants.c.id == job.tenant).values(hard_gpu_hours=1e-9))
     assert enforcement.enforce(job.platform).paused == [job.id]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from control_plane.attempts import follow
+from agent.workload import Workload
+from control_plane.api.app import create_app
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import follow_evaluation
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import Workload, WorkloadStatus
+from control_plane.platform.protocols import WorkloadStatus
 from control_plane.queue import cycle, reservations
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets.reference_step import reference
@@ -34,13 +36,16 @@ from tests.support.jobs.queued_jobs import Queued
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_evaluation import GO
 from tests.support.processes.scripted_training import Scenario
+from tests.support.servers.served_app import served
 
 
 class Machine:
     """A machine with four slots, whose jobs train until the test lets them go on."""
 
     def __init__(self, platform: Platform, write_rows: Callable[..., Path]) -> None:
-        self.platform = platform
+        self._serving = ExitStack()
+        url = self._serving.enter_context(served(create_app(platform)))
+        self.platform = platform = replace(platform, settings=replace(platform.settings, internal_url=url))
         self.queue = Queued(platform=platform, write_rows=write_rows)
         self.tenant = self.queue.tenant()
         self.launcher = Scripted(platform.settings.work_dir / "launcher")
@@ -62,10 +67,7 @@ class Machine:
         out_dir = self.platform.settings.home / name
         out_dir.mkdir()
         run = EvalRun(base_model_dir=out_dir, adapter_dir=None, digests={"base": "b"}, lease=out_dir / "lease", out_dir=out_dir)
-        held = reservations.held_devices(self.platform)
-        following = threading.Thread(
-            target=lambda: follow_evaluation.follow(self.evaluations, run, name=name, watch=Seen(), held=held), daemon=True
-        )
+        following = threading.Thread(target=lambda: follow_evaluation.follow(self.evaluations, run, name=name, watch=Seen()), daemon=True)
         following.start()
         self.threads.append(following)
         until((out_dir / HEARTBEAT_NAME).exists)
@@ -80,6 +82,7 @@ class Machine:
             thread.join(timeout=30)
         for workload in self.launcher.names:
             self.launcher.stop(workload, grace_s=0.1)
+        self._serving.close()
 
 
 def visible(directory: Path) -> str:
@@ -122,9 +125,9 @@ def test_evaluations_take_different_gpus_while_some_are_free(machine: Machine) -
 class Refusing(ScriptedEvaluation):
     """Its evaluations end as soon as they have started, because of their input."""
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
-        write_json(workload.work_dir / GO, EXIT_BAD_INPUT)
-        return super().start_or_adopt(workload)
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
+        write_json(Path(workload.command[-1]).parent / GO, EXIT_BAD_INPUT)
+        return super().start_or_adopt(workload, token=token)
 
 
 def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
@@ -139,7 +142,7 @@ def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
     assert visible(machine.evaluate("e-1")) == "8"
     with pytest.raises(InvalidRequest, match="refused"):
         step.evaluate(platform, Refusing(platform.settings.work_dir / "launcher"), machine.tenant, job)
-    (out_dir,) = (follow.job_dir(platform, job) / "evals").iterdir()
+    (out_dir,) = (platform.settings.job_dir(job) / "evals").iterdir()
     assert visible(out_dir) == "8", "it shares the GPU of another evaluation rather than that of a training"
 
 
@@ -218,4 +221,5 @@ def test_nodes_that_one_machine_stands_for_have_gpus_of_their_own(new_platform: 
     pools = tmp_path / "pools.yaml"
     pools.write_text("pools: [{name: local, gpu_type: local, nodes: [{count: 2, gpus: 2}]}]")
     platform = new_platform(pools=str(pools))
-    assert reservations.local_devices(platform, [["local-0", 1], ["local-1", 2]], [[1], [0, 1]]) == (1, 2, 3)
+    shares = reservations.local_placement(platform, [["local-0", 1], ["local-1", 2]], [[1], [0, 1]])
+    assert [(share.node, share.devices) for share in shares] == [("local-0", (1,)), ("local-1", (2, 3))]

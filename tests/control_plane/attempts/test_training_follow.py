@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import checkpoint_retention, checkpoint_transfer, follow
+from agent import node_space
+from agent.api_client import ApiClient, Fenced
+from agent.messages import HEARTBEAT_S, Commit, Heartbeat, Restored, WriteGrant, WriteRequest
+from agent.objects import Objects
+from agent.restore import restore
+from control_plane.attempts import agents, checkpoint_retention
 from control_plane.attempts import service as attempts
-from control_plane.attempts.checkpoint_transfer import restore
+from control_plane.attempts.start import STOP_GRACE_S
+from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.platform.job_events import Event
+from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.platform.settings import load
+from control_plane.worker.attempt_watch import LOOK_S
 from ft_assets import layout
-from ft_assets.errors import Fault, NotAdmitted, Unavailable
+from ft_assets.errors import Fault
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.committed_checkpoints import commit
-from tests.support.jobs.followed_jobs import SHORT, Job, Scripted, plain_weights, until
+from tests.support.jobs.followed_jobs import Job, Scripted, plain_weights, until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 from tests.support.processes.small_disk import small_disk
@@ -164,21 +169,20 @@ def test_a_store_that_is_full_delays_no_step_and_is_told_of_once(new_job: Callab
         assert len(job.events("checkpoint_upload_failed")) == 1
 
 
-def test_a_finished_model_waits_on_its_machine_for_a_store_that_is_away(new_job: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_finished_model_that_no_store_takes_is_made_again_from_the_checkpoint_on_its_machine(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "store", "200k") as disk:
         job = new_job(LocalObjectStore(disk.root / "objects"))
         disk.fill()
-        Scenario(steps=4).write(job.work_dir)
-        held = job.claim()
-        with pytest.raises(Unavailable, match="is on this machine and could not be stored yet"):
-            job.follow(held)
+        ending, state = job.train(Scenario(steps=4))
+        assert (ending.outcome, state) == ("internal", JobState.QUEUED)
+        assert ending.failure is not None and ending.failure.fault is Fault.PLATFORM
         assert len(job.events("checkpoint_upload_abandoned")) == 1
-        assert jobs.get(job.platform, job.tenant, job.id).job.state == JobState.RUNNING
         disk.free()
-        ending = job.follow(held)
-        assert attempts.finish(job.platform, held, ending) is JobState.EVALUATING
+        assert job.train(Scenario(steps=4))[1] is JobState.EVALUATING
+        assert job.from_steps() == [0, 4]
         assert job.weights() == plain_weights(4)
-        assert job.launcher.real.status(held.workload).phase is WorkloadPhase.EXITED
         assert len(job.events("metrics")) == 4
 
 
@@ -208,11 +212,11 @@ class Slow(LocalObjectStore):
         self.begun: list[str] = []
         self.line = threading.Event()
 
-    def put_stream(self, key: str, stream: BinaryIO) -> int:
+    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
         if "/checkpoints/" in key:
             self.begun.append(key.split("/")[-2])
-            self.line.wait(30)
-        return super().put_stream(key, stream)
+            self.line.wait(20)
+        return super().begin_upload(key, part_sha256)
 
 
 def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable[..., Job], tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
     until(lambda: jobs.get(job.platform, job.tenant, job.id).job.step == 11)
     first = store.begun[0]
     assert set(store.begun) == {first} and job.steps() == []
-    time.sleep(2 * follow.POLL_S)
+    time.sleep(1.0)
     store.line.set()
     until(lambda: 11 in job.steps())
     assert sorted({*store.begun}) == sorted({first, "step-00000011"}), "what was made meanwhile is skipped"
@@ -251,63 +255,55 @@ def test_the_best_checkpoint_is_stored_though_others_followed_it_between_two_loo
 def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.train(Scenario(steps=9, every=1, each_stored=True, end_at={"step": 4, "outcome": "kill"}))
+    with job.platform.engine.connect() as conn:
+        token = conn.execute(sa.select(agents_table.c.token).where(agents_table.c.job_id == job.id)).scalar_one()
     held = job.claim()
-    stale = replace(held, attempt=1)
+    assert agents.introduce(job.platform, held, may_read=[]) != token
     before = {
         info.key: job.platform.objects.get_bytes(info.key) for info in job.platform.objects.list(layout.job_prefix(job.tenant, job.id))
     }
-    stale_dir = job.work_dir / "checkpoints"
-    rows = attempts.committed(job.platform, job.id)
+    rows, events = attempts.committed(job.platform, job.id), len(job.events("metrics", "checkpoint", "checkpoint_skipped"))
 
-    uploader = checkpoint_transfer.Uploader(job.platform, stale, job.work_dir, retries=SHORT)
-    newest = sorted(stale_dir.iterdir())[-1]
-    commit(newest.with_name("step-00000009"), _copy_of(newest), spec=held.spec, step=9, attempt=1, created_at=0.0)
-    uploader.offer(newest.with_name("step-00000009"))
-    uploader.drain()
-    uploader.close()
-    assert not checkpoint_transfer.commit_final(job.platform, stale, newest, step=9, retries=SHORT)
-    assert (
-        checkpoint_retention.retire_checkpoints(
-            job.platform, replace(stale, spec=replace(stale.spec, checkpoint=CheckpointPolicy(keep_last=1)))
-        )
-        == []
-    )
-    assert not attempts.tell(job.platform, stale, Event(code="checkpoint_skipped", message="x"))
-    with pytest.raises(NotAdmitted, match="was released"):
-        restore(
-            replace(job.platform, settings=replace(job.platform.settings, home=job.platform.settings.home / "x")), stale, job.work_dir / "x"
-        )
+    stale = ApiClient(job.platform.settings.internal_url, token)
+    key = f"{rows[0].object_prefix}/optimizer.pt"
+    line = {"step": 9, "total_steps": 9, "loss": 1.0, "time": time.time()}
+    calls: list[Callable[[], object]] = [
+        lambda: stale.heartbeat(Heartbeat(phase="train", metrics=(line,))),
+        lambda: stale.restored(Restored(step=0)),
+        lambda: stale.commit(Commit(step=9, manifest_sha256=rows[0].manifest_sha256)),
+        lambda: stale.commit(Commit(step=9, manifest_sha256=rows[0].manifest_sha256, final=True)),
+        lambda: stale.read_urls((key,)),
+        lambda: stale.write_urls(WriteRequest(key=key, part_sha256=("00",))),
+        lambda: stale.store_log(0, b"x"),
+    ]
+    with contextlib.closing(stale):
+        for call in calls:
+            with pytest.raises(Fenced):
+                call()
 
     after = {
         info.key: job.platform.objects.get_bytes(info.key) for info in job.platform.objects.list(layout.job_prefix(job.tenant, job.id))
     }
     assert after == before and attempts.committed(job.platform, job.id) == rows
-
-
-def _copy_of(source: Path) -> Callable[[Path], None]:
-    def write(directory: Path) -> None:
-        for path in source.iterdir():
-            if path.name != MANIFEST:
-                shutil.copy(path, directory)
-
-    return write
+    assert len(job.events("metrics", "checkpoint", "checkpoint_skipped")) == events
 
 
 def test_a_full_disk_frees_what_ended_jobs_left_on_the_machine(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    other = job.work_dir.parent / "ftjob-unknown" / "checkpoints" / "step-00000001"
-    other.mkdir(parents=True)
+    other = job.work_dir.parent / "ftjob-other" / "checkpoints"
+    for step in ("step-00000001", "step-00000002"):
+        (other / step).mkdir(parents=True)
     ending, state = job.train(Scenario(steps=9, every=1, step_s=0.1, end_at={"step": 5, "outcome": "disk_full", "attempt": 1}))
     assert (ending.outcome, state) == ("disk_full", JobState.QUEUED)
     assert ending.failure is not None and ending.failure.fault is Fault.PLATFORM
     assert job.events("disk_space_freed")[0].data["freed_bytes"] > 1000
     assert [p.name for p in sorted((job.work_dir / "checkpoints").iterdir())] == ["step-00000004", "step-00000005"]
-    assert other.exists(), "of a job that is not known to have ended nothing is taken"
+    assert [p.name for p in other.iterdir()] == ["step-00000002"], "the newest of a job that may go on is kept"
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
-    assert checkpoint_retention.free_machine(job.platform, "another") == 0
-    transition_to_end(job)
-    assert checkpoint_retention.free_machine(job.platform, "another") > 0
-    assert (job.work_dir / "final").exists()
+    with node_space.locked(job.work_dir):
+        assert node_space.free(job.work_dir.parent, "another") == 0, "a job that an agent holds is left alone"
+    assert node_space.free(job.work_dir.parent, "another") > 0
+    assert (job.work_dir / "final").exists() and not (job.work_dir / "checkpoints").exists()
 
 
 def transition_to_end(job: Job) -> None:
@@ -363,8 +359,8 @@ def test_no_step_is_announced_that_the_strategy_cannot_go_on_from(new_job: Calla
             (directory / name.replace("*", "")).write_text(name)
 
     commit(job.work_dir / "checkpoints" / "step-00000004", fill, spec=held.spec, step=4, attempt=1, created_at=0.0)
-    assert restore(job.platform, held, job.work_dir) == 0
-    assert "zero/*model_states.pt is not part of the manifest" in job.events("checkpoint_skipped")[0].message
+    found = restore(Objects(ApiClient("http://127.0.0.1:9", "")), held.spec, (), job.work_dir / "checkpoints")
+    assert found.step == 0 and "zero/*model_states.pt is not part of the manifest" in found.skipped[0].why
 
 
 def test_a_workload_that_beats_and_gets_nowhere_is_ended_and_resumed(new_job: Callable[..., Job]) -> None:
@@ -385,14 +381,14 @@ def test_a_silent_workload_that_ignores_sigterm_is_killed_and_resumed(new_job: C
     assert ending.failure is not None and "no heartbeat for 3 s (at most 3)" in ending.failure.message
     last_beat = (job.work_dir / "heartbeat.json").stat().st_mtime
     assert ending.status.ended_at is not None
-    assert 4.0 <= ending.status.ended_at - last_beat < follow.STOP_GRACE_S, "the timeout and its own grace, which is shorter"
+    assert 4.0 <= ending.status.ended_at - last_beat < STOP_GRACE_S, "the timeout and its own grace, which is shorter"
     assert job.train(Scenario(steps=9))[1] is JobState.EVALUATING
     assert job.weights() == plain_weights(9)
 
 
 def test_a_silent_workload_has_ended_within_60_s_by_default() -> None:
     settings = load({})
-    looks_s = follow.POLL_S + follow.STOPPING_POLL_S
+    looks_s = LOOK_S + HEARTBEAT_S
     assert settings.heartbeat_timeout_s > HEARTBEAT_LIMIT_S, "operators are alerted before it is stopped"
     assert settings.heartbeat_timeout_s + settings.heartbeat_grace_s + looks_s < 60 - BUSY_MACHINE_S
 
@@ -415,22 +411,26 @@ def test_an_attempt_in_mlflow_shows_its_spec_curve_table_and_model(new_job: Call
 class LosesItsMachine(Scripted):
     """Nobody sees how a workload of this launcher ended: its last heartbeat was two seconds after its start."""
 
-    def status(self, name: str) -> WorkloadStatus:
-        seen = super().status(name)
+    platform: Platform
+    forgotten = False
+
+    def get(self, name: str) -> WorkloadStatus:
+        seen = super().get(name)
         if seen.phase is not WorkloadPhase.EXITED or seen.started_at is None:
             return seen
-        beat = self.work_dir / "heartbeat.json"
-        beat.write_text(json.dumps({"attempt": 1, "phase": "train"}))
-        os.utime(beat, (seen.started_at + 2,) * 2)
+        if not self.forgotten:
+            self.forgotten = True
+            last = datetime.fromtimestamp(seen.started_at + 2, tz=UTC)
+            with self.platform.engine.begin() as conn:
+                conn.execute(sa.update(agents_table).values(heartbeat_at=last, exit=sa.null()))
+            return replace(seen, phase=WorkloadPhase.RUNNING)
         return replace(seen, phase=WorkloadPhase.LOST, exit_code=None, ended_at=None)
-
-    work_dir: Path
 
 
 def test_a_workload_that_was_lost_is_metered_to_its_last_heartbeat(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job()
-    launcher = LosesItsMachine(tmp_path / "lost")
-    launcher.work_dir = job.work_dir
+    launcher = LosesItsMachine(job.platform.settings.work_dir / "launcher")
+    launcher.platform = job.platform
     job.launcher = launcher
     ending, state = job.train(Scenario(steps=8, end_at={"step": 3, "outcome": "kill"}))
     assert (ending.outcome, ending.seen, state) == ("node_lost", False, JobState.QUEUED)

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.service import cancel
@@ -71,7 +70,7 @@ def processes(platform: Platform, job_id: str) -> list[str]:
 
 
 def out_dir(platform: Platform, job_id: str) -> Path:
-    (found,) = (follow.job_dir(platform, job_id) / "evals").iterdir()
+    (found,) = (platform.settings.job_dir(job_id) / "evals").iterdir()
     return found
 
 
@@ -132,7 +131,7 @@ def test_a_finished_evaluation_is_not_run_again(
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     first = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
-    assert list((follow.job_dir(platform, job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
+    assert list((platform.settings.job_dir(job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
     assert evaluation_step.evaluate(platform, launcher, tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
     asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
@@ -169,12 +168,12 @@ def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
     url = platform.engine.url.render_as_string(hide_password=False)
     argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, tenant.id, job_id, str(real_base)]
     dataset_step = subprocess.Popen(argv, cwd=ROOT)
-    wait_for(lambda: bool(processes(platform, job_id)) and launcher.status(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
+    wait_for(lambda: bool(processes(platform, job_id)) and launcher.get(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
     dataset_step.kill()
     dataset_step.wait(timeout=20)
     (name,) = processes(platform, job_id)
-    assert launcher.status(name).phase is WorkloadPhase.RUNNING
-    assert json.loads((platform.settings.work_dir / "launcher" / name / "workload.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert launcher.get(name).phase is WorkloadPhase.RUNNING
+    assert json.loads((platform.settings.work_dir / "launcher" / name / "launch.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
     evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert processes(platform, job_id) == [name]
     assert evaluated.report.adapter_applied
@@ -215,7 +214,7 @@ def test_a_cancelled_job_ends_its_evaluation(
     with pytest.raises(FtError) as stopped:
         evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
     assert stopped.value.code == "evaluation_stopped"
-    assert all(launcher.status(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
+    assert all(launcher.get(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one() == JobState.CANCELLED
 

@@ -7,17 +7,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.workload import Kind, Workload
 from control_plane.evaluations import follow_evaluation
 from control_plane.evaluations.follow_evaluation import Limits
 from control_plane.jobs.job_documents import EvaluationProgress
-from control_plane.platform.protocols import Workload, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.durable_files import write_json
 from ft_assets.errors import Conflict, FtError, InvalidRequest
 from ft_assets.evals.run import run_file
@@ -34,17 +35,24 @@ class Scripted:
     def __init__(self, root: Path) -> None:
         self.real, self.root = LocalLauncher(root), root
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
-        return self.real.start_or_adopt(replace(workload, module=scripted_evaluation.__name__))
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
+        scripted = replace(workload, command=(scripted_evaluation.__name__, *workload.command[1:]))
+        return self.real.start_or_adopt(scripted, token=token)
 
-    def status(self, name: str) -> WorkloadStatus:
-        return self.real.status(name)
+    def get(self, name: str) -> WorkloadStatus:
+        return self.real.get(name)
+
+    def list(self) -> Sequence[WorkloadStatus]:
+        return self.real.list()
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         return self.real.stop(name, grace_s=grace_s)
 
-    def read_log(self, name: str, *, offset: int = 0) -> bytes:
-        return self.real.read_log(name, offset=offset)
+    def read_log(self, name: str) -> bytes:
+        return self.real.read_log(name)
+
+    def forget(self, name: str) -> None:
+        self.real.forget(name)
 
     def kill(self, name: str) -> None:
         os.killpg(json.loads((self.root / name / "process.json").read_text())["pid"], signal.SIGKILL)
@@ -88,6 +96,11 @@ def starts(run: EvalRun) -> int:
 
 def finish(run: EvalRun, code: int = 0) -> None:
     write_json(run.out_dir / GO, code)
+
+
+def first_process(run: EvalRun) -> Workload:
+    command = ("ft_assets.evals.run.runner", str(run.out_dir / run_file.RUN_NAME))
+    return Workload(name="e-1", kind=Kind.EVALUATE, command=command, tenant="", job="e")
 
 
 def wait_for(met: Callable[[], bool]) -> None:
@@ -148,13 +161,13 @@ def test_a_result_of_another_question_is_not_taken(launcher: Scripted, run: Eval
 def test_a_process_that_was_asked_something_else_is_ended_and_not_adopted(launcher: Scripted, run: EvalRun) -> None:
     asked = replace(run, question=run_file.question(run))
     asked.write(run.out_dir / run_file.RUN_NAME)
-    launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
+    launcher.start_or_adopt(first_process(run))
     wait_for(lambda: starts(run) == 1)
     threading.Timer(0.5, finish, [run]).start()
     changed = replace(run, capability_limit=7)
     assert follow_evaluation.follow(launcher, changed, name="e", watch=Seen())["question"] == run_file.question(changed)
     assert starts(run) == 2
-    assert launcher.status("e-1").phase is WorkloadPhase.EXITED
+    assert launcher.get("e-1").phase is WorkloadPhase.EXITED
 
 
 def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(launcher: Scripted, run: EvalRun) -> None:
@@ -163,19 +176,19 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(launcher: 
         follow_evaluation.follow(launcher, run, name="e", watch=Seen(), limits=Limits(stall_s=0.3))
     assert failed.value.code == "evaluation_stalled"
     assert starts(run) == follow_evaluation.MAX_STARTS
-    assert all(launcher.status(f"e-{n}").phase is WorkloadPhase.EXITED for n in (1, 2, 3))
+    assert all(launcher.get(f"e-{n}").phase is WorkloadPhase.EXITED for n in (1, 2, 3))
 
 
 def test_an_evaluation_that_has_had_its_time_is_ended(launcher: Scripted, run: EvalRun) -> None:
     with pytest.raises(FtError, match=r"of . requests answered.*; lower capability_limit") as failed:
         follow_evaluation.follow(launcher, run, name="e", watch=Seen(), limits=Limits(total_s=0.5))
     assert failed.value.code == "evaluation_timed_out"
-    assert [launcher.status(f"e-{n}").phase for n in (1, 2)] == [WorkloadPhase.EXITED, WorkloadPhase.ABSENT]
+    assert [launcher.get(f"e-{n}").phase for n in (1, 2)] == [WorkloadPhase.EXITED, WorkloadPhase.ABSENT]
 
 
 def test_a_process_that_runs_is_adopted(launcher: Scripted, run: EvalRun) -> None:
     replace(run, question=run_file.question(run)).write(run.out_dir / run_file.RUN_NAME)
-    launcher.start_or_adopt(Workload(name="e-1", module="", run_file=run.out_dir / run_file.RUN_NAME, work_dir=run.out_dir))
+    launcher.start_or_adopt(first_process(run))
     wait_for(lambda: starts(run) == 1)
     threading.Timer(0.5, finish, [run]).start()
     seen = Seen()
@@ -223,4 +236,4 @@ def test_a_process_whose_result_nobody_wants_is_ended(launcher: Scripted, run: E
     with pytest.raises(Conflict) as stopped:
         follow_evaluation.follow(launcher, run, name="e", watch=seen)
     assert stopped.value.code == "evaluation_stopped"
-    assert launcher.status("e-1").phase is WorkloadPhase.EXITED
+    assert launcher.get("e-1").phase is WorkloadPhase.EXITED

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import follow
 from control_plane.attempts import service as attempts
+from control_plane.attempts import start
 from control_plane.attempts.service import Claim
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
@@ -100,7 +100,7 @@ def test_it_is_compared_by_what_it_tells(fresh_platform: Platform, held: Claim) 
 def test_it_ends_its_job_and_its_workload_instead_of_one_run_after_the_other(fresh_platform: Platform, held: Claim) -> None:
     launcher: Any = Stopping()
     with pytest.raises(NotAdmitted, match="frozen by another version") as refused:
-        follow.take(fresh_platform, launcher, held.tenant, held.job_id)
+        start.take(fresh_platform, launcher, held.tenant, held.job_id)
     assert refused.value.code == attempts.UNREADABLE
     assert launcher.stopped == [held.workload]
     row = jobs.get(fresh_platform, held.tenant, held.job_id).job
@@ -111,12 +111,12 @@ def test_it_ends_its_job_and_its_workload_instead_of_one_run_after_the_other(fre
         assert conn.execute(sa.select(attempts_table.c.outcome)).scalars().all() == ["spec_unreadable"]
         assert conn.execute(sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0))).scalar_one() == 0
     with pytest.raises(NotAdmitted, match="holds no reservation"):
-        follow.take(fresh_platform, launcher, held.tenant, held.job_id)
+        start.take(fresh_platform, launcher, held.tenant, held.job_id)
     assert launcher.stopped == [held.workload]
 
 
 def test_a_readable_spec_is_taken(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> None:
     launcher: Any = Stopping()
     claim = start_job(fresh_platform, write_chat_rows)
-    assert follow.take(fresh_platform, launcher, claim.tenant, claim.job_id) == claim
+    assert start.take(fresh_platform, launcher, claim.tenant, claim.job_id) == claim
     assert launcher.stopped == []

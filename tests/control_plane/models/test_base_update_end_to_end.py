@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from starlette.types import ASGIApp
 
-from control_plane.attempts import follow
+from control_plane.api.app import create_app
+from control_plane.attempts import start
 from control_plane.attempts.service import claim, finish
 from control_plane.attempts.tables import attempts
+from control_plane.attempts.watch import Watcher
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.tables import evaluations as table
@@ -43,10 +48,11 @@ EVAL = {"task_metric": "perplexity", "max_items": 20, "max_new_tokens": 8, "capa
 
 
 @pytest.fixture
-def operated(platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
+def operated(platform: Platform, serve: Callable[[ASGIApp], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Platform:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = replace(platform.settings, home=tmp_path / "home")
-    return replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
+    made = replace(platform, settings=settings, models=catalogue.catalogue_of(settings))
+    return replace(made, settings=replace(settings, internal_url=serve(create_app(made))))
 
 
 @pytest.fixture
@@ -80,8 +86,12 @@ def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, 
         conn.execute(sa.insert(reservations).values(job_id=job_id, attempt=1, pool="local", num_gpus=1, granted_at=now))
         conn.execute(sa.insert(attempts).values(job_id=job_id, attempt=1, workload=f"{job_id}-a1"))
     held = claim(platform, tenant, job_id)
-    ending = follow.follow(platform, launcher, held, say=lambda _: None)
-    assert ending.outcome == "succeeded", ending
+    assert start.start_or_adopt(platform, launcher, held) is None
+    with contextlib.closing(Watcher(platform=platform, launcher=launcher, answers=lambda: True)) as watcher:
+        while not (ended := watcher.look()):
+            time.sleep(0.5)
+    (ending,) = ended
+    assert ending.outcome == "succeeded", (ending, launcher.read_log(held.workload))
     assert finish(platform, held, ending) is JobState.EVALUATING
     return job_id
 

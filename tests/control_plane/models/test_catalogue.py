@@ -15,7 +15,7 @@ import sqlalchemy as sa
 import yaml
 
 from control_plane.adapters.tables import adapters as adapters_table
-from control_plane.attempts import follow
+from control_plane.attempts import start
 from control_plane.attempts.service import claim, finish
 from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
@@ -154,13 +154,12 @@ def test_training_does_not_begin_on_changed_weights_and_the_job_fails_unbilled(
     change_unseen(tiny / "model.safetensors")
     launcher = LocalLauncher(operated.settings.work_dir / "launcher")
     held = claim(operated, tenant.id, job_id)
-    said: list[str] = []
-    ending = follow.follow(operated, launcher, held, say=said.append)
-    assert ending.failure is not None
+    ending = start.start_or_adopt(operated, launcher, held)
+    assert ending is not None and ending.failure is not None
     assert (ending.outcome, ending.failure.fault) == (CHANGED, Fault.PLATFORM)
     assert finish(operated, held, ending) is JobState.FAILED
     assert row(operated, job_id)["error"]["code"] == CHANGED
-    assert launcher.status(held.workload).started_at is None, "no process was started"
+    assert launcher.get(held.workload).started_at is None, "no process was started"
     with operated.engine.connect() as conn:
         assert conn.execute(sa.select(ledger_entries).where(ledger_entries.c.job_id == job_id)).all() == []
 

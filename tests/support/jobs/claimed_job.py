@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from agent.messages import Heartbeat, HeartbeatAnswer
+from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.billing.tables import ledger_entries
@@ -20,6 +23,17 @@ from ft_assets.training.failures import FailureClass, Retry
 def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
     cycle.run_cycle(platform)
     return attempts.claim(platform, tenant, job_id)
+
+
+def report(platform: Platform, held: Claim, *metrics: Mapping[str, Any], phase: str = "train", **fields: Any) -> HeartbeatAnswer:
+    """What the attempt's agent does: one heartbeat, with lines of ``metrics.jsonl``."""
+    agents.introduce(platform, held, may_read=[])
+    return agents.heartbeat(platform, held, Heartbeat(phase=phase, metrics=metrics, **fields))
+
+
+def asked_to_stop(platform: Platform, held: Claim) -> str | None:
+    with platform.engine.connect() as conn:
+        return attempts.requested_stop(conn, held)
 
 
 def state_of(platform: Platform, job_id: str) -> str:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.attempts import follow as training
+from agent.workload import Workload
 from control_plane.attempts import service as attempts
+from control_plane.attempts import start
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.attempts.watch import Watcher
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.platform.protocols import Workload, WorkloadStatus
-from control_plane.platform.transfer import RetryPolicy, upload
+from control_plane.platform.protocols import WorkloadStatus
+from control_plane.platform.transfer import upload
 from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
@@ -28,30 +30,34 @@ from resources.launcher import LocalLauncher
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 
-SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
-
 
 class Scripted:
-    """The local launcher, but that every workload runs the scripted training without torchrun."""
+    """The local launcher, but that the agent of every workload runs the scripted training without torchrun."""
 
     def __init__(self, root: Path) -> None:
         self.real = LocalLauncher(root)
         self.names: list[str] = []
         self.looked_at: Callable[[], object] = lambda: None
 
-    def start_or_adopt(self, workload: Workload) -> WorkloadStatus:
+    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
         self.names.append(workload.name)
-        return self.real.start_or_adopt(replace(workload, module="tests.support.processes.scripted_training", torchrun=False))
+        return self.real.start_or_adopt(replace(workload, command=("tests.support.processes.scripted_agent",)), token=token)
 
-    def status(self, name: str) -> WorkloadStatus:
+    def get(self, name: str) -> WorkloadStatus:
         self.looked_at()
-        return self.real.status(name)
+        return self.real.get(name)
+
+    def list(self) -> Sequence[WorkloadStatus]:
+        return self.real.list()
 
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         return self.real.stop(name, grace_s=grace_s)
 
-    def read_log(self, name: str, *, offset: int = 0) -> bytes:
-        return self.real.read_log(name, offset=offset)
+    def read_log(self, name: str) -> bytes:
+        return self.real.read_log(name)
+
+    def forget(self, name: str) -> None:
+        self.real.forget(name)
 
 
 @dataclass
@@ -64,23 +70,36 @@ class Job:
 
     @property
     def work_dir(self) -> Path:
-        return training.job_dir(self.platform, self.id)
+        return self.platform.settings.job_dir(self.id)
 
     def claim(self) -> Claim:
         cycle.run_cycle(self.platform)
         return attempts.claim(self.platform, self.tenant, self.id)
 
-    def follow(self, held: Claim, **options: Any) -> Ending:
-        return training.follow(
-            self.platform, self.launcher, held, say=self.said.append, **{"retries": SHORT, "final_retries": SHORT, **options}
-        )
+    def follow(self, held: Claim) -> Ending:
+        """Start the workload as the step does, and watch it as the worker does until the attempt has ended."""
+        unbegun = start.start_or_adopt(self.platform, self.launcher, held)
+        if unbegun is not None:
+            attempts.finish(self.platform, held, unbegun)
+            return unbegun
+        watcher = Watcher(platform=self.platform, launcher=self.launcher, answers=lambda: True)
+        deadline = time.monotonic() + 120.0
+        while not (ended := watcher.look()):
+            assert time.monotonic() < deadline, self.launcher.read_log(held.workload).decode()
+            time.sleep(0.05)
+        return ended[0]
 
-    def train(self, scenario: Scenario, **options: Any) -> tuple[Ending, JobState]:
+    def run(self) -> JobState:
+        """One attempt from its reservation to its end; returns the state of the job."""
+        held = self.claim()
+        return attempts.finish(self.platform, held, self.follow(held))
+
+    def train(self, scenario: Scenario) -> tuple[Ending, JobState]:
         scenario.write(self.work_dir)
         if scenario.each_stored:
             self.launcher.looked_at = lambda: (self.work_dir / "stored").write_text(str(max(self.steps(), default=0)))
         held = self.claim()
-        ending = self.follow(held, **options)
+        ending = self.follow(held)
         return ending, attempts.finish(self.platform, held, ending)
 
     def following(self, scenario: Scenario) -> tuple[Claim, threading.Thread, list[Ending]]:
@@ -94,7 +113,7 @@ class Job:
     def on_another_machine(self, root: Path) -> Job:
         """The same job where nothing of it is on the disk."""
         settings = replace(self.platform.settings, home=root)
-        return Job(replace(self.platform, settings=settings), self.tenant, self.id, Scripted(root / "launcher"))
+        return Job(replace(self.platform, settings=settings), self.tenant, self.id, Scripted(root / "work" / "launcher"))
 
     def steps(self) -> list[int]:
         return [row.step for row in attempts.committed(self.platform, self.id)]

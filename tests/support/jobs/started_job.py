@@ -27,5 +27,5 @@ def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
     mark_packed(platform, owner.id, job.id, spec=SPEC, total_steps=1000, expected_s=60.0)
     cycle.run_cycle(platform)
     claim = attempts.claim(platform, owner.id, job.id)
-    attempts.mark_started(platform, claim, from_step=0, started_at=1000.0)
+    attempts.mark_started(platform, claim, started_at=1000.0)
     return claim

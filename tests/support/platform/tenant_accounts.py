@@ -57,7 +57,7 @@ class Account:
     def run(self, job_id: str) -> attempts.Claim:
         cycle.run_cycle(self.platform)
         held = attempts.claim(self.platform, self.tenant, job_id)
-        attempts.mark_started(self.platform, held, from_step=0, started_at=self.now[0].timestamp())
+        attempts.mark_started(self.platform, held, started_at=self.now[0].timestamp())
         return held
 
     def running(self, *, hours: float, **fields: Any) -> attempts.Claim:

@@ -566,6 +566,21 @@ CREATE TABLE attempts (
 );
 CREATE INDEX ix_attempts_lost ON attempts (lost_s) WHERE (lost_s > 0);
 
+CREATE TABLE agents (
+    job_id text NOT NULL,
+    attempt integer NOT NULL,
+    token text NOT NULL,
+    may_read jsonb NOT NULL,
+    reported_step integer NOT NULL,
+    reported_validation integer NOT NULL,
+    heartbeat_at timestamptz,
+    facts jsonb,
+    exit jsonb,
+    CONSTRAINT pk_agents PRIMARY KEY (job_id, attempt),
+    CONSTRAINT uq_agents_token UNIQUE (token),
+    CONSTRAINT fk_agents_job_id FOREIGN KEY (job_id, attempt) REFERENCES attempts(job_id, attempt)
+);
+
 CREATE TABLE checkpoints (
     id text NOT NULL,
     job_id text NOT NULL,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from control_plane.attempts.follow import fetch_reference
+from control_plane.attempts import start
+from control_plane.attempts.claims import Claim
 from control_plane.datasets import previews
 from control_plane.datasets.service import check_format
 from control_plane.datasets.uploads import uploaded_files
@@ -23,6 +24,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.datasets import reference_step, step
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.reference_logps import verify
@@ -119,12 +121,25 @@ def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body:
     return made, TrainingSpec.from_dict(job.spec), job
 
 
+def fetched(platform: Platform, job: Job, spec: TrainingSpec, target: Path) -> Path:
+    """The reference as the workload of the job's first attempt names it, every byte verified."""
+    held = Claim(
+        tenant=job.tenant_id, job_id=job.id, attempt=1, pool="local", num_gpus=1, placement=(), model=job.model, spec=spec, workload="w"
+    )
+    (reference,) = (found for found in start.describe(platform, held).inputs if found.name == start.REFERENCE)
+    for file in reference.files:
+        platform.objects.get_file(file.key, target / file.path)
+        assert sha256_of(target / file.path) == file.sha256
+    return target
+
+
 @pytest.mark.parametrize(("method", "row"), [("dpo", preferences), pytest.param("kto", judgements, marks=pytest.mark.slow)])
 def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_next_job(
     platform: Platform,
     tenant: Tenant,
     machine: Callable[[str], Platform],
     upload: Callable[..., str],
+    tmp_path: Path,
     method: str,
     row: Callable[[int], dict[str, Any]],
 ) -> None:
@@ -134,8 +149,7 @@ def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_nex
     assert spec.reference == packed.reference.manifest.key == reference_step.key_for(spec)
     assert packed.reference.manifest.pack_fingerprint == spec.pack_fingerprint
     assert platform.objects.exists(f"{layout.reference_prefix(tenant.id, spec.reference)}/manifest.json")
-    elsewhere = fetch_reference(machine(f"trainer-{method}"), tenant.id, spec.reference)
-    manifest = verify(elsewhere)
+    manifest = verify(fetched(machine(f"trainer-{method}"), job, spec, tmp_path / "fetched"))
     validation = packed.manifest.validation
     assert validation is not None
     assert sum(f.num_rows for f in manifest.files) == packed.manifest.num_rows + validation["num_windows"] == 120

@@ -1,0 +1,34 @@
+"""``python -m agent``: runs the workload that the environment names (``FT_WORKLOAD``, ``FT_TOKEN_FILE``, ``FT_NODE_DIR``)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from agent.api_client import read_token
+from agent.supervise import Supervisor
+from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from ft_assets.telemetry import logs
+
+SERVICE = "ft-agent"
+
+
+def main(supervise: type[Supervisor] = Supervisor) -> int:
+    logs.configure(SERVICE)
+    workload = Workload.from_json(Path(os.environ[VARIABLE]).read_text())
+    token = read_token(Path(os.environ[TOKEN_FILE]))
+    supervisor = supervise(workload, token=token, node_dir=Path(os.environ[NODE_DIR]))
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        supervisor.ask_to_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What an agent and the control plane tell each other, as JSON over HTTP; both sides read these records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+HEARTBEAT_S = 1.0
+"""Seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
+PART_BYTES = 64 << 20
+"""Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
+FENCED = "attempt_released"
+"""Error code of every call of an attempt that has lost its reservation: its workload must end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """Something that the job's tenant or operators are told, as an event of the job."""
+
+    code: str
+    level: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What the agent has measured so far, for the bill and for the next attempt."""
+
+    last_step: int = 0
+    began_at: float | None = None
+    """Unix seconds at which the first step began; None before its end."""
+    kept_until: float | None = None
+    """Unix seconds at which the last step ended that a checkpoint committed by this attempt contains."""
+    again_s: float = 0.0
+    """Seconds of steps after the newest committed checkpoint."""
+    silence_s: float = 0.0
+    """Seconds since the training process's last heartbeat."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exit:
+    """How the training process ended."""
+
+    exit_code: int | None
+    """Of torchrun; None if it was never started."""
+    evidence: Mapping[str, Any] | None
+    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end."""
+    stop_reason: str | None
+    """Why the agent stopped it, if it did: ``cancel``, ``pause``, ``preempt`` or ``stalled``."""
+    stall: str | None = None
+    """What was observed of a process that was stopped because it stalled."""
+    error: Mapping[str, Any] | None = None
+    """Why it could not be started: an ``FtError`` as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    phase: str = ""
+    """Phase of the training process; ``fetch`` before its start."""
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    """Lines of ``metrics.jsonl`` after those already accepted: of steps, then of validations."""
+    facts: Facts = Facts()
+    notices: tuple[Notice, ...] = ()
+    exit: Exit | None = None
+    """Only in the last one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeartbeatAnswer:
+    stop: str | None = None
+    """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A checkpoint that could not be used."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restored:
+    """Where the attempt begins."""
+
+    step: int
+    skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """Newest metrics of the job that were accepted, from any attempt."""
+
+    step: int
+    validation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRequest:
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadGrants:
+    urls: Mapping[str, str]
+    """URL by key: ``file:`` of a local object store, else presigned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteRequest:
+    key: str
+    part_sha256: tuple[str, ...]
+    """Digest of each part of :data:`PART_BYTES`, in order; one for a file of at most that size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartGrant:
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Signed with the URL: the store refuses other bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteGrant:
+    parts: tuple[PartGrant, ...]
+    upload_id: str | None = None
+    """Of a multipart upload, which :class:`Completion` ends."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    key: str
+    upload_id: str
+    etags: tuple[str, ...]
+    part_sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """A checkpoint or finished model whose files are all stored."""
+
+    step: int
+    manifest_sha256: str
+    final: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """The call took effect."""
+
+    ok: bool = True

@@ -1,0 +1,155 @@
+"""Objects between the node and the store, through URLs that the control plane grants for this attempt's own objects."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from agent.api_client import ApiClient
+from agent.messages import PART_BYTES, Completion, PartGrant, WriteRequest
+from ft_assets.durable_files import sync_to_disk
+from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.training.checkpoints import Part, verify_part
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+
+
+class Objects:
+    """Reads and writes whole objects, each held against its digest."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self._http = httpx.Client(timeout=TIMEOUT, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def fetch(self, key: str, path: Path) -> None:
+        """Write the object to `path`, which appears by one rename; the caller verifies it. ``IntegrityError`` if there is none."""
+        url = self._api.read_urls((key,)).urls.get(key)
+        if url is None:
+            raise IntegrityError(f"{key} is not in the object store; restore it from a backup")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            if url.startswith("file:"):
+                _copy(_local(url), beside)
+            else:
+                self._download(url, beside)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def store(self, key: str, path: Path, part: Part | None, *, on_bytes: Callable[[], None] = lambda: None) -> None:
+        """Store the file under `key`. ``IntegrityError`` if it is not the one that `part` describes: it was damaged on this node."""
+        digests, whole, size = _digests(path, on_bytes)
+        if part is not None and (whole, size) != (part.sha256, part.bytes):
+            verify_part(path, part)
+            raise Unavailable(f"{path.name} was read differently twice on this node", code="object_store_unavailable")
+        grant = self._api.write_urls(WriteRequest(key=key, part_sha256=digests))
+        if grant.parts[0].url.startswith("file:"):
+            _put_local(path, _local(grant.parts[0].url), whole)
+            return
+        etags = tuple(self._put(path, number, granted, on_bytes) for number, granted in enumerate(grant.parts))
+        if grant.upload_id is not None:
+            self._api.complete(Completion(key=key, upload_id=grant.upload_id, etags=etags, part_sha256=digests))
+
+    def _download(self, url: str, target: Path) -> None:
+        try:
+            with self._http.stream("GET", url) as answer, target.open("wb") as out:
+                if answer.status_code == 404:
+                    raise IntegrityError("an object that was granted is no longer in the object store")
+                answer.raise_for_status()
+                for chunk in answer.iter_bytes(CHUNK_BYTES):
+                    out.write(chunk)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"the object store did not answer ({type(error).__name__})", code="object_store_unavailable") from error
+
+    def _put(self, path: Path, number: int, grant: PartGrant, on_bytes: Callable[[], None]) -> str:
+        begins = number * PART_BYTES
+        size = min(PART_BYTES, path.stat().st_size - begins)
+        headers = {**grant.headers, "content-length": str(size)}
+        try:
+            answer = self._http.put(grant.url, content=_part(path, begins, size, on_bytes), headers=headers)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise Unavailable(
+                f"the object store did not take {path.name} ({type(error).__name__})", code="object_store_unavailable"
+            ) from error
+        return str(answer.headers.get("etag", ""))
+
+
+def _local(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path))
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except FileNotFoundError:
+        raise IntegrityError(f"object {source} is not in the object store; restore it from a backup") from None
+
+
+def _put_local(path: Path, target: Path, sha256: str) -> None:
+    """Copy a file into a local object store, whole or not at all, and read it back."""
+    staged = _staging(target)
+    try:
+        with path.open("rb") as source, staged.open("xb") as out:
+            shutil.copyfileobj(source, out, CHUNK_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+        with staged.open("rb") as written:
+            if hashlib.file_digest(written, "sha256").hexdigest() != sha256:
+                raise Unavailable(f"{path.name} was not stored as it was read", code="object_store_unavailable")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.replace(target)
+        sync_to_disk(target.parent)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _staging(target: Path) -> Path:
+    """Return a new name in the store's staging directory, which is beside its objects."""
+    root = next(parent for parent in target.parents if (parent / ".staging").is_dir())
+    return root / ".staging" / uuid.uuid4().hex
+
+
+def _digests(path: Path, on_bytes: Callable[[], None]) -> tuple[tuple[str, ...], str, int]:
+    """Return the digests of the file's parts and of the whole file, and its size."""
+    whole, parts, size = hashlib.sha256(), list[str](), 0
+    with path.open("rb") as stream:
+        while True:
+            part, length = hashlib.sha256(), 0
+            while length < PART_BYTES and (chunk := stream.read(min(CHUNK_BYTES, PART_BYTES - length))):
+                part.update(chunk)
+                whole.update(chunk)
+                length += len(chunk)
+                on_bytes()
+            if length or not parts:
+                parts.append(part.hexdigest())
+            size += length
+            if length < PART_BYTES:
+                return tuple(parts), whole.hexdigest(), size
+
+
+def _part(path: Path, begins: int, size: int, on_bytes: Callable[[], None]) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        stream.seek(begins)
+        yield from _chunks(stream, size, on_bytes)
+
+
+def _chunks(stream: BinaryIO, size: int, on_bytes: Callable[[], None]) -> Iterator[bytes]:
+    while size > 0 and (chunk := stream.read(min(CHUNK_BYTES, size))):
+        size -= len(chunk)
+        on_bytes()
+        yield chunk

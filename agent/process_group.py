@@ -1,0 +1,71 @@
+"""The training process under torchrun, as a child of the agent that the kernel kills with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ft_assets.parent_death import die_with
+
+KILL_TIMEOUT_S = 15.0
+
+
+class ProcessGroup:
+    """One torchrun with its ranks. It must be started from the main thread: the kernel kills it when the thread that started it ends."""
+
+    def __init__(self, command: Sequence[str], *, cwd: Path, log: Path, env: Mapping[str, str]) -> None:
+        agent = os.getpid()
+
+        def with_default_signals() -> None:
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_DFL)
+            if not die_with(agent):
+                os._exit(1)
+
+        self.started_at = time.time()
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                preexec_fn=with_default_signals,
+            )
+        self._killed_after: float | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of torchrun, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def stop(self, grace_s: float) -> None:
+        """Ask for a checkpoint and the end; :meth:`enforce` kills what is left after `grace_s`. A second call changes nothing."""
+        if self._killed_after is None:
+            self._killed_after = time.monotonic() + grace_s
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """Kill the group if its time is over."""
+        if self._killed_after is not None and time.monotonic() > self._killed_after:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill torchrun; the kernel kills the ranks with it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait(KILL_TIMEOUT_S)
+
+
+def torchrun(module: str, run_file: Path, *, num_processes: int) -> list[str]:
+    """Return the command that runs `module` in `num_processes` ranks on this node."""
+    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}", "--max-restarts=0", "-m"]
+    return [sys.executable, "-m", *launch, module, str(run_file)]

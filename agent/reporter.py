@@ -1,0 +1,147 @@
+"""Heartbeats, metrics, notices and the log, sent from a thread of their own: an API that is away delays nothing and loses nothing.
+
+What has not been accepted stays in the files of the training process and in the list of notices, and is sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from agent.api_client import ApiClient, Fenced
+from agent.log_upload import LogUpload
+from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
+from agent.training_files import Line
+from ft_assets.errors import FtError
+from ft_assets.retries import RetryPolicy
+
+LOG_EVERY_S = 2.0
+"""How far a reader of the log lags behind."""
+MAX_LINES = 500
+"""Metric lines per heartbeat: after an outage the rest follows at once."""
+RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=900.0)
+"""Time limit of the last report, whose GPUs are held meanwhile. After it the end is judged by what the launcher saw."""
+LOG_RETRIES = RetryPolicy(give_up_s=30.0)
+"""Time limit of the log's end while the object store does not take it: it is lost rather than the job delayed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """What the next heartbeat says."""
+
+    phase: str
+    facts: Facts
+    lines: Sequence[Line] = ()
+    """All metric lines."""
+
+
+@dataclass(kw_only=True)
+class Reporter:
+    api: ApiClient
+    log_upload: LogUpload
+    state: Callable[[], State]
+    log_retries: RetryPolicy = LOG_RETRIES
+    stop: str | None = None
+    """Why the control plane wants the workload to stop."""
+    fenced: threading.Event = field(default_factory=threading.Event)
+    """Set once the attempt was released: nothing more may be done."""
+    _notices: list[Notice] = field(default_factory=list)
+    accepted: Reported = field(default_factory=lambda: Reported(step=0, validation=0))
+    """The newest metrics that were accepted."""
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _failures: int = 0
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread.start()
+
+    def tell(self, notice: Notice) -> None:
+        """Send `notice` with the next heartbeat."""
+        with self._lock:
+            self._notices.append(notice)
+
+    def flush(self) -> None:
+        """Send every metric line that exists now: a checkpoint is not committed before the metrics of its steps."""
+        while self._beat():
+            pass
+
+    def finish(self, end: Exit) -> bool:
+        """Send everything that is left, then how the workload ended; False if the API was away for too long or the attempt was released."""
+        self._ended.set()
+        self._thread.join()
+        began, failures = time.monotonic(), 0
+        while not self.fenced.is_set() and time.monotonic() - began < RETRIES.give_up_s:
+            try:
+                self.flush()
+                self._send_rest_of_log(abandon=time.monotonic() - began >= self.log_retries.give_up_s)
+                self._beat(end)
+                return True
+            except Fenced:
+                self.fenced.set()
+            except FtError as error:
+                log.warning("the end cannot be reported yet: %s", error.message)
+                time.sleep(RETRIES.wait_s(failures))
+                failures += 1
+        return False
+
+    def _send_rest_of_log(self, *, abandon: bool) -> None:
+        try:
+            self.log_upload.send(last=True)
+        except FtError as error:
+            if not abandon:
+                raise
+            log.warning("the end of the log is not stored: %s", error.message)
+
+    def _send_log(self) -> None:
+        """Send new output; a store that does not take it delays no heartbeat."""
+        try:
+            self.log_upload.send()
+        except FtError as error:
+            log.debug("the log is not sent now: %s", error.message)
+
+    def _run(self) -> None:
+        log_sent_at = 0.0
+        while not self._ended.is_set():
+            try:
+                more = self._beat()
+                self._failures = 0
+                if time.monotonic() - log_sent_at >= LOG_EVERY_S:
+                    self._send_log()
+                    log_sent_at = time.monotonic()
+            except Fenced:
+                self.fenced.set()
+                return
+            except FtError as error:
+                self._failures += 1
+                log.log(logging.WARNING if self._failures == 1 else logging.DEBUG, "not reported yet: %s", error.message)
+                more = False
+            except Exception:
+                log.exception("a report failed")
+                more = False
+            self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+
+    def _beat(self, end: Exit | None = None) -> bool:
+        """Send one heartbeat; returns whether metric lines are left."""
+        with self._sending:
+            state, accepted = self.state(), self.accepted
+            steps = [m for m in state.lines if "loss" in m and m["step"] > accepted.step]
+            validations = [m for m in state.lines if "eval_loss" in m and m["step"] > accepted.validation]
+            with self._lock:
+                notices = tuple(self._notices)
+            sent = (*steps[:MAX_LINES], *validations[:MAX_LINES])
+            beat = Heartbeat(phase=state.phase, facts=state.facts, metrics=sent, notices=notices, exit=end)
+            self.stop = self.api.heartbeat(beat).stop
+            self.accepted = Reported(
+                step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
+                validation=max((m["step"] for m in sent if "eval_loss" in m), default=accepted.validation),
+            )
+            with self._lock:
+                del self._notices[: len(notices)]
+            return len(steps) > MAX_LINES or len(validations) > MAX_LINES

@@ -1,0 +1,236 @@
+"""One attempt of a training workload on one node: stage in, run, watch, upload, report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent import checkpoint_uploads, node_space
+from agent.api_client import ApiClient, Fenced
+from agent.checkpoint_uploads import Uploader
+from agent.inputs import stage_in
+from agent.log_upload import LogUpload
+from agent.messages import Exit, Facts, Notice, Restored
+from agent.objects import Objects
+from agent.process_group import ProcessGroup, torchrun
+from agent.reporter import Reporter, State
+from agent.restore import restore
+from agent.training_files import Liveness, Metrics
+from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from ft_assets.errors import FtError, Unavailable
+from ft_assets.retries import RetryPolicy, with_retries
+from ft_assets.training import checkpoints
+from ft_assets.training.disk_space import is_disk_full
+from ft_assets.training.failures import ExitEvidence, Outcome, StopReason
+from ft_assets.training.spec import TrainingSpec
+
+TICK_S = 0.1
+API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
+STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE_DIR})
+"""The agent's own variables, which the training process is not given."""
+FENCED_EXIT = 75
+
+log = logging.getLogger(__name__)
+
+
+class Stop(Exception):
+    """The workload is to stop before its training process has started."""
+
+    def __init__(self, reason: str | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Supervisor:
+    """Runs one workload to its end. ``run`` returns the agent's exit code."""
+
+    checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+
+    def __init__(self, workload: Workload, *, token: str, node_dir: Path) -> None:
+        self.workload = workload
+        self.job_dir = node_dir / "jobs" / workload.job
+        self._node_dir = node_dir
+        self._api = ApiClient(workload.report_to, token)
+        self._objects = Objects(self._api)
+        self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
+        self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
+        self._reporter = Reporter(api=self._api, log_upload=LogUpload(self._api, self._log_file), state=self._state)
+        self._asked_from_outside = False
+        self._phase = "fetch"
+        self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
+        self._uploader: Uploader | None = None
+        self._liveness: Liveness | None = None
+
+    def ask_to_stop(self) -> None:
+        """Stop for whoever sent a signal to the agent: the launcher, or a node that is being emptied."""
+        self._asked_from_outside = True
+
+    def run(self) -> int:
+        try:
+            with node_space.locked(self.job_dir):
+                self._reporter.start()
+                return self._run()
+        except Fenced as error:
+            log.warning("the attempt was released: %s", error)
+            return FENCED_EXIT
+
+    def _run(self) -> int:
+        try:
+            end = self._train(self._prepare())
+        except Stop as stop:
+            end = Exit(exit_code=None, evidence=None, stop_reason=stop.reason)
+        except Fenced:
+            raise
+        except Exception as error:
+            log.exception("the workload ends early")
+            self._check_fenced()
+            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=_as_error(error))
+        return 0 if self._reporter.finish(end) else FENCED_EXIT
+
+    def _prepare(self) -> Path:
+        """Stage inputs and checkpoint in; returns the run file."""
+        name = f"inputs-a{self.workload.attempt}"
+        inputs = self.workload.inputs
+        found = stage_in(self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name)
+        self._check_stop()
+        restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
+        with_retries(lambda: self._restored(restored), API_RETRIES)
+        self._metrics.from_step = restored.step
+        self._check_stop()
+        run_file = self.job_dir / f"run-a{self.workload.attempt}.json"
+        paths = {name: str(path) for name, path in found.items()}
+        run_file.write_text(json.dumps({**self.workload.run, **paths, "work_dir": str(self.job_dir)}))
+        return run_file
+
+    def command(self, run_file: Path) -> list[str]:
+        """Return the command that starts the training process."""
+        return torchrun(self.workload.module, run_file, num_processes=self.workload.num_processes)
+
+    def _restored(self, restored: Restored) -> None:
+        self._check_stop()
+        self._reporter.accepted = self._api.restored(restored)
+
+    def _train(self, run_file: Path) -> Exit:
+        group = ProcessGroup(
+            self.command(run_file),
+            cwd=self.job_dir, log=self._log_file, env=_environment(),
+        )  # fmt: skip
+        self._metrics.since = group.started_at
+        heartbeat = self.job_dir / "heartbeat.json"
+        liveness = self._liveness = Liveness(
+            path=heartbeat, attempt=self.workload.attempt, timeout_s=self.workload.heartbeat_timeout_s, started_at=group.started_at
+        )
+        uploader = self._uploader = Uploader(
+            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256,
+            tell=self._reporter.tell, before_commit=self._reporter.flush, retries=self.checkpoint_retries,
+        )  # fmt: skip
+        try:
+            reason, stall = self._watch(group, liveness, uploader)
+            return self._ended(group, uploader, reason, stall)
+        finally:
+            uploader.close()
+            group.kill()
+
+    def _watch(self, group: ProcessGroup, liveness: Liveness, uploader: Uploader) -> tuple[str | None, str | None]:
+        """Watch the training process until it has ended; returns why it was stopped, and what was observed if it stalled."""
+        reason = stall = None
+        offered = ""
+        while group.exit_code is None:
+            self._check_fenced(group)
+            offered = self._offer(uploader, offered)
+            liveness.saw(self._metrics.steps)
+            if reason is None:
+                wanted = self._wanted_stop()
+                if wanted is None and (stall := liveness.stall()) is not None:
+                    wanted = StopReason.STALLED
+                if wanted is not None:
+                    reason = wanted
+                    log.info("stopping: %s", stall or wanted)
+                    group.stop(1.0 if stall and liveness.is_silent() else self.workload.grace_s)
+            group.enforce()
+            time.sleep(TICK_S)
+        self._offer(uploader, offered)
+        return (None if reason == OUTSIDE else reason), stall
+
+    def _offer(self, uploader: Uploader, offered: str) -> str:
+        """Read new metrics, and queue the newest checkpoint for upload unless it was already; returns its name."""
+        newest = checkpoints.committed(self.job_dir / "checkpoints")[-1:]
+        self._metrics.read()  # now: a checkpoint appears after the metrics of its steps
+        if newest and newest[0].name != offered:
+            uploader.offer(newest[0])
+            return newest[0].name
+        return offered
+
+    def _ended(self, group: ProcessGroup, uploader: Uploader, reason: str | None, stall: str | None) -> Exit:
+        """Store what the process left, and say how it ended."""
+        code = group.exit_code
+        uploader.drain(abandon=lambda: self._reporter.fenced.is_set() or self._reporter.stop == StopReason.CANCEL)
+        self._check_fenced()
+        evidence = ExitEvidence.read(self.job_dir, self.workload.attempt)
+        error: Mapping[str, Any] | None = None
+        if evidence is not None and evidence.outcome is Outcome.SUCCEEDED:
+            step = max(self._metrics.last_step, evidence.step)
+            try:
+                checkpoint_uploads.commit_final(
+                    self.workload, self._api, self._objects, self.job_dir / "final", step=step, tell=self._reporter.tell,
+                    retries=self.final_retries,
+                )  # fmt: skip
+            except (Unavailable, OSError) as failed:
+                error, evidence = _as_error(failed), None
+        if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
+            self._free_space()
+        body = None if evidence is None else asdict(evidence)
+        return Exit(exit_code=code, evidence=body, stop_reason=reason, stall=stall, error=error)
+
+    def _free_space(self) -> None:
+        freed = node_space.free(self.job_dir.parent, self.workload.job)
+        message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
+        self._reporter.tell(Notice(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
+
+    def _wanted_stop(self) -> str | None:
+        return self._reporter.stop or (OUTSIDE if self._asked_from_outside else None)
+
+    def _check_stop(self) -> None:
+        """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
+        self._check_fenced()
+        if (reason := self._wanted_stop()) is not None:
+            raise Stop(None if reason == OUTSIDE else reason)
+
+    def _check_fenced(self, group: ProcessGroup | None = None) -> None:
+        if self._reporter.fenced.is_set():
+            if group is not None:
+                group.kill()
+            raise Fenced("the control plane says so")
+
+    def _state(self) -> State:
+        """Return what the next heartbeat says; called by the reporter's thread."""
+        metrics, liveness, uploader = self._metrics, self._liveness, self._uploader
+        if liveness is None or uploader is None:
+            return State(phase=self._phase, facts=Facts())
+        own = max(uploader.committed, default=None)
+        facts = Facts(
+            last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),
+            kept_until=None if own is None else metrics.ended_at(own), silence_s=liveness.silence_s(),
+        )  # fmt: skip
+        return State(phase=liveness.phase() or self._phase, facts=facts, lines=metrics.lines)
+
+
+OUTSIDE = "outside"
+"""The agent itself was asked to end; the training process says that it was preempted."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in STAGED_VARIABLES}
+
+
+def _as_error(error: Exception) -> dict[str, str | None]:
+    if isinstance(error, FtError):
+        return error.to_dict()
+    code = "disk_full" if is_disk_full(error) else "internal"
+    return {"code": code, "message": f"{type(error).__name__}: {str(error)[:500]}", "param": None}

@@ -1,0 +1,127 @@
+"""A workload by value: what runs, on which inputs and resources, and whom it reports to. No path is in it: it may start anywhere."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from ft_assets.typed_json import from_json
+
+VARIABLE = "FT_WORKLOAD"
+"""Environment variable of the agent: the file with its workload as JSON."""
+TOKEN_FILE = "FT_TOKEN_FILE"
+"""Environment variable of the agent: the file with its attempt's token."""
+NODE_DIR = "FT_NODE_DIR"
+"""Environment variable of the agent: the node's directory, which outlives the workload: cached inputs, and checkpoints of its jobs."""
+
+
+class Kind(enum.StrEnum):
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    EXPORT = "export"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    path: str
+    """Relative path inside its input."""
+    key: str
+    """Object key."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """A directory of objects, such as a pack or a base model."""
+
+    name: str
+    """Field of the run file that gets its directory: ``base_model_dir``, ``pack_dir``, ..."""
+    files: tuple[InputFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredCheckpoint:
+    """A committed checkpoint that the workload may resume from."""
+
+    step: int
+    attempt: int
+    prefix: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resources:
+    """What one node of the workload needs; zero: no request."""
+
+    num_gpus: int = 0
+    gpu_type: str = ""
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    shared_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeShare:
+    """The part of a reservation on one node."""
+
+    node: str
+    devices: tuple[int, ...]
+    """Numbers of its GPUs on the machine that runs it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """One gang of processes with a deterministic name; a name is used once."""
+
+    name: str
+    """``<job>-a<attempt>`` for training."""
+    kind: Kind
+    command: tuple[str, ...] = ("agent",)
+    """What the launcher starts on each node: a Python module and its arguments."""
+    tenant: str
+    job: str
+    attempt: int = 0
+    module: str = ""
+    """Python module that the agent runs under torchrun; its only argument is the run file."""
+    num_processes: int = 1
+    """Ranks, over all nodes."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Content of the run file, except for the directories, which are the agent's."""
+    inputs: tuple[Input, ...] = ()
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+    """Newest first."""
+    checkpoint_prefix: str = ""
+    """Object prefix under which the attempt may write checkpoints."""
+    final_prefix: str = ""
+    """Object prefix under which it may write the finished model."""
+    report_to: str = ""
+    """URL of the control plane's API, as the workload reaches it."""
+    pool: str = ""
+    placement: tuple[NodeShare, ...] = ()
+    resources: Resources = Resources()
+    image: str = ""
+    """Container image by digest; ``local`` for a process of this checkout."""
+    grace_s: float = 30.0
+    """Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
+    heartbeat_timeout_s: float = 30.0
+    """Seconds without a sign of life after which the training process counts as hung."""
+    priority: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Additional environment; never a secret."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables that the launcher passes on from its own environment, if they are set; their values are written to no file."""
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return tuple(number for share in self.placement for number in share.devices)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return from_json(cls, json.loads(text))

@@ -1,0 +1,247 @@
+"""What the agent of an attempt reports and asks for. Its token opens nothing else, and nothing once the attempt is released."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.engine import Connection
+
+from agent import messages
+from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Reported, Restored, WriteGrant, WriteRequest
+from control_plane.attempts import checkpoint_retention
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim
+from control_plane.attempts.tables import agents
+from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.jobs import job_logs
+from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.transitions import locked, record, record_many, transition
+from control_plane.platform.context import Platform
+from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, metrics_event, provisioning_event
+from control_plane.platform.job_states import FINAL, JobState
+from control_plane.queue.tables import reservations
+from ft_assets import layout
+from ft_assets.errors import Conflict, Forbidden, NotFound
+from ft_assets.training.checkpoints import MANIFEST, Manifest, parse_manifest
+
+NOTICES: Mapping[str, Level] = {
+    "checkpoint_upload_failed": "warn", "checkpoint_upload_recovered": "info", "checkpoint_upload_abandoned": "warn",
+    "checkpoint_skipped": "warn", "disk_space_freed": "warn",
+}  # fmt: skip
+"""Events that an agent may write, and their level."""
+NOT_STORED = "objects_not_stored"
+"""Error code of a commit whose objects are not in the store as the manifest lists them."""
+MAX_PIECE_BYTES = 1 << 20
+
+
+def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
+    """Return the token of the attempt's agent, the same at each call; `may_read` are the object prefixes of its inputs.
+
+    The steps and validations that earlier attempts reported are not reported again: a repeated step is bit-identical.
+    """
+    earlier = agents.alias()
+    this = earlier.c.job_id == held.job_id
+    step, validation = (
+        sa.select(sa.func.coalesce(sa.func.max(earlier.c[name]), 0)).where(this).scalar_subquery()
+        for name in ("reported_step", "reported_validation")
+    )
+    values = {
+        "job_id": held.job_id, "attempt": held.attempt, "token": secrets.token_urlsafe(32), "may_read": list(may_read),
+        "reported_step": step, "reported_validation": validation,
+    }  # fmt: skip
+    with platform.engine.begin() as conn:
+        conn.execute(insert(agents).values(values).on_conflict_do_nothing())
+        return str(conn.execute(sa.select(agents.c.token).where(_of(held))).scalar_one())
+
+
+def held_by(platform: Platform, token: str) -> Claim:
+    """Return the attempt of the agent with this token; ``Conflict`` with code ``attempt_released`` if it has lost its reservation."""
+    mine = (reservations.c.job_id == agents.c.job_id) & (reservations.c.attempt == agents.c.attempt) & reservations.c.released_at.is_(None)
+    query = sa.select(jobs.c.tenant_id, jobs.c.id, agents.c.attempt).join(jobs, jobs.c.id == agents.c.job_id)
+    with platform.engine.connect() as conn:
+        row = conn.execute(query.where(agents.c.token == token, sa.exists().where(mine))).one_or_none()
+    if row is None:
+        raise released()
+    held = attempts.claim(platform, row.tenant_id, row.id)
+    if held.attempt != row.attempt:
+        raise released()
+    return held
+
+
+def released() -> Conflict:
+    return Conflict("the attempt with this token holds no reservation, so its workload must end", code=messages.FENCED)
+
+
+def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnswer:
+    """Store what the agent reports, once however often it is sent, and answer whether the workload is to stop."""
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        _must_hold(conn, held)
+        job = locked(conn, held.job_id)
+        if job.state not in FINAL:
+            if beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
+                _record_provisioning(conn, held, beat.phase, now)
+            _record_progress(conn, held, job.state, beat, now)
+            record_many(conn, [(held.job_id, event) for notice in beat.notices if (event := _event(notice))], now=now)
+        values: dict[str, Any] = {"heartbeat_at": now, "facts": asdict(beat.facts)}
+        if beat.exit is not None:
+            values["exit"] = asdict(beat.exit)
+        conn.execute(sa.update(agents).where(_of(held)).values(values))
+        return HeartbeatAnswer(stop=attempts.requested_stop(conn, held))
+
+
+def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
+    """Record where the attempt begins, and retire the newer checkpoints, which cannot be used: they would count as the newest."""
+    now = platform.clock()
+    onward = f"Training continues from step {found.step}." if found.step else "Training starts from the beginning."
+    with platform.engine.begin() as conn:
+        _must_hold(conn, held)
+        conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(from_step=found.step))
+        for skipped in found.skipped:
+            message = f"The checkpoint of step {skipped.step} was not used: {skipped.why}. {onward}"
+            event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
+            record(conn, held.job_id, event, now=now)
+        checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
+        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+    return Reported(step=row.reported_step, validation=row.reported_validation)
+
+
+def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrants:
+    """Return URLs that read the objects that exist; ``Forbidden`` for one that is no input and no checkpoint of the job."""
+    with platform.engine.connect() as conn:
+        prefixes = conn.execute(sa.select(agents.c.may_read).where(_of(held))).scalar_one()
+    urls = {}
+    for key in keys:
+        if not key.startswith((*prefixes, f"{layout.job_prefix(held.tenant, held.job_id)}/")):
+            raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not read object {key[:200]!r}", code="not_its_object")
+        try:
+            urls[key] = platform.objects.read_url(key)
+        except NotFound:
+            continue
+    return ReadGrants(urls=urls)
+
+
+def write_urls(platform: Platform, held: Claim, request: WriteRequest) -> WriteGrant:
+    """Return URLs that write one object of the attempt, and no other bytes than those of the given digests."""
+    _check_own(held, request.key)
+    return platform.objects.begin_upload(request.key, request.part_sha256)
+
+
+def complete_upload(platform: Platform, held: Claim, completion: Completion) -> None:
+    _check_own(held, completion.key)
+    platform.objects.complete_upload(completion)
+
+
+def commit(platform: Platform, held: Claim, what: Commit) -> None:
+    """Commit a checkpoint or the finished model, whose objects were stored; ``Conflict`` if they are not all there."""
+    prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
+    manifest = _stored(platform, prefix, what.manifest_sha256)
+    metrics = openai_metrics(what.step, manifest.metrics)
+    if not attempts.record_checkpoint(
+        platform, held, step=what.step, prefix=prefix, manifest_sha256=what.manifest_sha256, metrics=metrics, final=what.final
+    ):
+        raise released()
+    if not what.final:
+        checkpoint_retention.retire_checkpoints(platform, held)
+
+
+def store_log(platform: Platform, held: Claim, begins: int, data: bytes) -> None:
+    """Store the piece of the log that begins at byte `begins`, in place of what was stored there."""
+    job_logs.store_piece(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt), begins, data)
+
+
+def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checkpoint metrics under the names of OpenAI's clients, and the step of the best validation if an early stop returns to it.
+    Values that are not finite are left out: JSON has no notation for them."""
+    names = {"loss": "train_loss", "eval_loss": "full_valid_loss", "best_step": "best_step"}
+    return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
+
+
+def _of(held: Claim) -> sa.ColumnElement[bool]:
+    return sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
+
+
+def _must_hold(conn: Connection, held: Claim) -> None:
+    if not attempts.holds_in(conn, held):
+        raise released()
+
+
+def _record_provisioning(conn: Connection, held: Claim, phase: str, now: datetime) -> None:
+    """Report what the attempt does before its first step, each phase once."""
+    event = provisioning_event(phase, attempt=held.attempt)
+    before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
+    if not conn.execute(sa.select(sa.exists().where(before))).scalar_one():
+        record(conn, held.job_id, event, now=now)
+
+
+def _record_progress(conn: Connection, held: Claim, state: JobState, beat: Heartbeat, now: datetime) -> None:
+    """Store new metric lines as events and the newest on the job; the first step makes the job ``running``."""
+    if not beat.metrics:
+        return
+    steps = [m for m in beat.metrics if "loss" in m]
+    validations = [m for m in beat.metrics if "eval_loss" in m]
+    known = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+    if steps:
+        _move(conn, held, state, steps, saving=beat.phase == "save", now=now)
+    news = [m for m in steps if m["step"] > known.reported_step] + [m for m in validations if m["step"] > known.reported_validation]
+    record_many(conn, [(held.job_id, metrics_event(as_reported(m))) for m in news], now=now)
+    reported = {
+        "reported_step": max(known.reported_step, *(m["step"] for m in steps), 0),
+        "reported_validation": max(known.reported_validation, *(m["step"] for m in validations), 0),
+    }
+    conn.execute(sa.update(agents).where(_of(held)).values(reported))
+
+
+def _move(conn: Connection, held: Claim, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
+    last = steps[-1]
+    if state is JobState.PROVISIONING:
+        first = conn.execute(sa.select(jobs.c.first_step_at).where(jobs.c.id == held.job_id)).scalar_one() or now
+        transition(conn, held.job_id, JobState.RUNNING, message=f"Training runs (attempt {held.attempt}).", now=now, first_step_at=first)
+    left = last["total_steps"] - last["step"]
+    finish = datetime.fromtimestamp(now.timestamp() + left * _seconds_per_step(steps), tz=UTC)
+    values = {name: last.get(name) for name in ("step", "total_steps", "loss", "tokens_per_s")}
+    conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(**values, checkpointing=saving, estimated_finish_at=finish))
+
+
+def _seconds_per_step(steps: Sequence[Mapping[str, Any]]) -> float:
+    if len(steps) < 2:
+        return float(steps[-1].get("step_s") or 0.0)
+    return max(0.0, float(steps[-1]["time"] - steps[0]["time"]) / (len(steps) - 1))
+
+
+def _event(notice: Notice) -> Event | None:
+    level = NOTICES.get(notice.code)
+    return None if level is None else Event(code=notice.code, level=level, message=notice.message, data=dict(notice.data))
+
+
+def _check_own(held: Claim, key: str) -> None:
+    own = (f"{attempts.checkpoint_prefix(held)}/", f"{attempts.final_prefix(held)}/")
+    if not key.startswith(own):
+        raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not write object {key[:200]!r}", code="not_its_object")
+
+
+def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> Manifest:
+    """Return the manifest of what was stored under `prefix`, whose objects have the sizes that it lists.
+
+    Their bytes were held against their digests on the way: by the bucket, or by the agent that read them back.
+    """
+    try:
+        data = platform.objects.get_bytes(f"{prefix}/{MANIFEST}")
+    except NotFound:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != manifest_sha256:
+        raise Conflict(f"{prefix}/{MANIFEST} is not the manifest that was to be committed", code=NOT_STORED)
+    manifest = parse_manifest(data, name=f"{prefix}/{MANIFEST}")
+    sizes = {info.key.removeprefix(f"{prefix}/"): info.size_bytes for info in platform.objects.list(prefix)}
+    wrong = sorted(name for name, part in manifest.files.items() if sizes.get(name) != part.bytes)
+    if wrong:
+        raise Conflict(f"{prefix}/{wrong[0]} is not stored as its manifest lists it", code=NOT_STORED)
+    return manifest

@@ -1,0 +1,146 @@
+"""Starts the workload of an attempt, described by value: inputs as object keys with digests, and the checkpoints to resume from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agent.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
+from control_plane.attempts import agents, endings, stored_base_models
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.jobs import warm_starts
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Launcher, ObjectStore, WorkloadPhase, WorkloadStatus
+from ft_assets import layout
+from ft_assets.adapters import package
+from ft_assets.base_models import CHANGED
+from ft_assets.errors import IntegrityError, NotAdmitted, NotFound
+from ft_assets.telemetry import correlation, logs, spans
+from ft_assets.training.failures import Evidence, StopReason, classify
+
+STOP_GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
+PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
+
+
+def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Claim:
+    """Claim the right to train a job. If its spec is unreadable, the job and its workload end here, because a retry cannot help."""
+    try:
+        return attempts.claim(platform, tenant, job_id)
+    except NotAdmitted as error:
+        if error.code == attempts.UNREADABLE:
+            workload = attempts.workload_held(platform, job_id)
+            if workload is not None:
+                launcher.stop(workload, grace_s=STOP_GRACE_S)
+            attempts.abandon(platform, tenant, job_id, error)
+        raise
+
+
+def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim) -> Ending | None:
+    """Have the attempt's workload running, whoever started it; returns how the attempt ended if it ended before its workload started."""
+    status = launcher.get(held.workload)
+    if status.phase is WorkloadPhase.ABSENT:
+        if (unbegun := _unbegun(platform, held)) is not None:
+            return unbegun
+        try:
+            workload = describe(platform, held)
+        except IntegrityError as error:
+            if error.code != CHANGED:
+                raise
+            return endings.changed_ending(held, error, last_step=0)
+        token = agents.introduce(platform, held, may_read=_prefixes(workload))
+        attempts.must_hold(platform, held)  # describing took a while
+        status = launcher.start_or_adopt(workload, token=token)
+    attempts.mark_started(platform, held, started_at=status.started_at)
+    return None
+
+
+def describe(platform: Platform, held: Claim) -> Workload:
+    """Return the workload of an attempt; ``IntegrityError`` if its base model has changed."""
+    spec, stored = held.spec, attempts.committed(platform, held.job_id)
+    return Workload(
+        name=held.workload,
+        kind=Kind.TRAIN,
+        tenant=held.tenant,
+        job=held.job_id,
+        attempt=held.attempt,
+        module="ft_assets.training.runtime",
+        num_processes=spec.world_size,
+        run={"spec": spec.to_dict(), "attempt": held.attempt},
+        inputs=tuple(_inputs(platform, held)),
+        checkpoints=tuple(
+            StoredCheckpoint(step=row.step, attempt=row.attempt, prefix=row.object_prefix, manifest_sha256=row.manifest_sha256)
+            for row in stored
+            if not row.final
+        ),
+        checkpoint_prefix=attempts.checkpoint_prefix(held),
+        final_prefix=attempts.final_prefix(held),
+        report_to=platform.settings.internal_url,
+        pool=held.pool,
+        placement=held.placement,
+        image=spec.image,
+        grace_s=STOP_GRACE_S,
+        heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
+        env=_watched_as(held),
+        secrets=(spans.HEADERS,),
+        labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
+    )
+
+
+def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
+    spec, objects = held.spec, platform.objects
+    yield Input(name=BASE_MODEL, files=stored_base_models.publish(platform, held.model, spec.base_digest))
+    yield Input(name=PACK, files=_listed(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint)))
+    if spec.reference:
+        yield Input(name=REFERENCE, files=_listed(objects, layout.reference_prefix(held.tenant, spec.reference)))
+    if spec.warm_start is not None:
+        prefix = warm_starts.stored_prefix(platform, held.tenant, spec.warm_start)
+        manifest = objects.get_bytes(f"{prefix}/{package.MANIFEST}")
+        known = package.manifest_files(manifest, sha256=spec.warm_start.manifest_sha256)
+        names = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
+        files = (InputFile(path=name, key=f"{prefix}/{name}", sha256=known[name]) for name in names)
+        yield Input(name=WARM_START, files=(_file(prefix, package.MANIFEST, manifest), *files))
+
+
+def _listed(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:
+    """Return the files of a pack or of reference log-probabilities, by the digests of its manifest."""
+    try:
+        manifest = objects.get_bytes(f"{prefix}/manifest.json")
+    except NotFound as error:
+        raise IntegrityError(f"{prefix} has no manifest in the object store; submit the job again", code="pack_missing") from error
+    body: dict[str, Any] = json.loads(manifest)
+    files = [*body.get("shards", ()), *((body.get("validation") or {}).get("shards", ())), *body.get("files", ())]
+    files += [body["rows"]] if body.get("rows") else []
+    found = (InputFile(path=file["name"], key=f"{prefix}/{file['name']}", sha256=file["sha256"]) for file in files)
+    return (_file(prefix, "manifest.json", manifest), *found)
+
+
+def _file(prefix: str, name: str, data: bytes) -> InputFile:
+    return InputFile(path=name, key=f"{prefix}/{name}", sha256=hashlib.sha256(data).hexdigest())
+
+
+def _prefixes(workload: Workload) -> list[str]:
+    """Return the prefixes of the workload's inputs."""
+    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in each.files})
+
+
+def _unbegun(platform: Platform, held: Claim) -> Ending | None:
+    """Return the ending of an attempt that was asked to stop before its workload started; None if it was not asked."""
+    with platform.engine.connect() as conn:
+        requested = attempts.requested_stop(conn, held)
+    if requested is None:
+        return None
+    step = max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
+    failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
+    assert failure is not None
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+    return Ending(outcome=failure.code, failure=failure, last_step=step, trained_tokens=0, status=status)
+
+
+def _watched_as(held: Claim) -> dict[str, str]:
+    """Environment that ties the workload's logs and spans to this attempt and its trace."""
+    with correlation.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
+        return logs.environment()

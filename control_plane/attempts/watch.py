@@ -1,0 +1,218 @@
+"""Watches every running attempt and ends those whose workload has ended, wherever it ran and whoever started it.
+
+One pass compares the attempts' rows with what the launcher sees. It keeps nothing that the database does not have: a process that dies is
+replaced by another one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from agent.messages import Exit, Facts
+from control_plane.attempts import endings, health
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts.tables import agents
+from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.jobs import job_logs
+from control_plane.jobs.tables import jobs
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Launcher, WorkloadPhase, WorkloadStatus
+from control_plane.platform.records import many
+from control_plane.queue.tables import reservations
+from ft_assets import layout
+from ft_assets.base_models import CHANGED
+from ft_assets.errors import Fault, FtError
+from ft_assets.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, Retry, StopReason, classify
+from ft_assets.typed_json import from_json
+
+INPUT_CHANGED = "input_changed"
+"""Error code of an agent that found other bytes in the store than its workload names."""
+FORGET_AFTER = timedelta(hours=1)
+"""How long the launcher keeps what is left of an ended workload, for operators."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """An attempt whose workload was started and whose reservation is not released."""
+
+    tenant_id: str
+    job_id: str
+    attempt: int
+    workload: str
+    started_at: datetime
+    heartbeat_at: datetime | None
+    facts: Any
+    exit: Any
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Keeps the health of each running attempt in memory between passes. ``answers`` says whether the API reaches the database."""
+
+    platform: Platform
+    launcher: Launcher
+    answers: Callable[[], bool]
+    _watches: dict[str, health.Watch] = field(default_factory=dict)
+    _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
+    _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
+    _reachable_since: datetime | None = None
+
+    def look(self) -> list[Ending]:
+        """Look at every running attempt once; returns how those ended that have."""
+        ended, found = list[Ending](), self._running()
+        for row in found:
+            try:
+                ended += self._look_at(row)
+            except FtError as error:
+                log.warning("%s cannot be watched now: %s", row.workload, error.message)
+            except Exception:
+                log.exception("%s cannot be watched now", row.workload)
+        for gone in set(self._watches) - {row.workload for row in found}:
+            self._watches.pop(gone)
+            self._stops.pop(gone, None)
+        return ended
+
+    def forget_ended(self) -> int:
+        """Have the launcher forget workloads that ended :data:`FORGET_AFTER` ago; returns how many."""
+        before = (self.platform.clock() - FORGET_AFTER).timestamp()
+        old = [s.name for s in self.launcher.list() if s.ended_at is not None and s.ended_at < before]
+        for name in old:
+            self.launcher.forget(name)
+        return len(old)
+
+    def close(self) -> None:
+        self._stopping.shutdown(wait=False, cancel_futures=True)
+
+    def _running(self) -> list[Running]:
+        a, r = attempts_table.c, reservations.c
+        query = (
+            sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
+            .join(r.job_id.table, (r.job_id == a.job_id) & (r.attempt == a.attempt))
+            .join(jobs, jobs.c.id == a.job_id)
+            .join(agents, (agents.c.job_id == a.job_id) & (agents.c.attempt == a.attempt))
+            .where(r.released_at.is_(None), a.started_at.is_not(None))
+            .order_by(a.started_at, a.job_id)
+        )
+        with self.platform.engine.connect() as conn:
+            return many(conn, query, Running)
+
+    def _look_at(self, row: Running) -> list[Ending]:
+        status = self.launcher.get(row.workload)
+        watch = self._watches.get(row.workload)
+        if watch is None:
+            held = attempts.claim(self.platform, row.tenant_id, row.job_id)
+            if held.attempt != row.attempt:
+                return []
+            watch = self._watches[row.workload] = health.begin(self.platform, held)
+        watch.look()
+        if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
+            self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
+            return []
+        stop = self._stops.get(row.workload)
+        if stop is not None and not stop.done():
+            return []
+        return [end(self.platform, watch, row, status, stalled=stop is not None)]
+
+    def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
+        """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
+        now, settings = self.platform.clock(), self.platform.settings
+        last = max(row.heartbeat_at or row.started_at, row.started_at)
+        silence_s = (now - last).total_seconds()
+        watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
+        stop = self._stops.get(row.workload)
+        failed = stop.exception() if stop is not None and stop.done() else None
+        if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
+            return
+        if not self.answers():
+            self._reachable_since = None  # nobody could report: not the workload's silence
+            return
+        self._reachable_since = self._reachable_since or now
+        if (now - max(last, self._reachable_since)).total_seconds() > settings.heartbeat_timeout_s:
+            log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
+            self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
+
+
+def end(platform: Platform, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
+    """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
+    held = watch.held
+    ending = judge(platform, held, row, status, stalled=stalled)
+    watch.ended(ending)
+    try:
+        job_logs.finish(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt))
+    except (FtError, OSError) as error:
+        log.warning("the log of %s stays in pieces: %s", held.workload, error)
+    attempts.finish(platform, held, ending)
+    return ending
+
+
+def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
+    """Return how the attempt ended, by what its agent reported and what the launcher saw."""
+    said = None if row.exit is None else from_json(Exit, row.exit)
+    facts = _facts(row)
+    evidence = _evidence(said)
+    committed = attempts.committed(platform, held.job_id)
+    last_step = max(facts.last_step, evidence.step if evidence else 0)
+    failure = _changed(said) or classify(
+        Evidence(
+            phase=WorkloadPhase.ABSENT if said is not None and said.exit_code is None and said.error is None else status.phase,
+            exit=evidence,
+            exit_code=status.exit_code if said is None else said.exit_code,
+            stop_reason=_stop_reason(platform, held, said, stalled=stalled),
+            stall=said.stall if said else None,
+            spec=held.spec,
+            committed_step=committed[0].step if committed else 0,
+            last_step=last_step,
+            history=endings.history(platform, held.job_id),
+        )
+    )
+    seen = status.ended_at is not None
+    if not seen:
+        last_sign = row.heartbeat_at or row.started_at
+        status = replace(status, ended_at=last_sign.timestamp(), started_at=row.started_at.timestamp())
+    return Ending(
+        outcome=failure.code if failure else "succeeded", failure=failure, last_step=last_step,
+        trained_tokens=evidence.trained_tokens if evidence else 0, status=status, seen=seen, again_s=facts.again_s,
+        began_at=facts.began_at, kept_until=facts.kept_until,
+    )  # fmt: skip
+
+
+def _facts(row: Running) -> Facts:
+    return Facts() if row.facts is None else from_json(Facts, row.facts)
+
+
+def _evidence(said: Exit | None) -> ExitEvidence | None:
+    """Return the training process's own evidence, or the agent's, if it could not start or finish the training."""
+    if said is None:
+        return None
+    if said.error is None:
+        return None if said.evidence is None else from_json(ExitEvidence, said.evidence)
+    code = str(said.error["code"])
+    outcome = Outcome.DISK_FULL if code == Outcome.DISK_FULL else Outcome.INTERNAL
+    return ExitEvidence(outcome=outcome, step=0, total_steps=0, message=str(said.error["message"]), detail={"code": code})
+
+
+def _changed(said: Exit | None) -> FailureClass | None:
+    """Return the failure of an attempt whose inputs are not those that its spec names: final, and the platform's fault."""
+    if said is None or said.error is None or said.error["code"] != INPUT_CHANGED:
+        return None
+    remedy = "an operator restores the files of the base model or the data; then submit the job again"
+    return FailureClass(code=CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=str(said.error["message"]), remedy=remedy)
+
+
+def _stop_reason(platform: Platform, held: Claim, said: Exit | None, *, stalled: bool) -> StopReason | None:
+    """Return why the workload was stopped: as its agent says, else as it was asked, else because it was silent."""
+    if said is not None:
+        return None if said.stop_reason is None else StopReason(said.stop_reason)
+    with platform.engine.connect() as conn:
+        asked = attempts.requested_stop(conn, held)
+    return StopReason(asked) if asked else StopReason.STALLED if stalled else None

@@ -1,0 +1,59 @@
+"""Watches the running attempts in one of the workers; another takes over when it dies."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import httpx
+import sqlalchemy as sa
+
+from control_plane.attempts.watch import Watcher
+from control_plane.platform.context import Platform
+from resources.launcher import open_launcher
+
+WATCH_LOCK = 0x66745F77
+"""Advisory lock ("ft_w") of the worker that watches."""
+LOOK_S = 0.5
+"""How late the end of a workload is noticed, whose GPUs others wait for."""
+TAKE_OVER_S = 2.0
+FORGET_EVERY = 600
+"""Passes between two in which the launcher forgets ended workloads."""
+
+log = logging.getLogger(__name__)
+
+
+def watch(platform: Platform, ending: threading.Event) -> None:
+    """Watch until `ending` is set, while no other worker does."""
+    while not ending.is_set():
+        try:
+            _watch_alone(platform, ending)
+        except Exception:
+            log.exception("the attempts cannot be watched now")
+            ending.wait(TAKE_OVER_S)
+
+
+def _watch_alone(platform: Platform, ending: threading.Event) -> None:
+    with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        while not conn.execute(sa.select(sa.func.pg_try_advisory_lock(WATCH_LOCK))).scalar_one():
+            if ending.wait(TAKE_OVER_S):
+                return
+        watcher = Watcher(platform=platform, launcher=open_launcher(platform.settings), answers=lambda: _api_answers(platform))
+        try:
+            passes = 0
+            while not ending.wait(LOOK_S):
+                conn.execute(sa.select(1))  # the lock is gone with the connection
+                watcher.look()
+                if passes % FORGET_EVERY == 0:
+                    watcher.forget_ended()
+                passes += 1
+        finally:
+            watcher.close()
+            conn.invalidate()  # closed, not returned to the pool with the lock
+
+
+def _api_answers(platform: Platform) -> bool:
+    try:
+        return httpx.get(f"{platform.settings.internal_url}/readyz", timeout=3.0, trust_env=False).is_success
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,24 @@
+"""Packs on the machine of a Dagster step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from control_plane.platform.context import Platform
+from control_plane.platform.transfer import download
+from ft_assets import layout
+from ft_assets.datasets.packs.build import verify
+from ft_assets.errors import IntegrityError
+
+
+def fetch_pack(platform: Platform, tenant: str, fingerprint: str) -> Path:
+    """Returns the pack in this machine's cache, downloaded once and verified."""
+    target = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / layout.checked_id(fingerprint)
+    try:
+        verify(target)
+    except IntegrityError:  # missing or damaged on this machine
+        shutil.rmtree(target, ignore_errors=True)
+        download(platform.objects, layout.pack_prefix(tenant, fingerprint), target, last="manifest.json")
+        verify(target)
+    return target

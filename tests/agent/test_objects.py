@@ -1,0 +1,237 @@
+"""Checkpoints over a line that breaks off and changes bytes, through signed URLs of a store that speaks S3."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agent.api_client import ApiClient
+from agent.checkpoint_uploads import commit, store_directory
+from agent.messages import PART_BYTES, Commit, Restored, WriteRequest
+from agent.objects import Objects
+from agent.restore import restore
+from agent.workload import StoredCheckpoint
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import ObjectStore
+from ft_assets.durable_files import sha256_of
+from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
+from ft_assets.retries import RetryPolicy, with_retries
+from ft_assets.training.checkpoints import MANIFEST, STATE, Manifest, manifest_digest, verify
+from resources.object_store.s3 import S3ObjectStore
+from tests.support.jobs import committed_checkpoints
+from tests.support.jobs.training_specs import SPEC
+from tests.support.servers.checked_s3 import checked_s3
+from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
+
+NAME = "step-00000010"
+PARTS = ("adapter_config.json", "adapter_model.safetensors", "optimizer.pt", "schedule.pt", STATE)
+SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def line() -> Iterator[tuple[FaultyProxy, ObjectStore]]:
+    """A proxy, and an S3 store behind it."""
+    import boto3
+
+    account = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    with checked_s3() as address, faulty_proxy(*address) as (proxy, url):
+        boto3.client("s3", endpoint_url=url, **account).create_bucket(Bucket="checkpoints")
+        yield proxy, S3ObjectStore.connect(bucket="checkpoints", endpoint_url=url, **account)
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform], line: tuple[FaultyProxy, ObjectStore]) -> Platform:
+    return replace(new_platform(), objects=line[1])
+
+
+@pytest.fixture
+def proxy(line: tuple[FaultyProxy, ObjectStore]) -> FaultyProxy:
+    return line[0]
+
+
+@pytest.fixture
+def store(line: tuple[FaultyProxy, ObjectStore]) -> ObjectStore:
+    return line[1]
+
+
+@pytest.fixture
+def objects(api: ApiClient) -> Iterator[Objects]:
+    with contextlib.closing(Objects(api)) as made:
+        yield made
+
+
+@pytest.fixture
+def prefix(held: Claim) -> str:
+    return f"{attempts.checkpoint_prefix(held)}/{NAME}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    def write(directory: Path) -> None:
+        (directory / "adapter_model.safetensors").write_bytes(b"the weights as they were" + bytes(range(256)) * 800)
+        for name in ("adapter_config.json", STATE):
+            (directory / name).write_text("{}")
+        for name in ("optimizer.pt", "schedule.pt"):
+            (directory / name).write_text(f"{name} as it was")
+
+    target = tmp_path / NAME
+    committed_checkpoints.commit(target, write, spec=SPEC, step=10, attempt=1, created_at=0.0)
+    return target
+
+
+def restored(objects: Objects, checkpoint: Path, prefix: str, directory: Path) -> Restored:
+    """Restore into `directory` what was committed."""
+    row = StoredCheckpoint(step=10, attempt=1, prefix=prefix, manifest_sha256=manifest_digest(checkpoint))
+    return restore(objects, SPEC, [row], directory)
+
+
+def test_what_is_sent_is_what_is_fetched(objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path) -> None:
+    sent = store_directory(objects, checkpoint, prefix, set())
+    there = tmp_path / "there"
+    assert restored(objects, checkpoint, prefix, there) == Restored(step=10)
+    assert verify(there / NAME) == sent
+    assert {p.name for p in there.iterdir()} == {NAME}
+
+
+def test_a_line_that_is_cut_is_gone_on_with_where_it_was(proxy: FaultyProxy, objects: Objects, checkpoint: Path, prefix: str) -> None:
+    sent, told = set[str](), list[Exception]()
+
+    def cut() -> None:
+        proxy.refuse = bool(sent)
+
+    def send() -> Manifest:
+        return store_directory(objects, checkpoint, prefix, sent)
+
+    with pytest.raises(Unavailable):
+        store_directory(objects, checkpoint, prefix, sent, on_bytes=cut)
+    assert sent == {PARTS[0]}
+    with pytest.raises(Unavailable):
+        with_retries(send, RetryPolicy(first_s=0.01, most_s=0.01, give_up_s=0.1), on_failure=told.append)
+    assert told
+    threading.Timer(0.5, lambda: setattr(proxy, "refuse", False)).start()
+    with_retries(send, RetryPolicy(first_s=0.1, most_s=0.1, give_up_s=20.0))
+    assert sent == set(PARTS)
+
+
+def test_bytes_that_change_on_the_way_are_refused_and_sent_again(
+    proxy: FaultyProxy, store: ObjectStore, objects: Objects, checkpoint: Path, prefix: str
+) -> None:
+    faults = proxy.faults
+    proxy.replace.append((b"the weights as they were", b"The weights as they were"))
+    failures: list[Exception] = []
+    with_retries(lambda: store_directory(objects, checkpoint, prefix, set()), SHORT, on_failure=failures.append)
+    assert (proxy.faults, len(failures)) == (faults + 1, 1)
+    assert store.get_bytes(f"{prefix}/adapter_model.safetensors").startswith(b"the weights")
+
+
+def test_other_bytes_than_those_that_a_url_was_granted_for_are_refused(store: ObjectStore, api: ApiClient, prefix: str) -> None:
+    (part,) = api.write_urls(WriteRequest(key=f"{prefix}/optimizer.pt", part_sha256=("00" * 32,))).parts
+    with httpx.Client(trust_env=False) as line:
+        assert line.put(part.url, content=b"other", headers=dict(part.headers)).status_code == 400
+    assert not store.exists(f"{prefix}/optimizer.pt")
+
+
+def test_bytes_that_change_on_the_way_back_are_fetched_again(
+    proxy: FaultyProxy, objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path
+) -> None:
+    store_directory(objects, checkpoint, prefix, set())
+    for n, spoilt in enumerate(((b"the weights as", b"The weights as"), (b'"created_at"', b'"Created_at"'))):
+        proxy.replace.append(spoilt)
+        assert restored(objects, checkpoint, prefix, tmp_path / f"{n}") == Restored(step=10)
+        assert not proxy.replace
+        verify(tmp_path / f"{n}" / NAME)
+
+
+def test_an_object_that_is_spoilt_in_the_store_is_damage_and_not_an_outage(
+    store: ObjectStore, objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path
+) -> None:
+    def is_damage(where: Path) -> None:
+        found = restored(objects, checkpoint, prefix, where)
+        assert (found.step, [skip.step for skip in found.skipped]) == (0, [10])
+        assert name in found.skipped[0].why
+        assert not (where / NAME).exists()
+
+    for name in (*PARTS, MANIFEST):
+        store_directory(objects, checkpoint, prefix, set())
+        whole = store.get_bytes(f"{prefix}/{name}")
+        for n, spoilt in enumerate((whole[:-1], b"", whole.swapcase())):
+            if spoilt != whole:
+                store.put_bytes(f"{prefix}/{name}", spoilt)
+                is_damage(tmp_path / f"{name}{n}")
+        store.delete(f"{prefix}/{name}")
+        is_damage(tmp_path / f"gone {name}")
+
+
+def test_what_the_store_has_not_as_it_was_sent_is_not_committed_and_sent_again(
+    platform: Platform, held: Claim, store: ObjectStore, api: ApiClient, objects: Objects, checkpoint: Path, prefix: str
+) -> None:
+    what = Commit(step=10, manifest_sha256=manifest_digest(checkpoint))
+    for name in (PARTS[1], MANIFEST):
+        sent = set[str]()
+        store_directory(objects, checkpoint, prefix, sent)
+        store.put_bytes(f"{prefix}/{name}", b"torn")
+        with pytest.raises(Unavailable, match=name):
+            commit(api, what, sent)
+        assert (sent, attempts.committed(platform, held.job_id)) == (set(), [])
+    store_directory(objects, checkpoint, prefix, sent)
+    commit(api, what, sent)
+    (row,) = attempts.committed(platform, held.job_id)
+    assert (row.object_prefix, row.manifest_sha256) == (prefix, what.manifest_sha256)
+
+
+def test_damage_on_this_node_is_not_stored(store: ObjectStore, objects: Objects, checkpoint: Path, prefix: str) -> None:
+    with (checkpoint / "adapter_model.safetensors").open("r+b") as out:
+        out.write(b"T")
+    with pytest.raises(IntegrityError, match="does not match the digest"):
+        store_directory(objects, checkpoint, prefix, set())
+    assert not store.exists(f"{prefix}/{MANIFEST}") and not store.exists(f"{prefix}/adapter_model.safetensors")
+
+
+def test_a_download_that_was_cut_off_fetches_only_what_is_missing(objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path) -> None:
+    store_directory(objects, checkpoint, prefix, set())
+    there = tmp_path / "there"
+    beside = there / f".fetching-{manifest_digest(checkpoint)[:32]}"
+    beside.mkdir(parents=True)
+    part = beside / "adapter_config.json"
+    part.write_text("{}")
+    inode = part.stat().st_ino
+    (beside / "adapter_model.safetensors").write_bytes(b"half of")
+    assert restored(objects, checkpoint, prefix, there) == Restored(step=10)
+    assert (there / NAME / "adapter_config.json").stat().st_ino == inode
+    assert not beside.exists()
+    verify(there / NAME)
+
+
+def test_a_big_file_is_sent_in_parts_each_held_against_its_digest(
+    proxy: FaultyProxy, objects: Objects, prefix: str, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as out:
+        out.truncate(PART_BYTES)
+        out.seek(0, 2)
+        out.write(b"the end of it")
+    proxy.replace.append((b"the end of it", b"The end of it"))
+    with pytest.raises(Unavailable, match="did not take big"):
+        objects.store(f"{prefix}/big", big, None)
+    objects.store(f"{prefix}/big", big, None)
+    objects.fetch(f"{prefix}/big", tmp_path / "back")
+    assert sha256_of(tmp_path / "back") == sha256_of(big)
+
+
+def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Objects, held: Claim, checkpoint: Path) -> None:
+    for key in ("tenants/other/jobs/j/checkpoints/a1/x", f"{attempts.checkpoint_prefix(replace(held, attempt=2))}/x", "x"):
+        with pytest.raises(InvalidRequest, match="may not write"):
+            objects.store(key, checkpoint / MANIFEST, None)
+    for key in ("tenants/other/jobs/j/checkpoints/a1/x", "base_models/x"):
+        with pytest.raises(InvalidRequest, match="may not read"):
+            objects.fetch(key, checkpoint / "x")
+    with pytest.raises(IntegrityError, match="not in the object store"):
+        objects.fetch(f"{attempts.checkpoint_prefix(held)}/absent", checkpoint / "x")

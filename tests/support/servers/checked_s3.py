@@ -1,0 +1,55 @@
+"""A store that speaks S3 and, unlike moto alone, refuses bytes that do not match the checksum signed with their URL."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+@contextmanager
+def checked_s3() -> Iterator[tuple[str, int]]:
+    """Serve it and return its host and port."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
+
+    moto = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, checked(moto), threaded=True, request_handler=MotoRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield "127.0.0.1", server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def checked(application: Application) -> Application:
+    """Answer as S3 does: ``BadDigest`` to other bytes, ``AccessDenied`` to a checksum that was not signed."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        checksum = environ.get("HTTP_X_AMZ_CHECKSUM_SHA256")
+        if environ["REQUEST_METHOD"] != "PUT" or checksum is None:
+            return application(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        signed = parse_qs(environ["QUERY_STRING"]).get("X-Amz-SignedHeaders", [""])[0].split(";")
+        if "x-amz-checksum-sha256" not in signed:
+            return _refused(start_response, "403 Forbidden", "AccessDenied")
+        if base64.b64encode(hashlib.sha256(body).digest()).decode() != checksum:
+            return _refused(start_response, "400 Bad Request", "BadDigest")
+        return application({**environ, "wsgi.input": io.BytesIO(body)}, start_response)
+
+    return answer
+
+
+def _refused(start_response: Callable[..., Any], status: str, code: str) -> list[bytes]:
+    start_response(status, [("content-type", "application/xml")])
+    return [f"<Error><Code>{code}</Code></Error>".encode()]
