@@ -10,7 +10,9 @@ from typing import Any
 
 import psutil
 
-WORK = ("run worker", "trainer", "watcher")
+from agent.workload import VARIABLE
+
+WORK = ("run worker", "trainer", "agent", "watcher")
 """Processes of one job; they come and go with it. A run worker executes its steps in its own process."""
 
 
@@ -55,6 +57,8 @@ class Processes:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
+                if words[-2:] == ["-m", "agent"] and str(self.home) in (workload := process.environ().get(VARIABLE, "")):
+                    found["agent"][process.pid] = Path(workload).parent.name
                 if not any(str(self.home) in word for word in words):
                     continue
                 if "ft_assets.training.runtime" in words and "torch.distributed.run" not in words:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import sqlalchemy as sa
 
+from agent.workload import VARIABLE
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.tables import ledger_entries
@@ -416,9 +417,10 @@ class KilledJob:
     def processes(self) -> list[str]:
         """Command lines of processes that have to do with this job."""
         found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
+        for process in psutil.process_iter(["cmdline", "environ", "status"]):
             command = " ".join(process.info["cmdline"] or ())
-            if self.id in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            workload = (process.info["environ"] or {}).get(VARIABLE, "")  # an agent's command line names no job
+            if self.id in f"{command} {workload}" and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(command)
         return found
 
@@ -432,7 +434,7 @@ class KilledJob:
         if self._step is not None and self._row.state != JobState.EVALUATING:
             self._step.kill()
             self._step.wait()
-            for process in psutil.process_iter(["cmdline"]):
-                if self.id in " ".join(process.info["cmdline"] or ()):
+            for process in psutil.process_iter(["cmdline", "environ"]):
+                if self.id in f"{process.info['cmdline']} {(process.info['environ'] or {}).get(VARIABLE)}":
                     with contextlib.suppress(psutil.Error):
                         process.kill()

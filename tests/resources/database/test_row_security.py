@@ -19,7 +19,9 @@ from control_plane.tenants.tables import tenants as tenants_table
 from tests.support.platform.database_roles import as_owner
 from tests.support.platform.declared_tables import declared_tables
 
-OF_THE_PLATFORM = {"operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains", "rate_limits"}
+OF_THE_PLATFORM = {
+    "agents", "operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains", "rate_limits",
+}  # fmt: skip
 """Tables that hold nothing of any tenant."""
 BY_PARENT = {
     "job_events", "health_verdicts", "reservations", "attempts", "checkpoints", "sweep_trials", "deployments", "replica_adapters",

@@ -76,13 +76,14 @@ class Job:
         cycle.run_cycle(self.platform)
         return attempts.claim(self.platform, self.tenant, self.id)
 
-    def follow(self, held: Claim) -> Ending:
-        """Start the workload as the step does, and watch it as the worker does until the attempt has ended."""
+    def follow(self, held: Claim, *, answers: Callable[[], bool] = lambda: True) -> Ending:
+        """Start the workload as the step does, and watch it as the worker does until the attempt has ended; `answers`: whether the API
+        does."""
         unbegun = start.start_or_adopt(self.platform, self.launcher, held)
         if unbegun is not None:
             attempts.finish(self.platform, held, unbegun)
             return unbegun
-        watcher = Watcher(platform=self.platform, launcher=self.launcher, answers=lambda: True)
+        watcher = Watcher(platform=self.platform, launcher=self.launcher, answers=answers)
         deadline = time.monotonic() + 120.0
         while not (ended := watcher.look()):
             assert time.monotonic() < deadline, self.launcher.read_log(held.workload).decode()

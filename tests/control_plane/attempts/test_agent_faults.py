@@ -1,0 +1,159 @@
+"""Deaths and outages around an agent: of itself, of the API that it reports to, of its reservation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import psutil
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agent.workload import VARIABLE
+from control_plane.api.app import create_app
+from control_plane.attempts import start
+from control_plane.jobs import service as jobs
+from control_plane.platform.job_states import JobState
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.queue import cycle
+from ft_assets.layout import attempt_prefix
+from tests.support.jobs.followed_jobs import Job, plain_weights, until
+from tests.support.processes.scripted_training import Scenario
+from tests.support.servers.served_app import served
+
+
+def processes(workload: str) -> list[psutil.Process]:
+    """The agent of a workload and what runs below it, the agent first."""
+    found = []
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        if workload in (process.info["environ"] or {}).get(VARIABLE, "") and process.status() != psutil.STATUS_ZOMBIE:
+            found = [process, *process.children(recursive=True)]
+    return found
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def at_step(job: Job, step: int) -> Callable[[], bool]:
+    return lambda: (jobs.get(job.platform, job.tenant, job.id).job.step or 0) >= step
+
+
+@pytest.mark.parametrize(("signum", "outcome", "saved"), [(signal.SIGKILL, "node_lost", 2), (signal.SIGTERM, "preempted", 4)])
+def test_an_agent_that_is_killed_takes_its_training_along_and_the_job_goes_on(
+    new_job: Callable[..., Job], signum: signal.Signals, outcome: str, saved: int
+) -> None:
+    job = new_job()
+    held, thread, endings = job.following(Scenario(steps=6, hold_at=3))
+    until(lambda: at_step(job, 3)() and job.steps() == [2])
+    agent, training = processes(held.workload)
+    os.kill(agent.pid, signum)
+    thread.join(60)
+    assert endings[0].outcome == outcome
+    assert gone(training) and gone(agent)
+    assert job.steps()[0] == saved
+    (job.work_dir / "go").touch()
+    assert job.run() is JobState.EVALUATING
+    assert job.from_steps() == [0, saved]
+    assert job.weights() == plain_weights(6)
+
+
+def test_an_agent_that_is_frozen_is_stopped_and_its_job_goes_on(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    quick = replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=1.0)
+    job.platform = replace(job.platform, settings=quick)
+    held, thread, endings = job.following(Scenario(steps=6, hold_at=3))
+    until(lambda: at_step(job, 3)() and job.steps() == [2])
+    frozen = processes(held.workload)
+    os.kill(frozen[0].pid, signal.SIGSTOP)
+    thread.join(60)
+    assert endings[0].outcome == "stalled"
+    assert all(map(gone, frozen))
+    (job.work_dir / "go").touch()
+    assert job.run() is JobState.EVALUATING
+    assert job.weights() == plain_weights(6)
+
+
+def test_an_agent_whose_attempt_was_released_ends_and_commits_nothing_more(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    Scenario(steps=6, hold_at=3).write(job.work_dir)
+    held = job.claim()
+    start.start_or_adopt(job.platform, job.launcher, held)
+    until(lambda: at_step(job, 3)() and job.steps() == [2])
+    cycle.release(job.platform, job.id, held.attempt)
+    until(lambda: job.launcher.get(held.workload).phase is WorkloadPhase.EXITED)
+    assert processes(held.workload) == []
+    assert job.steps() == [2] and len(job.events("metrics")) == 3
+
+
+def test_while_the_api_is_away_training_goes_on_and_nothing_is_lost(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    platform = job.platform
+    with ExitStack() as servers:
+        url = servers.enter_context(served(create_app(platform)))
+        port = int(url.rpartition(":")[2])
+        job.platform = replace(platform, settings=replace(platform.settings, internal_url=url, heartbeat_timeout_s=1.0))
+        held = job.claim()
+        Scenario(steps=12, step_s=0.3).write(job.work_dir)
+        away = threading.Event()
+        ended: list[str] = []
+        thread = threading.Thread(target=lambda: ended.append(job.follow(held, answers=lambda: not away.is_set()).outcome), daemon=True)
+        thread.start()
+        until(at_step(job, 3))
+        away.set()
+        servers.close()
+        heartbeat = job.work_dir / "heartbeat.json"
+        until(lambda: json.loads(heartbeat.read_text())["step"] == 12)
+        time.sleep(1.0)
+        assert not ended, "its end cannot be reported yet"
+        assert job.launcher.get(held.workload).phase is WorkloadPhase.RUNNING
+        servers.enter_context(served(create_app(platform), port=port))
+        away.clear()
+        thread.join(60)
+    assert ended == ["succeeded"]
+    assert [event.data["step"] for event in job.events("metrics")] == list(range(1, 13))
+    assert job.weights() == plain_weights(12)
+
+
+class LosesAnswers:
+    """The API, but that every third call of an agent takes effect and is answered with an error."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.num_calls = self.num_lost = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/internal/"):
+            await self.app(scope, receive, send)
+            return
+        self.num_calls += 1
+        if self.num_calls % 3:
+            await self.app(scope, receive, send)
+            return
+
+        async def nowhere(_: Message) -> None:
+            self.num_lost += 1
+
+        await self.app(scope, receive, nowhere)
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_calls_whose_answers_are_lost_take_effect_once(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    app = LosesAnswers(create_app(job.platform))
+    with served(app) as url:
+        job.platform = replace(job.platform, settings=replace(job.platform.settings, internal_url=url))
+        ending, state = job.train(Scenario(steps=8, step_s=0.2, says="hello"))
+    assert (ending.outcome, state) == ("succeeded", JobState.EVALUATING)
+    assert app.num_lost > 5
+    assert [event.data["step"] for event in job.events("metrics")] == list(range(1, 9))
+    log = job.platform.objects.get_bytes(f"{attempt_prefix(job.tenant, job.id, 1)}/train.log")
+    assert log.decode().splitlines() == [f"step {step} hello" for step in range(1, 9)]
+    assert job.weights() == plain_weights(8)
