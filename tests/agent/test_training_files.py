@@ -98,10 +98,12 @@ def test_the_steps_of_an_attempt_are_those_after_its_start_and_after_the_step_th
     assert (metrics.last_step, metrics.began_at(), metrics.seconds_after(0), metrics.ended_at(3)) == (2, None, 0.0, None)
     path.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 70.0))
     metrics.read()
-    assert metrics.steps == [], "step 3 was lost with the attempt before"
+    assert metrics.steps == []
+    assert [m["step"] for m in metrics.lines] == [1, 2], "step 3 was lost with the attempt before"
     path.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 110.0) + '{"step": 3, "time": 111.0, "eval_loss": 0.5}\n' + '{"step": 4, "ti')
     metrics.read()
-    assert ([m["step"] for m in metrics.steps], [m["eval_loss"] for m in metrics.validations]) == ([3], [0.5])
+    assert [m["step"] for m in metrics.steps] == [3]
+    assert [(m["step"], m.get("eval_loss")) for m in metrics.lines] == [(1, None), (2, None), (3, None), (3, 0.5)]
     assert (metrics.last_step, metrics.began_at(), metrics.ended_at(3)) == (3, 105.0, 110.0)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.messages import Restored
-from control_plane.attempts import agents, endings
+from control_plane.attempts import endings
 from control_plane.attempts import service as attempts
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
@@ -22,7 +21,7 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Retry
-from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report
+from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report, resume_from
 
 
 def test_a_loss_that_is_no_number_is_an_event_with_null(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -82,7 +81,7 @@ def test_history_counts_what_was_given_up_and_not_the_rows_of_another_attempt(qu
         attempts.record_checkpoint(platform, held, step=5, prefix="p", manifest_sha256="m", metrics={})
         attempts.finish(platform, held, ending(lost, step=6))
     held = held_by(platform, tenant, job_id)
-    agents.restored(platform, held, Restored(step=0))
+    resume_from(platform, held, 0)
     assert attempts.committed(platform, job_id) == []
     attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH), step=1))
     attempts.finish(platform, held_by(platform, tenant, job_id), ending(lost, step=3))

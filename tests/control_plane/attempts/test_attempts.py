@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.messages import Restored
-from control_plane.attempts import agents, checkpoint_retention
+from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import service as jobs
@@ -25,7 +24,7 @@ from control_plane.queue.tables import reservations
 from ft_assets.errors import Conflict, Fault, InvalidDataset, NotAdmitted
 from ft_assets.training.failures import Retry
 from tests.control_plane.attempts.test_attempt_reports import messages, reports
-from tests.support.jobs.claimed_job import asked_to_stop, ending, failure, held_by, ledger, report, state_of
+from tests.support.jobs.claimed_job import asked_to_stop, ending, failure, held_by, ledger, report, resume_from, state_of
 
 
 def test_a_job_without_a_reservation_may_not_train(queued: Callable[..., tuple[Platform, str, str]]) -> None:
@@ -202,7 +201,7 @@ def test_a_step_that_is_saved_again_after_its_checkpoint_was_given_up_is_kept(
     for step in (2, 4):
         platform.objects.put_bytes(f"first/{step}/manifest.json", b"{}")
         assert attempts.record_checkpoint(platform, held, step=step, prefix=f"first/{step}", manifest_sha256="0", metrics={})
-    agents.restored(platform, held, Restored(step=2))
+    resume_from(platform, held, 2)
     assert checkpoint_retention.remove_retired(platform, job_id) == [4]
     assert not platform.objects.exists("first/4/manifest.json")
     platform.objects.put_bytes("again/4/manifest.json", b"{}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from agent.messages import Heartbeat, HeartbeatAnswer
+from agent.messages import Heartbeat, HeartbeatAnswer, Restored
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
@@ -29,6 +29,12 @@ def report(platform: Platform, held: Claim, *metrics: Mapping[str, Any], phase: 
     """What the attempt's agent does: one heartbeat, with lines of ``metrics.jsonl``."""
     agents.introduce(platform, held, may_read=[])
     return agents.heartbeat(platform, held, Heartbeat(phase=phase, metrics=metrics, **fields))
+
+
+def resume_from(platform: Platform, held: Claim, step: int) -> None:
+    """What the attempt's agent does once it knows where it begins."""
+    agents.introduce(platform, held, may_read=[])
+    agents.restored(platform, held, Restored(step=step))
 
 
 def asked_to_stop(platform: Platform, held: Claim) -> str | None:
