@@ -35,6 +35,8 @@ from ft_assets.typed_json import from_json
 
 INPUT_CHANGED = "input_changed"
 """Error code of an agent that found other bytes in the store than its workload names."""
+QUIET_S = 5.0
+"""Seconds without a heartbeat after which the API is asked whether it answers."""
 FORGET_AFTER = timedelta(hours=1)
 """How long the launcher keeps what is left of an ended workload, for operators."""
 
@@ -57,7 +59,10 @@ class Running:
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Keeps the health of each running attempt in memory between passes. ``answers`` says whether the API reaches the database."""
+    """Keeps the health of each running attempt in memory between passes. ``answers`` says whether the API reaches the database.
+
+    Silence counts from when the API was last found away, or this watcher was made: before, nobody may have been able to report.
+    """
 
     platform: Platform
     launcher: Launcher
@@ -65,7 +70,10 @@ class Watcher:
     _watches: dict[str, health.Watch] = field(default_factory=dict)
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
-    _reachable_since: datetime | None = None
+    _away_at: datetime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._away_at = self.platform.clock()
 
     def look(self) -> list[Ending]:
         """Look at every running attempt once; returns how those ended that have."""
@@ -131,13 +139,11 @@ class Watcher:
         watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
         stop = self._stops.get(row.workload)
         failed = stop.exception() if stop is not None and stop.done() else None
-        if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
+        if silence_s <= QUIET_S or (stop is not None and failed is None):
             return
         if not self.answers():
-            self._reachable_since = None  # nobody could report: not the workload's silence
-            return
-        self._reachable_since = self._reachable_since or now
-        if (now - max(last, self._reachable_since)).total_seconds() > settings.heartbeat_timeout_s:
+            self._away_at = now
+        elif (now - max(last, self._away_at)).total_seconds() > settings.heartbeat_timeout_s:
             log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
             self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
 
