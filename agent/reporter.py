@@ -36,8 +36,6 @@ class State:
 
     phase: str
     facts: Facts
-    lines: Sequence[Line] = ()
-    """All metric lines."""
 
 
 @dataclass(kw_only=True)
@@ -45,6 +43,8 @@ class Reporter:
     api: ApiClient
     log_upload: LogUpload
     state: Callable[[], State]
+    unsent: Callable[[Reported], Sequence[Line]]
+    """Returns the metric lines after those that were accepted."""
     log_retries: RetryPolicy = LOG_RETRIES
     stop: str | None = None
     """Why the control plane wants the workload to stop."""
@@ -131,11 +131,10 @@ class Reporter:
         """Send one heartbeat; returns whether metric lines are left."""
         with self._sending:
             state, accepted = self.state(), self.accepted
-            steps = [m for m in state.lines if "loss" in m and m["step"] > accepted.step]
-            validations = [m for m in state.lines if "eval_loss" in m and m["step"] > accepted.validation]
+            lines = self.unsent(accepted)
             with self._lock:
                 notices = tuple(self._notices)
-            sent = (*steps[:MAX_LINES], *validations[:MAX_LINES])
+            sent = tuple(lines[:MAX_LINES])
             beat = Heartbeat(phase=state.phase, facts=state.facts, metrics=sent, notices=notices, exit=end)
             self.stop = self.api.heartbeat(beat).stop
             self.accepted = Reported(
@@ -144,4 +143,4 @@ class Reporter:
             )
             with self._lock:
                 del self._notices[: len(notices)]
-            return len(steps) > MAX_LINES or len(validations) > MAX_LINES
+            return len(lines) > MAX_LINES

@@ -21,7 +21,7 @@ from agent.objects import Objects
 from agent.process_group import ProcessGroup, torchrun
 from agent.reporter import Reporter, State
 from agent.restore import restore
-from agent.training_files import Liveness, Metrics
+from agent.training_files import KEPT_STEPS, Liveness, Metrics
 from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy, with_retries
@@ -60,10 +60,12 @@ class Supervisor:
         self._objects = Objects(self._api)
         self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
         self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
-        self._reporter = Reporter(api=self._api, log_upload=LogUpload(self._api, self._log_file), state=self._state)
+        self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
+        self._reporter = Reporter(
+            api=self._api, log_upload=LogUpload(self._api, self._log_file), state=self._state, unsent=self._metrics.unsent
+        )
         self._asked_from_outside = False
         self._phase = "fetch"
-        self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
 
@@ -144,7 +146,7 @@ class Supervisor:
         while group.exit_code is None:
             self._check_fenced(group)
             offered = self._offer(uploader, offered)
-            liveness.saw(self._metrics.steps)
+            liveness.saw(self._metrics.newest_times(KEPT_STEPS))
             if reason is None:
                 wanted = self._wanted_stop()
                 if wanted is None and (stall := liveness.stall()) is not None:
@@ -218,7 +220,7 @@ class Supervisor:
             last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),
             kept_until=None if own is None else metrics.ended_at(own), silence_s=liveness.silence_s(),
         )  # fmt: skip
-        return State(phase=liveness.phase() or self._phase, facts=facts, lines=metrics.lines)
+        return State(phase=liveness.phase() or self._phase, facts=facts)
 
 
 OUTSIDE = "outside"

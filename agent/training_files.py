@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import threading
 import time
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from agent.messages import Reported
 
 STUCK_AFTER_S = 600.0
 """Seconds without progress, even with heartbeats, after which a process is stopped and resumed: no micro-batch, validation window or
@@ -31,9 +37,10 @@ Line = Mapping[str, Any]
 
 @dataclass(kw_only=True)
 class Metrics:
-    """The job's ``metrics.jsonl``. A resume rewrites the file, so lines are tracked by step, not by offset.
+    """The job's ``metrics.jsonl``, read as it grows; of accepted lines only steps and times are kept.
 
-    Until then the file also holds steps that an earlier attempt made after its last checkpoint; those are lost, and older than `since`.
+    A resume rewrites the file. Until then it also holds steps that an earlier attempt made after its last checkpoint; those are lost, and
+    older than `since`.
     """
 
     path: Path
@@ -41,51 +48,82 @@ class Metrics:
     """Step from which the attempt resumed: lines up to it are of earlier attempts."""
     since: float
     """Unix seconds at which the attempt began."""
-    lines: Sequence[Line] = ()
-    """Of this attempt, and those of earlier ones that its checkpoint contains."""
-    _seen: tuple[int, int] = (0, 0)
+    _file: tuple[int, int] = (0, 0)
+    """Inode, and the bytes that were read."""
+    _steps: array[int] = field(default_factory=lambda: array("q"))
+    """Optimizer steps of this attempt."""
+    _times: array[float] = field(default_factory=lambda: array("d"))
+    """When each of them ended, in Unix seconds."""
+    _first_s: float = 0.0
+    """Seconds of the first of them."""
+    _waiting: list[Line] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> None:
-        """Read the file if it has changed."""
+        """Read what was added."""
         try:
-            stat = self.path.stat()
-            if self._seen == (stat.st_mtime_ns, stat.st_size):
-                return
-            text = self.path.read_text()
+            with self.path.open("rb") as file, self._lock:
+                stat = os.fstat(file.fileno())
+                inode, offset = self._file
+                if stat.st_ino != inode or stat.st_size < offset:
+                    offset = 0
+                    self._steps, self._times, self._waiting = array("q"), array("d"), []
+                file.seek(offset)
+                whole = file.read().rpartition(b"\n")[0]
+                self._file = (stat.st_ino, offset + (len(whole) + 1 if whole else 0))
+                for text in whole.split(b"\n"):
+                    if text:
+                        self._add(json.loads(text))
         except FileNotFoundError:
             return
-        self._seen = (stat.st_mtime_ns, stat.st_size)
-        found = [json.loads(line) for line in text.split("\n")[:-1] if line]
-        self.lines = [m for m in found if m["step"] <= self.from_step or m["time"] >= self.since]
 
-    @property
-    def steps(self) -> list[Line]:
-        """Lines of this attempt's optimizer steps."""
-        return [m for m in self.lines if "loss" in m and m["step"] > self.from_step]
+    def _add(self, line: Line) -> None:
+        own = line["step"] > self.from_step
+        if own and line["time"] < self.since:
+            return
+        self._waiting.append(line)
+        if own and "loss" in line:
+            if not self._steps:
+                self._first_s = float(line.get("step_s", 0.0))
+            self._steps.append(line["step"])
+            self._times.append(line["time"])
+
+    def unsent(self, accepted: Reported) -> Sequence[Line]:
+        """Return the lines after those that were accepted, in their order: this attempt's, and earlier ones that its checkpoint contains."""
+        with self._lock:
+            newest = {"loss": accepted.step, "eval_loss": accepted.validation}
+            self._waiting = [m for m in self._waiting if any(name in m and m["step"] > newest[name] for name in newest)]
+            return list(self._waiting)
 
     @property
     def last_step(self) -> int:
-        return max((m["step"] for m in self.steps), default=self.from_step)
+        return self._steps[-1] if self._steps else self.from_step
+
+    def newest_times(self, num: int) -> Sequence[float]:
+        """Return when the newest `num` steps ended."""
+        return self._times[-num:]
 
     def seconds_after(self, step: int) -> float:
         """Return the seconds that this attempt spent on the steps after `step`."""
-        after = [m for m in self.steps if m["step"] > step]
-        if not after:
-            return 0.0
-        before = [m["time"] for m in self.steps if m["step"] <= step]
-        return max(0.0, float(after[-1]["time"] - max(before, default=after[0]["time"] - after[0].get("step_s", 0.0))))
+        with self._lock:
+            index = bisect_right(self._steps, step)
+            if index == len(self._steps):
+                return 0.0
+            return max(0.0, self._times[-1] - (self._times[index - 1] if index else self._times[0] - self._first_s))
 
     def began_at(self) -> float | None:
         """Return when the first step of this attempt began. If it took longer than the second, the excess counts as warm-up."""
-        mine = self.steps
-        if not mine:
-            return None
-        took = float(mine[0].get("step_s", 0.0))
-        return float(mine[0]["time"]) - (took if len(mine) == 1 else min(took, float(mine[1]["time"] - mine[0]["time"])))
+        with self._lock:
+            if not self._times:
+                return None
+            took = self._first_s if len(self._times) == 1 else min(self._first_s, self._times[1] - self._times[0])
+            return self._times[0] - took
 
     def ended_at(self, step: int) -> float | None:
         """Return when this attempt ended `step`."""
-        return max((float(m["time"]) for m in self.steps if m["step"] == step), default=None)
+        with self._lock:
+            index = bisect_left(self._steps, step)
+            return self._times[index] if index < len(self._steps) and self._steps[index] == step else None
 
 
 @dataclass(kw_only=True)
@@ -98,12 +136,11 @@ class Liveness:
     timeout_s: float
     """Seconds without a heartbeat after which the process counts as hung."""
     started_at: float
-    _times: list[float] = field(default_factory=list)
-    """When the newest steps ended."""
+    _times: Sequence[float] = ()
 
-    def saw(self, steps: Sequence[Line]) -> None:
-        """Process metric lines, to learn how long a step usually takes."""
-        self._times = [float(m["time"]) for m in steps][-KEPT_STEPS:]
+    def saw(self, times: Sequence[float]) -> None:
+        """Learn how long a step usually takes; `times`: when the newest steps ended."""
+        self._times = times
 
     def phase(self) -> str:
         """The phase in the heartbeat of this attempt; empty before its first one."""

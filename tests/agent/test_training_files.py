@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.messages import Reported
 from agent.training_files import LOADING_S, STUCK_AFTER_S, Liveness, Metrics
 from ft_assets.training.runtime.status_files import Heartbeat, Progress
 
 TIMEOUT_S = 40.0
+NOTHING = Reported(step=0, validation=0)
 
 
 def alive(path: Path) -> Liveness:
@@ -44,7 +47,7 @@ def test_a_big_model_may_be_read_and_written_for_longer_and_the_end_is_nobodys_s
 def test_slow_steps_are_waited_for(tmp_path: Path) -> None:
     slow = beating(tmp_path, still_s=1500)
     assert slow.stall() is not None
-    slow.saw([{"time": 100.0 * n} for n in range(5)])
+    slow.saw([100.0 * n for n in range(5)])
     assert slow.stall() is None
     beating(tmp_path, still_s=2100)
     assert slow.stall() is not None
@@ -98,12 +101,12 @@ def test_the_steps_of_an_attempt_are_those_after_its_start_and_after_the_step_th
     assert (metrics.last_step, metrics.began_at(), metrics.seconds_after(0), metrics.ended_at(3)) == (2, None, 0.0, None)
     path.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 70.0))
     metrics.read()
-    assert metrics.steps == []
-    assert [m["step"] for m in metrics.lines] == [1, 2], "step 3 was lost with the attempt before"
+    assert metrics.newest_times(9) == array("d")
+    assert [m["step"] for m in metrics.unsent(NOTHING)] == [1, 2], "step 3 was lost with the attempt before"
     path.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 110.0) + '{"step": 3, "time": 111.0, "eval_loss": 0.5}\n' + '{"step": 4, "ti')
     metrics.read()
-    assert [m["step"] for m in metrics.steps] == [3]
-    assert [(m["step"], m.get("eval_loss")) for m in metrics.lines] == [(1, None), (2, None), (3, None), (3, 0.5)]
+    assert list(metrics.newest_times(9)) == [110.0]
+    assert [(m["step"], m.get("eval_loss")) for m in metrics.unsent(NOTHING)] == [(1, None), (2, None), (3, None), (3, 0.5)]
     assert (metrics.last_step, metrics.began_at(), metrics.ended_at(3)) == (3, 105.0, 110.0)
 
 
@@ -116,3 +119,25 @@ def test_the_time_of_steps_is_known_to_the_second_that_a_checkpoint_kept(tmp_pat
     assert (metrics.seconds_after(2), metrics.seconds_after(3)) == (3.0, 0.0)
     assert metrics.seconds_after(0) == 30.0, "from the beginning of its first step"
     assert (metrics.ended_at(2), metrics.ended_at(9)) == (32.0, None)
+
+
+def test_a_file_is_read_as_it_grows_and_what_was_accepted_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path=path, from_step=0, since=1.0)
+    text = "".join(line(step, 10.0 + step) for step in range(1, 40))
+    for cut in range(0, len(text), 7):  # also in the middle of a line
+        path.write_text("")
+        with path.open("r+") as file:
+            file.write(text[:cut])
+        metrics.read()
+    path.write_text(text)
+    metrics.read()
+    assert [m["step"] for m in metrics.unsent(NOTHING)] == list(range(1, 40))
+    assert [m["step"] for m in metrics.unsent(Reported(step=37, validation=0))] == [38, 39]
+    assert [m["step"] for m in metrics.unsent(NOTHING)] == [38, 39]
+    assert (metrics.last_step, metrics.ended_at(5), metrics.seconds_after(36)) == (39, 15.0, 3.0)
+    draft = tmp_path / "draft"
+    draft.write_text("".join(line(step, 10.0 + step) for step in range(1, 11)))
+    draft.replace(path)
+    metrics.read()
+    assert metrics.last_step == 10, "a resume has rewritten it"
