@@ -27,7 +27,9 @@ from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, 
 from ft_assets.typed_json import from_json
 
 PREFIX = "/internal/attempt"
-TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+UNREACHABLE = "api_unavailable"
+"""Error code of a call that was not answered."""
+TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 LOG_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 """Shorter, because heartbeats wait for it."""
 _R = TypeVar("_R")
@@ -79,7 +81,7 @@ class ApiClient:
         try:
             return self._http.request(method, f"{PREFIX}/{path}", content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
-            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code="api_unavailable") from error
+            raise Unavailable(f"the control plane did not answer {path} ({type(error).__name__})", code=UNREACHABLE) from error
 
     def _checked(self, answer: httpx.Response) -> dict[str, Any]:
         try:

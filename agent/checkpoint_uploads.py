@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.api_client import ApiClient, Fenced
+from agent.api_client import UNREACHABLE, ApiClient, Fenced
 from agent.messages import Commit, Notice
 from agent.objects import Objects
 from agent.workload import Workload
 from ft_assets.errors import Conflict, FtError, IntegrityError, Unavailable
-from ft_assets.retries import FAILURES, RetryPolicy, with_retries
+from ft_assets.retries import FAILURES, RetryPolicy
 from ft_assets.telemetry.redaction import without_credentials
 from ft_assets.training.checkpoints import MANIFEST, Manifest, check_parts, manifest_digest, read_manifest, step_name
 
@@ -26,6 +26,9 @@ CHECKPOINT_RETRIES = RetryPolicy(give_up_s=120.0)
 """Time limit of an attempt's last checkpoint, whose GPUs are held meanwhile; other uploads have no limit."""
 FINAL_RETRIES = RetryPolicy(give_up_s=600.0)
 """Time limit of the finished model. After it the attempt ends; the next one finds the model's last checkpoint on this node."""
+
+API_LIMIT_S = 900.0
+"""Time limit of both while it is the API that does not answer."""
 
 log = logging.getLogger(__name__)
 Tell = Callable[[Notice], None]
@@ -88,12 +91,13 @@ class Uploader:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._failing_since: float | None = None
+        self._api_is_away = False
         self._moved_at = time.monotonic()
 
     @property
     def committed(self) -> Sequence[int]:
         """Steps of the checkpoints that this attempt has committed."""
-        return [step for step, (attempt, _) in self._known.items() if attempt == self._workload.attempt]
+        return [step for step, (attempt, _) in dict(self._known).items() if attempt == self._workload.attempt]
 
     @property
     def newest(self) -> int:
@@ -127,8 +131,9 @@ class Uploader:
                 self._changed.wait(POLL_S)
             if abandon():
                 return False
-            stuck_since = self._moved_at if self._failing_since is None else self._failing_since
-            if time.monotonic() - stuck_since > self._retries.give_up_s:
+            stuck_since = self._moved_at if self._failing_since is None else max(self._moved_at, self._failing_since)
+            limit_s = max(self._retries.give_up_s, API_LIMIT_S) if self._api_is_away else self._retries.give_up_s
+            if time.monotonic() - stuck_since > limit_s:
                 step = max((p.manifest.step for p in (*self._waiting, self._sending) if p is not None), default=0)
                 message = f"The checkpoint of step {step} could not be uploaded; it stays on the machine that trained, and is used there."
                 self._tell(Notice(code="checkpoint_upload_abandoned", level="warn", message=message, data={"step": step}))
@@ -161,7 +166,8 @@ class Uploader:
                 linked.parent.mkdir(parents=True, exist_ok=True)
                 os.link(path, linked)
             manifest = read_manifest(pin)
-        except (FileNotFoundError, IntegrityError):  # retired meanwhile, or damaged: keep the one before it
+        except (OSError, IntegrityError) as error:  # retired meanwhile, or damaged: keep the one before it
+            log.debug("%s is not uploaded: %s", directory.name, error)
             shutil.rmtree(pin, ignore_errors=True)
             return None
         if not self._is_news(manifest, manifest_digest(pin)):
@@ -212,7 +218,9 @@ class Uploader:
                 self._tell(Notice(code="checkpoint_skipped", level="warn", message=message, data={"step": step}))
                 return
             except FAILURES as error:
-                self._failed(step, error)
+                self._api_is_away = isinstance(error, Unavailable) and error.code == UNREACHABLE
+                if not self._api_is_away:  # which says so elsewhere
+                    self._failed(step, error)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._newer_waits(step), timeout=self._retries.wait_s(failures))
                 if self._newer_waits(step):
@@ -237,6 +245,7 @@ class Uploader:
         self._before_commit()
         commit(self._api, Commit(step=step, manifest_sha256=digest), sent)
         self._known[step] = (self._workload.attempt, digest)
+        self._api_is_away = False
         self._recovered()
 
     def _moved(self) -> None:
@@ -256,19 +265,29 @@ class Uploader:
 def commit_final(
     workload: Workload, api: ApiClient, objects: Objects, directory: Path, *, step: int, tell: Tell, retries: RetryPolicy
 ) -> None:
-    """Store and commit the finished model; retries while the store fails, then raises ``Unavailable``."""
+    """Store and commit the finished model; retries while the store fails, then raises ``Unavailable``.
+
+    The limit counts from the last file that was stored; while the API is away, it is :data:`API_LIMIT_S`.
+    """
     sent, failed_at = set[str](), list[float]()
-
-    def failed(error: Exception) -> None:
-        if not failed_at:
-            tell(upload_failed("the finished model", step, error))
-        failed_at.append(time.monotonic())
-
-    def send() -> None:
-        store_directory(objects, directory, workload.final_prefix, sent)
-        commit(api, Commit(step=step, manifest_sha256=manifest_digest(directory), final=True), sent)
-
-    with_retries(send, retries, on_failure=failed)
+    moved_at, failures = time.monotonic(), 0
+    while True:
+        before = len(sent)
+        try:
+            store_directory(objects, directory, workload.final_prefix, sent)
+            commit(api, Commit(step=step, manifest_sha256=manifest_digest(directory), final=True), sent)
+            break
+        except FAILURES as error:
+            is_api = isinstance(error, Unavailable) and error.code == UNREACHABLE
+            if len(sent) > before:
+                moved_at = time.monotonic()
+            if not is_api and not failed_at:
+                tell(upload_failed("the finished model", step, error))
+                failed_at.append(time.monotonic())
+            if time.monotonic() - moved_at > (max(retries.give_up_s, API_LIMIT_S) if is_api else retries.give_up_s):
+                raise
+            time.sleep(retries.wait_s(failures))
+            failures += 1
     if failed_at:
         tell(upload_recovered(time.monotonic() - failed_at[0]))
 

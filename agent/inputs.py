@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from agent.node_space import noticing_a_full_disk
 from agent.objects import Objects
 from agent.workload import Input, InputFile
 from ft_assets.durable_files import in_threads, sha256_of
@@ -21,16 +23,26 @@ SHARED = "base_models/"
 RETRIES = RetryPolicy(give_up_s=300.0)
 
 
-def stage_in(objects: Objects, inputs: tuple[Input, ...], *, cache: Path, tenant: str, target: Path) -> dict[str, Path]:
+def stage_in(
+    objects: Objects, inputs: tuple[Input, ...], *, cache: Path, tenant: str, target: Path, check: Callable[[], None]
+) -> dict[str, Path]:
     """Fetch what is missing or damaged on this node, verify every byte, and return the directory of each input by its name.
 
-    ``IntegrityError`` if the store has other bytes than the workload names, ``Unavailable`` if it does not answer.
+    `check` is called before each file and may raise. ``IntegrityError`` if the store has other bytes than the workload names,
+    ``Unavailable`` if it does not answer, ``NodeFull`` if there is no space.
     """
-    shutil.rmtree(target, ignore_errors=True)
+    for earlier in target.parent.glob("inputs-a*"):
+        shutil.rmtree(earlier, ignore_errors=True)
     for each in inputs:
         (target / each.name).mkdir(parents=True)
     files = [(target / each.name, file) for each in inputs for file in each.files]
-    in_threads(lambda pair: _link(_cached(objects, pair[1], cache / _owner(pair[1], tenant)), pair[0] / _inside(pair[1].path)), files)
+
+    def stage(target: Path, file: InputFile) -> None:
+        check()
+        with noticing_a_full_disk():
+            _link(_cached(objects, file, cache / _owner(file, tenant)), target / _inside(file.path))
+
+    in_threads(lambda pair: stage(*pair), files)
     return {each.name: target / each.name for each in inputs}
 
 
@@ -46,10 +58,15 @@ def _cached(objects: Objects, file: InputFile, directory: Path) -> Path:
             return path
         if attempt < 2:
             path.unlink(missing_ok=True)
-            with_retries(lambda: objects.fetch(file.key, path), RETRIES)
+            with_retries(lambda: fetch(objects, file.key, path), RETRIES)
             path.chmod(0o444)
     path.unlink(missing_ok=True)
     raise IntegrityError(f"object {file.key} is not the one that the job was to be trained on", code="input_changed")
+
+
+def fetch(objects: Objects, key: str, path: Path) -> None:
+    with noticing_a_full_disk():
+        objects.fetch(key, path)
 
 
 def _link(source: Path, target: Path) -> None:

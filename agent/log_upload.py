@@ -29,23 +29,31 @@ class LogUpload:
         self._sent = 0
         """Bytes of the last piece that are stored."""
 
-    def send(self, *, last: bool = False) -> None:
-        """Send every whole line not sent yet; with `last`, also an unfinished one. Calling it again after a failure goes on."""
-        while self._path.exists():
-            self._raw += self._next(PIECE_BYTES - min(len(self._raw), PIECE_BYTES - 1))
-            full = len(self._raw) >= PIECE_BYTES
-            cut = len(self._raw) if last and not full else _behind_line(self._raw)
-            if full and cut == 0:
-                cut = PIECE_BYTES  # a line this long is cut anywhere
-            self._piece += _readable(self._raw[:cut])
-            self._raw = self._raw[cut:]
-            if len(self._piece) > self._sent:
-                self._api.store_log(self._begins, self._piece)
-                self._sent = len(self._piece)
-            if len(self._piece) >= PIECE_BYTES:
-                self._begins, self._piece, self._sent = self._begins + len(self._piece), b"", 0
-            if not full:
-                return
+    def send(self, *, last: bool = False) -> bool:
+        """Send whole lines not sent yet, at most one piece; with `last`, also an unfinished line. Returns whether more is left.
+
+        Calling it again after a failure goes on; nothing more is read before that.
+        """
+        if len(self._piece) > self._sent:
+            self._store()
+        if not self._path.exists():
+            return False
+        self._raw += self._next(PIECE_BYTES - min(len(self._raw), PIECE_BYTES - 1))
+        full = len(self._raw) >= PIECE_BYTES
+        cut = len(self._raw) if last and not full else _behind_line(self._raw)
+        if full and cut == 0:
+            cut = PIECE_BYTES  # a line this long is cut anywhere
+        self._piece += _readable(self._raw[:cut])
+        self._raw = self._raw[cut:]
+        if len(self._piece) > self._sent:
+            self._store()
+        return full
+
+    def _store(self) -> None:
+        self._api.store_log(self._begins, self._piece)
+        self._sent = len(self._piece)
+        if len(self._piece) >= PIECE_BYTES:
+            self._begins, self._piece, self._sent = self._begins + len(self._piece), b"", 0
 
     def _next(self, most: int) -> bytes:
         with self._path.open("rb") as output:

@@ -63,6 +63,10 @@ class Heartbeat:
     """Lines of ``metrics.jsonl`` after those already accepted: of steps, then of validations."""
     facts: Facts = Facts()
     notices: tuple[Notice, ...] = ()
+    first_notice: int = 0
+    """Number of the first of them, counted from 0: one that is sent again is recorded once."""
+    number: int = 1
+    """Number of this heartbeat: one that is overtaken changes nothing."""
     exit: Exit | None = None
     """Only in the last one."""
 

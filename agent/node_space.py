@@ -2,57 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ft_assets.errors import IntegrityError, Unavailable
+from ft_assets.errors import FtError, IntegrityError, Unavailable
 from ft_assets.training.checkpoints import committed, discard, read_manifest, step_name
-from ft_assets.training.disk_space import directory_bytes
+from ft_assets.training.disk_space import NO_SPACE
 
 LOCK = ".lock"
+LOCK_WAIT_S = 30.0
+"""How long an attempt waits for an earlier one of its job to end here."""
+SHORT_WAIT_S = 0.1
+
+
+class NodeFull(FtError):
+    """The node's disk has no space for an input or a checkpoint."""
+
+    default_code = "disk_full"
 
 
 @contextmanager
-def locked(job_dir: Path) -> Iterator[None]:
+def noticing_a_full_disk() -> Iterator[None]:
+    """Raise :class:`NodeFull` for writes that fail for lack of space: asking the store again would not help."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise NodeFull(f"the disk of the node is full ({error.strerror}: {error.filename})") from error
+
+
+@contextmanager
+def locked(job_dir: Path, *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a job's directory: attempts of one job on this node take turns. The kernel releases it when the agent dies."""
     job_dir.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + wait_s
     with (job_dir / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(f"another attempt still runs in {job_dir}", code="node_busy") from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Unavailable(f"another attempt still runs in {job_dir}", code="node_busy") from None
+                time.sleep(0.05)
         yield
 
 
-def free(jobs_dir: Path, job: str) -> int:
-    """Delete checkpoints that are not needed; returns the bytes.
+def free(node_dir: Path, job: str) -> int:
+    """Delete what is not needed now; returns the bytes.
 
-    Of `job`, all but the two newest and the best one that an early stop returns to. Of jobs that no agent holds, all but the newest, and
-    that too if the job has finished its training.
+    Of `job`, all checkpoints but the two newest and the best one that an early stop returns to. Of jobs that no agent holds, all but the
+    newest, and that too if the job has finished its training; their links to inputs; and then inputs to which no job links.
     """
     freed = 0
-    for job_dir in sorted(jobs_dir.iterdir()) if jobs_dir.is_dir() else ():
+    for job_dir in sorted((node_dir / "jobs").iterdir()):
         directory = job_dir / "checkpoints"
         if job_dir.name == job:
-            doomed = [*_dispensable(directory), *directory.glob(".tmp-*"), job_dir / "uploads"]
-        elif _held(job_dir):
+            freed += _discard([*_dispensable(directory), *directory.glob(".tmp-*"), job_dir / "uploads"])
             continue
-        else:
-            doomed = [directory] if (job_dir / "final").is_dir() else [*committed(directory)[:-1], *directory.glob(".tmp-*")]
-        for path in doomed:
-            freed += directory_bytes(path)
-            discard(path)
+        with contextlib.suppress(Unavailable), locked(job_dir, wait_s=SHORT_WAIT_S):
+            rest = [directory] if (job_dir / "final").is_dir() else [*committed(directory)[:-1], *directory.glob(".tmp-*")]
+            freed += _discard([*rest, *job_dir.glob("inputs-a*")])
+    unused = [path for path in (node_dir / "inputs").glob("*/*") if path.is_file() and path.stat().st_nlink == 1]
+    freed += sum(path.stat().st_size for path in unused)
+    for path in unused:
+        path.unlink(missing_ok=True)
     return freed
 
 
-def _held(job_dir: Path) -> bool:
-    try:
-        with locked(job_dir):
-            return False
-    except Unavailable:
-        return True
+def _discard(directories: Iterable[Path]) -> int:
+    freed = 0
+    for path in directories:
+        freed += sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and f.stat().st_nlink == 1)
+        discard(path)
+    return freed
 
 
 def _dispensable(checkpoints_dir: Path) -> list[Path]:

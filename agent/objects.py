@@ -111,16 +111,20 @@ def _put_local(path: Path, target: Path, sha256: str) -> None:
         with staged.open("rb") as written:
             if hashlib.file_digest(written, "sha256").hexdigest() != sha256:
                 raise Unavailable(f"{path.name} was not stored as it was read", code="object_store_unavailable")
+        new = [parent for parent in target.parents if not parent.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         staged.replace(target)
-        sync_to_disk(target.parent)
+        for directory in (target.parent, *(parent.parent for parent in new)):
+            sync_to_disk(directory)
     finally:
         staged.unlink(missing_ok=True)
 
 
 def _staging(target: Path) -> Path:
     """Return a new name in the store's staging directory, which is beside its objects."""
-    root = next(parent for parent in target.parents if (parent / ".staging").is_dir())
+    root = next((parent for parent in target.parents if (parent / ".staging").is_dir()), None)
+    if root is None:
+        raise Unavailable(f"the object store of {target} is not mounted", code="object_store_unavailable")
     return root / ".staging" / uuid.uuid4().hex
 
 

@@ -15,7 +15,7 @@ from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
 from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
 from agent.training_files import Line
-from ft_assets.errors import FtError
+from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
 
 LOG_EVERY_S = 2.0
@@ -51,6 +51,8 @@ class Reporter:
     fenced: threading.Event = field(default_factory=threading.Event)
     """Set once the attempt was released: nothing more may be done."""
     _notices: list[Notice] = field(default_factory=list)
+    _num_told: int = 0
+    _number: int = 0
     accepted: Reported = field(default_factory=lambda: Reported(step=0, validation=0))
     """The newest metrics that were accepted."""
     _sending: threading.Lock = field(default_factory=threading.Lock)
@@ -73,7 +75,10 @@ class Reporter:
             pass
 
     def finish(self, end: Exit) -> bool:
-        """Send everything that is left, then how the workload ended; False if the API was away for too long or the attempt was released."""
+        """Send everything that is left, then how the workload ended; False if the API was away for too long or the attempt was released.
+
+        An error that no retry can help with is raised: the launcher's observation then decides.
+        """
         self._ended.set()
         self._thread.join()
         began, failures = time.monotonic(), 0
@@ -85,7 +90,7 @@ class Reporter:
                 return True
             except Fenced:
                 self.fenced.set()
-            except FtError as error:
+            except Unavailable as error:
                 log.warning("the end cannot be reported yet: %s", error.message)
                 time.sleep(RETRIES.wait_s(failures))
                 failures += 1
@@ -93,18 +98,22 @@ class Reporter:
 
     def _send_rest_of_log(self, *, abandon: bool) -> None:
         try:
-            self.log_upload.send(last=True)
+            while self.log_upload.send(last=True):
+                pass
         except FtError as error:
             if not abandon:
                 raise
             log.warning("the end of the log is not stored: %s", error.message)
+        except OSError as error:
+            log.warning("the end of the log cannot be read: %s", error)
 
-    def _send_log(self) -> None:
-        """Send new output; a store that does not take it delays no heartbeat."""
+    def _send_log(self) -> bool:
+        """Send new output, at most one piece; returns whether more is left. A store that does not take it delays no heartbeat."""
         try:
-            self.log_upload.send()
-        except FtError as error:
-            log.debug("the log is not sent now: %s", error.message)
+            return self.log_upload.send()
+        except (FtError, OSError) as error:
+            log.debug("the log is not sent now: %s", error)
+            return False
 
     def _run(self) -> None:
         log_sent_at = 0.0
@@ -113,8 +122,7 @@ class Reporter:
                 more = self._beat()
                 self._failures = 0
                 if time.monotonic() - log_sent_at >= LOG_EVERY_S:
-                    self._send_log()
-                    log_sent_at = time.monotonic()
+                    log_sent_at = 0.0 if self._send_log() else time.monotonic()
             except Fenced:
                 self.fenced.set()
                 return
@@ -135,7 +143,11 @@ class Reporter:
             with self._lock:
                 notices = tuple(self._notices)
             sent = tuple(lines[:MAX_LINES])
-            beat = Heartbeat(phase=state.phase, facts=state.facts, metrics=sent, notices=notices, exit=end)
+            self._number += 1
+            beat = Heartbeat(
+                phase=state.phase, facts=state.facts, metrics=sent, notices=notices, first_notice=self._num_told, number=self._number,
+                exit=end,
+            )  # fmt: skip
             self.stop = self.api.heartbeat(beat).stop
             self.accepted = Reported(
                 step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
@@ -143,4 +155,5 @@ class Reporter:
             )
             with self._lock:
                 del self._notices[: len(notices)]
+                self._num_told += len(notices)
             return len(lines) > MAX_LINES

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agent.inputs import fetch
 from agent.messages import Restored, Skipped
 from agent.objects import Objects
 from agent.workload import StoredCheckpoint
@@ -98,4 +99,4 @@ def _fetch_part(objects: Objects, key: str, path: Path, check: Callable[[Path], 
                 path.unlink(missing_ok=True)
                 raise IntegrityError(f"object {key} is not the one that was committed; use the previous checkpoint") from error
         path.unlink(missing_ok=True)
-        objects.fetch(key, path)
+        fetch(objects, key, path)

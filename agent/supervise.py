@@ -16,7 +16,8 @@ from agent.api_client import ApiClient, Fenced
 from agent.checkpoint_uploads import Uploader
 from agent.inputs import stage_in
 from agent.log_upload import LogUpload
-from agent.messages import Exit, Facts, Notice, Restored
+from agent.messages import Exit, Facts, Notice, Reported, Restored
+from agent.node_space import NodeFull
 from agent.objects import Objects
 from agent.process_group import ProcessGroup, torchrun
 from agent.reporter import Reporter, State
@@ -46,6 +47,12 @@ class Stop(Exception):
         super().__init__(reason)
         self.reason = reason
 
+    def evidence(self, step: int) -> Mapping[str, Any] | None:
+        """Return what a training process would have said that had to go at `step`, unless the control plane asked for the stop."""
+        if self.reason is not None:
+            return None
+        return asdict(ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back"))
+
 
 class Supervisor:
     """Runs one workload to its end. ``run`` returns the agent's exit code."""
@@ -74,19 +81,20 @@ class Supervisor:
         self._asked_from_outside = True
 
     def run(self) -> int:
+        self.job_dir.mkdir(parents=True, exist_ok=True)
+        self._reporter.start()
         try:
-            with node_space.locked(self.job_dir):
-                self._reporter.start()
-                return self._run()
+            return self._run()
         except Fenced as error:
             log.warning("the attempt was released: %s", error)
             return FENCED_EXIT
 
     def _run(self) -> int:
         try:
-            end = self._train(self._prepare())
+            with node_space.locked(self.job_dir):
+                end = self._train(self._prepared())
         except Stop as stop:
-            end = Exit(exit_code=None, evidence=None, stop_reason=stop.reason)
+            end = Exit(exit_code=None, evidence=stop.evidence(self._metrics.from_step), stop_reason=stop.reason)
         except Fenced:
             raise
         except Exception as error:
@@ -95,11 +103,23 @@ class Supervisor:
             end = Exit(exit_code=None, evidence=None, stop_reason=None, error=_as_error(error))
         return 0 if self._reporter.finish(end) else FENCED_EXIT
 
+    def _prepared(self) -> Path:
+        """Stage everything in, once more after other jobs' files made room; returns the run file."""
+        try:
+            return self._prepare()
+        except NodeFull as error:
+            log.warning("%s", error.message)
+            self._free_space()
+            return self._prepare()
+
     def _prepare(self) -> Path:
         """Stage inputs and checkpoint in; returns the run file."""
         name = f"inputs-a{self.workload.attempt}"
         inputs = self.workload.inputs
-        found = stage_in(self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name)
+        found = stage_in(
+            self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name,
+            check=self._check_stop,
+        )  # fmt: skip
         self._check_stop()
         restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
         with_retries(lambda: self._restored(restored), API_RETRIES)
@@ -116,7 +136,8 @@ class Supervisor:
 
     def _restored(self, restored: Restored) -> None:
         self._check_stop()
-        self._reporter.accepted = self._api.restored(restored)
+        known = self._api.restored(restored)  # what earlier attempts reported of this one's steps is stored once, and sent all the same
+        self._reporter.accepted = Reported(step=min(known.step, restored.step), validation=min(known.validation, restored.step))
 
     def _train(self, run_file: Path) -> Exit:
         group = ProcessGroup(
@@ -145,8 +166,11 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
-            offered = self._offer(uploader, offered)
-            liveness.saw(self._metrics.newest_times(KEPT_STEPS))
+            try:
+                offered = self._offer(uploader, offered)
+                liveness.saw(self._metrics.newest_times(KEPT_STEPS))
+            except (OSError, ValueError) as error:  # training goes on, whatever the disk does to its watcher
+                log.warning("the files of the training cannot be read now: %s", error)
             if reason is None:
                 wanted = self._wanted_stop()
                 if wanted is None and (stall := liveness.stall()) is not None:
@@ -191,7 +215,7 @@ class Supervisor:
         return Exit(exit_code=code, evidence=body, stop_reason=reason, stall=stall, error=error)
 
     def _free_space(self) -> None:
-        freed = node_space.free(self.job_dir.parent, self.workload.job)
+        freed = node_space.free(self._node_dir, self.workload.job)
         message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
         self._reporter.tell(Notice(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
 
@@ -214,7 +238,7 @@ class Supervisor:
         """Return what the next heartbeat says; called by the reporter's thread."""
         metrics, liveness, uploader = self._metrics, self._liveness, self._uploader
         if liveness is None or uploader is None:
-            return State(phase=self._phase, facts=Facts())
+            return State(phase=self._phase, facts=Facts(last_step=metrics.from_step))
         own = max(uploader.committed, default=None)
         facts = Facts(
             last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),

@@ -89,7 +89,7 @@ class Metrics:
             self._times.append(line["time"])
 
     def unsent(self, accepted: Reported) -> Sequence[Line]:
-        """Return the lines after those that were accepted, in their order: this attempt's, and earlier ones that its checkpoint contains."""
+        """Return the lines that were not accepted, in order: this attempt's, and earlier ones that its checkpoint contains."""
         with self._lock:
             newest = {"loss": accepted.step, "eval_loss": accepted.validation}
             self._waiting = [m for m in self._waiting if any(name in m and m["step"] > newest[name] for name in newest)]

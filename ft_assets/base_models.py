@@ -268,7 +268,12 @@ def weight_files(directory: Path) -> list[Path]:
 def model_digest(directory: Path, *, fresh: bool = False) -> str:
     """Returns the sha256 over the sorted (name, sha256) of existing weights, config, tokenizer and template files."""
     files = [*weight_files(directory), *(p for name in CONFIG_FILES if (p := directory / name).is_file())]
-    return _digest_of((p.name, file_sha256(p, fresh=fresh)) for p in files)
+    return digest_of_files({p.name: file_sha256(p, fresh=fresh) for p in files})
+
+
+def digest_of_files(sha256_by_name: Mapping[str, str]) -> str:
+    """Returns a model's digest from those of its files; files that it does not cover are ignored."""
+    return _digest_of((name, sha) for name, sha in sha256_by_name.items() if name.endswith(".safetensors") or name in CONFIG_FILES)
 
 
 def tokenizer_digest(directory: Path) -> str:

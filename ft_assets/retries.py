@@ -26,15 +26,16 @@ class RetryPolicy:
 
 
 def with_retries(call: Callable[[], _T], retries: RetryPolicy, *, on_failure: Callable[[Exception], None] | None = None) -> _T:
-    """Calls `call` again and again while it fails; after ``give_up_s`` raises its last failure, as ``Unavailable``."""
-    began, failures = time.monotonic(), 0
+    """Calls `call` again and again while it fails; ``give_up_s`` after the first failure raises the last one, as ``Unavailable``."""
+    failed_at, failures = 0.0, 0
     while True:
         try:
             return call()
         except FAILURES as error:
+            failed_at = failed_at or time.monotonic()
             if on_failure:
                 on_failure(error)
-            if time.monotonic() - began >= retries.give_up_s:
+            if time.monotonic() - failed_at >= retries.give_up_s:
                 raise error if isinstance(error, Unavailable) else Unavailable(str(error), code="object_store_unavailable") from error
             time.sleep(retries.wait_s(failures))
             failures += 1

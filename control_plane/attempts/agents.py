@@ -55,7 +55,7 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
     )
     values = {
         "job_id": held.job_id, "attempt": held.attempt, "token": secrets.token_urlsafe(32), "may_read": list(may_read),
-        "reported_step": step, "reported_validation": validation,
+        "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
     }  # fmt: skip
     with platform.engine.begin() as conn:
         conn.execute(insert(agents).values(values).on_conflict_do_nothing())
@@ -85,16 +85,20 @@ def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnsw
     now = platform.clock()
     with platform.engine.begin() as conn:
         _must_hold(conn, held)
+        known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(_of(held))).one()
         job = locked(conn, held.job_id)
         if job.state not in FINAL:
             if beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
                 _record_provisioning(conn, held, beat.phase, now)
             _record_progress(conn, held, job.state, beat, now)
-            record_many(conn, [(held.job_id, event) for notice in beat.notices if (event := _event(notice))], now=now)
-        values: dict[str, Any] = {"heartbeat_at": now, "facts": asdict(beat.facts)}
-        if beat.exit is not None:
-            values["exit"] = asdict(beat.exit)
-        conn.execute(sa.update(agents).where(_of(held)).values(values))
+            untold = beat.notices[max(0, known.notices - beat.first_notice) :]
+            record_many(conn, [(held.job_id, event) for notice in untold if (event := _event(notice))], now=now)
+        if beat.number > known.beat:  # otherwise it was sent again, or overtaken
+            told = max(known.notices, beat.first_notice + len(beat.notices))
+            values: dict[str, Any] = {"heartbeat_at": now, "facts": asdict(beat.facts), "beat": beat.number, "notices": told}
+            if beat.exit is not None:
+                values["exit"] = asdict(beat.exit)
+            conn.execute(sa.update(agents).where(_of(held)).values(values))
         return HeartbeatAnswer(stop=attempts.requested_stop(conn, held))
 
 
@@ -104,12 +108,13 @@ def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
     onward = f"Training continues from step {found.step}." if found.step else "Training starts from the beginning."
     with platform.engine.begin() as conn:
         _must_hold(conn, held)
-        conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(from_step=found.step))
-        for skipped in found.skipped:
-            message = f"The checkpoint of step {skipped.step} was not used: {skipped.why}. {onward}"
-            event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
-            record(conn, held.job_id, event, now=now)
-        checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
+        first = attempts.of_attempt(held) & attempts_table.c.from_step.is_(None)
+        if conn.execute(sa.update(attempts_table).where(first).values(from_step=found.step)).rowcount:  # once, however often it is sent
+            for skipped in found.skipped:
+                message = f"The checkpoint of step {skipped.step} was not used: {skipped.why}. {onward}"
+                event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
+                record(conn, held.job_id, event, now=now)
+            checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
         row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
     return Reported(step=row.reported_step, validation=row.reported_validation)
 

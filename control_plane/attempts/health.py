@@ -84,13 +84,16 @@ class Watch:
                 self._judge()
             self._report_tracking()
 
-    def ended(self, ending: Ending) -> None:
-        """Judge the end, close open verdicts and end the tracked run."""
+    def judge_end(self, ending: Ending) -> None:
+        """Judge the end, and close open verdicts; before the job moves on."""
         with _unharmed("the watch"):
             if ending.failure is not None and ending.failure.code == "diverged":
                 self._record([diverged(step=ending.last_step, remedy=ending.failure.remedy)])
             with self.platform.engine.begin() as conn:
                 _close(conn, self.platform, health_verdicts.c.job_id == self.held.job_id, health_verdicts.c.attempt == self.held.attempt)
+
+    def end_tracking(self, ending: Ending) -> None:
+        """Complete the tracked run."""
         with _unharmed("tracking"):
             if self.tracked is not None:
                 self.tracked.attach(of_attempt(self.platform, self.held))

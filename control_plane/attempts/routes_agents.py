@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Request
-from fastapi.concurrency import run_in_threadpool
 
 from agent.messages import (
     Commit,
@@ -19,7 +21,7 @@ from agent.messages import (
     Restored,
     WriteGrant,
     WriteRequest,
-)  # fmt: skip
+)
 from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.http.authentication import WholePlatform
@@ -39,6 +41,29 @@ def _held(request: Request, platform: WholePlatform) -> Claim:
 
 
 Held = Annotated[Claim, Depends(_held)]
+STORE_CALLS = 8
+"""Calls of agents that may wait for the object store at once: one that hangs takes no thread from tenants' requests or heartbeats."""
+
+
+class StoreCalls:
+    """Runs calls in threads of their own number."""
+
+    def __init__(self) -> None:
+        self._limiter = anyio.CapacityLimiter(STORE_CALLS)
+
+    async def run(self, call: Callable[..., None], *given: object) -> Done:
+        await anyio.to_thread.run_sync(call, *given, limiter=self._limiter)
+        return Done()
+
+
+async def _store_calls(request: Request) -> StoreCalls:
+    found: StoreCalls | None = getattr(request.app.state, "store_calls", None)
+    if found is None:
+        found = request.app.state.store_calls = StoreCalls()  # here: a limiter belongs to a running loop
+    return found
+
+
+Calls = Annotated[StoreCalls, Depends(_store_calls)]
 
 
 @router.post("/heartbeat")
@@ -62,21 +87,18 @@ def write_urls(platform: WholePlatform, held: Held, body: WriteRequest) -> Write
 
 
 @router.post("/objects/complete")
-def complete_upload(platform: WholePlatform, held: Held, body: Completion) -> Done:
-    agents.complete_upload(platform, held, body)
-    return Done()
+async def complete_upload(platform: WholePlatform, held: Held, calls: Calls, body: Completion) -> Done:
+    return await calls.run(agents.complete_upload, platform, held, body)
 
 
 @router.post("/checkpoints")
-def commit(platform: WholePlatform, held: Held, body: Commit) -> Done:
-    agents.commit(platform, held, body)
-    return Done()
+async def commit(platform: WholePlatform, held: Held, calls: Calls, body: Commit) -> Done:
+    return await calls.run(agents.commit, platform, held, body)
 
 
 @router.put("/log/{begins}")
-async def store_log(request: Request, platform: WholePlatform, held: Held, begins: Annotated[int, Path(ge=0)]) -> Done:
+async def store_log(request: Request, platform: WholePlatform, held: Held, calls: Calls, begins: Annotated[int, Path(ge=0)]) -> Done:
     data = await request.body()
     if len(data) > agents.MAX_PIECE_BYTES:
         raise InvalidRequest(f"a piece of {len(data)} bytes is larger than {agents.MAX_PIECE_BYTES}", code="body_too_large")
-    await run_in_threadpool(agents.store_log, platform, held, begins, data)
-    return Done()
+    return await calls.run(agents.store_log, platform, held, begins, data)

@@ -149,6 +149,12 @@ def record_checkpoint(
     with platform.engine.begin() as conn:
         if not holds_in(conn, held) or locked(conn, held.job_id).state in FINAL:
             return False
+        same = sa.select(checkpoints.c.id).where(
+            checkpoints.c.job_id == held.job_id, checkpoints.c.step == step, checkpoints.c.attempt == held.attempt,
+            checkpoints.c.manifest_sha256 == manifest_sha256, checkpoints.c.final == final,
+        )  # fmt: skip
+        if conn.execute(same).first() is not None:
+            return True  # sent again
         changed = {
             "attempt": held.attempt, "object_prefix": prefix, "manifest_sha256": manifest_sha256, "metrics": dict(metrics), "final": final,
             "retired_at": None, "removed_at": None,

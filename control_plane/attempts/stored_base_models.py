@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 from agent.workload import InputFile
 from control_plane.platform.context import Platform
 from ft_assets import layout
-from ft_assets.base_models import CONFIG_FILES, file_sha256, weight_files
-from ft_assets.errors import NotFound
+from ft_assets.base_models import CHANGED, CONFIG_FILES, digest_of_files, file_sha256, weight_files
+from ft_assets.errors import IntegrityError, NotFound
 
 LISTING = "files.json"
 """Names and digests of a model's files; written last."""
@@ -18,16 +19,19 @@ UNPINNED = ("generation_config.json", "special_tokens_map.json", "tokenizer.mode
 
 
 def publish(platform: Platform, model: str, digest: str) -> tuple[InputFile, ...]:
-    """Return the files of the model with `digest` in the store, where they are put at the first call.
+    """Return the files of the model with `digest` in the store, where they are put at the first call; a listing of other bytes is replaced.
 
     ``IntegrityError`` (``base_model_changed``) if the files that would be put there are other bytes.
     """
     prefix = layout.base_model_prefix(digest)
-    try:
-        listed: dict[str, str] = json.loads(platform.objects.get_bytes(f"{prefix}/{LISTING}"))
-    except NotFound:
+    listed: dict[str, str] = {}
+    with contextlib.suppress(NotFound):
+        listed = json.loads(platform.objects.get_bytes(f"{prefix}/{LISTING}"))
+    if digest_of_files(listed) != digest:
         _, directory = platform.models.get_local(model, digest, fresh=True)
         listed = {path.name: file_sha256(path) for path in _files(directory)}
+        if digest_of_files(listed) != digest:
+            raise IntegrityError(f"base model {model} changed while it was read; restore its files", code=CHANGED)
         for name in listed:
             platform.objects.put_file(f"{prefix}/{name}", directory / name)
         platform.objects.put_bytes(f"{prefix}/{LISTING}", json.dumps(listed).encode())

@@ -47,6 +47,8 @@ agents = sa.Table(
     sa.Column("token", sa.Text, nullable=False, unique=True),  # what its agent authenticates with
     sa.Column("may_read", JSONB, nullable=False),  # object prefixes of its inputs
     sa.Column("reported_step", sa.Integer, nullable=False), sa.Column("reported_validation", sa.Integer, nullable=False),
+    sa.Column("beat", sa.Integer, nullable=False),  # number of the last heartbeat
+    sa.Column("notices", sa.Integer, nullable=False),  # how many were recorded
     timestamp("heartbeat_at", nullable=True),
     sa.Column("facts", JSONB),  # agent.messages.Facts of the last heartbeat
     sa.Column("exit", JSONB),  # agent.messages.Exit; null until it has ended

@@ -28,15 +28,12 @@ from control_plane.platform.protocols import Launcher, WorkloadPhase, WorkloadSt
 from control_plane.platform.records import many
 from control_plane.queue.tables import reservations
 from ft_assets import layout
-from ft_assets.base_models import CHANGED
-from ft_assets.errors import Fault, FtError
-from ft_assets.training.failures import Evidence, ExitEvidence, FailureClass, Outcome, Retry, StopReason, classify
+from ft_assets.errors import FtError
+from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.typed_json import from_json
 
-INPUT_CHANGED = "input_changed"
-"""Error code of an agent that found other bytes in the store than its workload names."""
 QUIET_S = 5.0
-"""Seconds without a heartbeat after which the API is asked whether it answers."""
+"""Seconds without a heartbeat after which the API is asked whether it answers, and a workload that cannot be found counts as gone."""
 FORGET_AFTER = timedelta(hours=1)
 """How long the launcher keeps what is left of an ended workload, for operators."""
 
@@ -70,6 +67,9 @@ class Watcher:
     _watches: dict[str, health.Watch] = field(default_factory=dict)
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
+    _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
+    """For what nobody waits for: a store or a tracker that hangs delays no other attempt."""
+    _epilogues: list[Future[None]] = field(default_factory=list)
     _away_at: datetime = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +78,8 @@ class Watcher:
     def look(self) -> list[Ending]:
         """Look at every running attempt once; returns how those ended that have."""
         ended, found = list[Ending](), self._running()
+        if any(self._silence_s(row) > QUIET_S for row in found) and not self.answers():
+            self._away_at = self.platform.clock()
         for row in found:
             try:
                 ended += self._look_at(row)
@@ -90,6 +92,12 @@ class Watcher:
             self._stops.pop(gone, None)
         return ended
 
+    def settle(self) -> None:
+        """Wait until the logs and tracked runs of ended attempts are complete."""
+        for task in self._epilogues:
+            task.result()
+        self._epilogues.clear()
+
     def forget_ended(self) -> int:
         """Have the launcher forget workloads that ended :data:`FORGET_AFTER` ago; returns how many."""
         before = (self.platform.clock() - FORGET_AFTER).timestamp()
@@ -99,23 +107,23 @@ class Watcher:
         return len(old)
 
     def close(self) -> None:
-        self._stopping.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._stopping, self._finishing):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _running(self) -> list[Running]:
+    def _running(self, *only: sa.ColumnElement[bool]) -> list[Running]:
         a, r = attempts_table.c, reservations.c
         query = (
             sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
             .join(r.job_id.table, (r.job_id == a.job_id) & (r.attempt == a.attempt))
             .join(jobs, jobs.c.id == a.job_id)
             .join(agents, (agents.c.job_id == a.job_id) & (agents.c.attempt == a.attempt))
-            .where(r.released_at.is_(None), a.started_at.is_not(None))
+            .where(r.released_at.is_(None), a.started_at.is_not(None), *only)
             .order_by(a.started_at, a.job_id)
         )
         with self.platform.engine.connect() as conn:
             return many(conn, query, Running)
 
     def _look_at(self, row: Running) -> list[Ending]:
-        status = self.launcher.get(row.workload)
         watch = self._watches.get(row.workload)
         if watch is None:
             held = attempts.claim(self.platform, row.tenant_id, row.job_id)
@@ -123,42 +131,53 @@ class Watcher:
                 return []
             watch = self._watches[row.workload] = health.begin(self.platform, held)
         watch.look()
+        status = self.launcher.get(row.workload)
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
             return []
         stop = self._stops.get(row.workload)
         if stop is not None and not stop.done():
             return []
-        return [end(self.platform, watch, row, status, stalled=stop is not None)]
+        fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
+        if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and self._silence_s(fresh[0]) < QUIET_S):
+            return []  # it is gone, and nobody saw how it ended; or it lives where this launcher does not see it
+        return [self._end(watch, fresh[0], status, stalled=stop is not None)]
+
+    def _silence_s(self, row: Running) -> float:
+        return (self.platform.clock() - max(row.heartbeat_at or row.started_at, row.started_at)).total_seconds()
 
     def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
-        now, settings = self.platform.clock(), self.platform.settings
-        last = max(row.heartbeat_at or row.started_at, row.started_at)
-        silence_s = (now - last).total_seconds()
+        settings = self.platform.settings
+        silence_s = min(self._silence_s(row), (self.platform.clock() - self._away_at).total_seconds())
         watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
         stop = self._stops.get(row.workload)
         failed = stop.exception() if stop is not None and stop.done() else None
-        if silence_s <= QUIET_S or (stop is not None and failed is None):
+        if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
             return
-        if not self.answers():
-            self._away_at = now
-        elif (now - max(last, self._away_at)).total_seconds() > settings.heartbeat_timeout_s:
+        fresh = self._running(attempts_table.c.workload == row.workload)
+        if fresh and self._silence_s(fresh[0]) > settings.heartbeat_timeout_s:
             log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
             self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
 
+    def _end(self, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
+        """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
+        ending = judge(self.platform, watch.held, row, status, stalled=stalled)
+        watch.judge_end(ending)
+        attempts.finish(self.platform, watch.held, ending)
+        self._epilogues = [task for task in self._epilogues if not task.done()]
+        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch, ending))
+        return ending
 
-def end(platform: Platform, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
-    """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
+
+def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
+    """Complete the log and the tracked run of an ended attempt."""
     held = watch.held
-    ending = judge(platform, held, row, status, stalled=stalled)
-    watch.ended(ending)
     try:
         job_logs.finish(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt))
     except (FtError, OSError) as error:
         log.warning("the log of %s stays in pieces: %s", held.workload, error)
-    attempts.finish(platform, held, ending)
-    return ending
+    watch.end_tracking(ending)
 
 
 def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
@@ -168,7 +187,7 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)
     last_step = max(facts.last_step, evidence.step if evidence else 0)
-    failure = _changed(said) or classify(
+    failure = classify(
         Evidence(
             phase=WorkloadPhase.ABSENT if said is not None and said.exit_code is None and said.error is None else status.phase,
             exit=evidence,
@@ -205,14 +224,6 @@ def _evidence(said: Exit | None) -> ExitEvidence | None:
     code = str(said.error["code"])
     outcome = Outcome.DISK_FULL if code == Outcome.DISK_FULL else Outcome.INTERNAL
     return ExitEvidence(outcome=outcome, step=0, total_steps=0, message=str(said.error["message"]), detail={"code": code})
-
-
-def _changed(said: Exit | None) -> FailureClass | None:
-    """Return the failure of an attempt whose inputs are not those that its spec names: final, and the platform's fault."""
-    if said is None or said.error is None or said.error["code"] != INPUT_CHANGED:
-        return None
-    remedy = "an operator restores the files of the base model or the data; then submit the job again"
-    return FailureClass(code=CHANGED, fault=Fault.PLATFORM, retry=Retry.NEVER, message=str(said.error["message"]), remedy=remedy)
 
 
 def _stop_reason(platform: Platform, held: Claim, said: Exit | None, *, stalled: bool) -> StopReason | None:

@@ -56,7 +56,9 @@ def finish(objects: ObjectStore, prefix: str) -> None:
     """Store the log of an ended attempt as a whole, in place of its pieces; of a long one, the last :data:`MAX_LOG_BYTES`."""
     found = pieces(objects, prefix)
     whole = f"{prefix}/{WHOLE}"
-    if not found and objects.exists(whole):
+    if objects.exists(whole):  # finished before, and perhaps interrupted while the pieces were deleted
+        for piece in found:
+            objects.delete(piece.key)
         return
     begins, data = read_pieces(objects, found, 0)
     if len(data) > MAX_LOG_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
 
+NUMBERS = itertools.count(1)
+"""Of heartbeats."""
+
 
 def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
     cycle.run_cycle(platform)
@@ -28,7 +32,8 @@ def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
 def report(platform: Platform, held: Claim, *metrics: Mapping[str, Any], phase: str = "train", **fields: Any) -> HeartbeatAnswer:
     """What the attempt's agent does: one heartbeat, with lines of ``metrics.jsonl``."""
     agents.introduce(platform, held, may_read=[])
-    return agents.heartbeat(platform, held, Heartbeat(phase=phase, metrics=metrics, **fields))
+    number = next(NUMBERS)
+    return agents.heartbeat(platform, held, Heartbeat(phase=phase, metrics=metrics, number=number, first_notice=100 * number, **fields))
 
 
 def resume_from(platform: Platform, held: Claim, step: int) -> None:

@@ -88,6 +88,8 @@ class Job:
         while not (ended := watcher.look()):
             assert time.monotonic() < deadline, self.launcher.read_log(held.workload).decode()
             time.sleep(0.05)
+        watcher.settle()
+        watcher.close()
         return ended[0]
 
     def run(self) -> JobState:

@@ -573,6 +573,8 @@ CREATE TABLE agents (
     may_read jsonb NOT NULL,
     reported_step integer NOT NULL,
     reported_validation integer NOT NULL,
+    beat integer NOT NULL,
+    notices integer NOT NULL,
     heartbeat_at timestamptz,
     facts jsonb,
     exit jsonb,
