@@ -131,7 +131,7 @@ class Uploader:
                 self._changed.wait(POLL_S)
             if abandon():
                 return False
-            stuck_since = self._moved_at if self._failing_since is None else max(self._moved_at, self._failing_since)
+            stuck_since = self._moved_at if self._failing_since is None else self._failing_since
             limit_s = max(self._retries.give_up_s, API_LIMIT_S) if self._api_is_away else self._retries.give_up_s
             if time.monotonic() - stuck_since > limit_s:
                 step = max((p.manifest.step for p in (*self._waiting, self._sending) if p is not None), default=0)
@@ -285,7 +285,7 @@ def commit_final(
                 tell(upload_failed("the finished model", step, error))
                 failed_at.append(time.monotonic())
             if time.monotonic() - moved_at > (max(retries.give_up_s, API_LIMIT_S) if is_api else retries.give_up_s):
-                raise
+                raise error if isinstance(error, Unavailable) else Unavailable(str(error), code="object_store_unavailable") from error
             time.sleep(retries.wait_s(failures))
             failures += 1
     if failed_at:

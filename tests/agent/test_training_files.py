@@ -103,7 +103,10 @@ def test_the_steps_of_an_attempt_are_those_after_its_start_and_after_the_step_th
     metrics.read()
     assert metrics.newest_times(9) == array("d")
     assert [m["step"] for m in metrics.unsent(NOTHING)] == [1, 2], "step 3 was lost with the attempt before"
-    path.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 110.0) + '{"step": 3, "time": 111.0, "eval_loss": 0.5}\n' + '{"step": 4, "ti')
+    draft = path.with_suffix(".tmp")
+    validation = '{"step": 3, "time": 111.0, "eval_loss": 0.5}\n'
+    draft.write_text(line(1, 50.0) + line(2, 60.0) + line(3, 110.0) + validation + '{"step": 4, "ti')
+    draft.replace(path)
     metrics.read()
     assert list(metrics.newest_times(9)) == [110.0]
     assert [(m["step"], m.get("eval_loss")) for m in metrics.unsent(NOTHING)] == [(1, None), (2, None), (3, None), (3, 0.5)]

@@ -37,6 +37,10 @@ PERMISSIONS = "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permiss
 NEEDED: Mapping[str, str] = {
     "nobody": "GET /livez, GET /healthz, GET /readyz, GET /openapi.json",
     "scraper": "GET /metrics",
+    "agent": """
+        POST /internal/attempt/heartbeat, POST /internal/attempt/restored, POST /internal/attempt/checkpoints,
+        POST /internal/attempt/objects/read, POST /internal/attempt/objects/write, POST /internal/attempt/objects/complete,
+        PUT /internal/attempt/log/{begins}""",
     "read": f"""
         POST /v1/fine_tuning/jobs/estimate, POST /v1/fine_tuning/jobs/estimate-price, POST /v1/fine-tunes/estimate-price,
         GET /v1/fine_tuning/jobs, GET /v1/fine_tuning/jobs/compare, GET {JOB}, GET {JOB}/events, GET {JOB}/checkpoints, GET {JOB}/metrics,
@@ -90,6 +94,8 @@ NEEDED: Mapping[str, str] = {
 }
 """By the least that opens it: every route of the API, those of jobs under the first of their three paths."""
 ORDER = ("read", "write", "admin")
+OPEN: Mapping[str, tuple[int, str] | None] = {"nobody": None, "scraper": None, "agent": (409, "attempt_released")}
+"""What routes that need no key answer, whoever calls: those of agents know only tokens of running attempts."""
 HELD_BY = {f"of-{role}": role.scope.value for role in Role}
 """By member's key, the widest scope that it opens; what a role may do to keys and members is in test_key_rules.py."""
 TABLE = {route.strip(): need for need, routes in NEEDED.items() for route in routes.split(",")}
@@ -248,12 +254,12 @@ def odd(world: World, found: Mapping[str, tuple[int, str | None]], expected: Cal
 
 def test_without_a_key_only_what_is_nobodys_opens(world: World) -> None:
     found = answered(world, None, twice=True)
-    assert odd(world, found, lambda need: None if need in ("nobody", "scraper") else (401, "missing_api_key")) == {}
+    assert odd(world, found, lambda need: OPEN.get(need, (401, "missing_api_key"))) == {}
 
 
 def test_an_unknown_key_opens_nothing(world: World) -> None:
     found = answered(world, "ft-sk-" + "x" * 43, of_operators="ft-op-" + "x" * 43)
-    assert odd(world, found, lambda need: None if need in ("nobody", "scraper") else (401, "invalid_api_key")) == {}
+    assert odd(world, found, lambda need: OPEN.get(need, (401, "invalid_api_key"))) == {}
 
 
 @pytest.mark.parametrize("kind", [*ORDER, *HELD_BY])
@@ -263,6 +269,8 @@ def test_a_key_opens_what_its_scope_or_role_says_and_no_operators_route(world: W
     def expected(need: str) -> tuple[int, str] | None:
         if need == "operator":
             return 403, "operator_key_required"
+        if need == "agent":
+            return OPEN[need]
         return (403, "insufficient_scope") if need in ORDER and ORDER.index(need) > ORDER.index(held) else None
 
     assert odd(world, answered(world, world.keys[kind], twice=kind == "read"), expected) == {}
@@ -270,7 +278,7 @@ def test_a_key_opens_what_its_scope_or_role_says_and_no_operators_route(world: W
 
 def test_an_operators_key_opens_operators_routes_alone(world: World) -> None:
     found = answered(world, world.keys["operator"])
-    assert odd(world, found, lambda need: (403, "tenant_key_required") if need in ORDER else None) == {}
+    assert odd(world, found, lambda need: (403, "tenant_key_required") if need in ORDER else OPEN.get(need)) == {}
 
 
 def with_objects(world: World) -> Iterator[tuple[str, str, str]]:

@@ -98,9 +98,9 @@ def test_while_the_api_is_away_training_goes_on_and_nothing_is_lost(new_job: Cal
     with ExitStack() as servers:
         url = servers.enter_context(served(create_app(platform)))
         port = int(url.rpartition(":")[2])
-        job.platform = replace(platform, settings=replace(platform.settings, internal_url=url, heartbeat_timeout_s=1.0))
+        job.platform = replace(platform, settings=replace(platform.settings, internal_url=url, heartbeat_timeout_s=5.0))
         held = job.claim()
-        Scenario(steps=12, step_s=0.3).write(job.work_dir)
+        Scenario(steps=24, step_s=0.3).write(job.work_dir)
         away = threading.Event()
         ended: list[str] = []
         thread = threading.Thread(target=lambda: ended.append(job.follow(held, answers=lambda: not away.is_set()).outcome), daemon=True)
@@ -109,7 +109,7 @@ def test_while_the_api_is_away_training_goes_on_and_nothing_is_lost(new_job: Cal
         away.set()
         servers.close()
         heartbeat = job.work_dir / "heartbeat.json"
-        until(lambda: json.loads(heartbeat.read_text())["step"] == 12)
+        until(lambda: json.loads(heartbeat.read_text())["step"] == 24)
         time.sleep(1.0)
         assert not ended, "its end cannot be reported yet"
         assert job.launcher.get(held.workload).phase is WorkloadPhase.RUNNING
@@ -117,8 +117,8 @@ def test_while_the_api_is_away_training_goes_on_and_nothing_is_lost(new_job: Cal
         away.clear()
         thread.join(60)
     assert ended == ["succeeded"]
-    assert [event.data["step"] for event in job.events("metrics")] == list(range(1, 13))
-    assert job.weights() == plain_weights(12)
+    assert [event.data["step"] for event in job.events("metrics")] == list(range(1, 25))
+    assert job.weights() == plain_weights(24)
 
 
 class LosesAnswers:

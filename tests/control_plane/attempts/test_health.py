@@ -110,7 +110,7 @@ def test_divergence_is_told_from_the_exit_evidence_and_the_end_closes_what_is_ra
     watch.record_silence(silence_s=60.0, running=True)
     failed = FailureClass(code="diverged", fault=Fault.USER, retry=Retry.NEVER, message="not finite", remedy="lower learning_rate")
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=76)
-    watch.ended(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status))
+    watch.judge_end(Ending(outcome="diverged", failure=failed, last_step=7, trained_tokens=0, status=status))
     assert [(e.code, e.level) for e in events(fresh_platform, held.job_id)] == [("heartbeat_missed", "warn"), ("loss_not_finite", "error")]
     with fresh_platform.engine.connect() as conn:
         assert conn.execute(sa.select(sa.func.count()).where(health_verdicts.c.cleared_at.is_(None))).scalar_one() == 0
@@ -170,7 +170,9 @@ def test_the_tracker_is_given_the_run_every_line_and_files(fresh_platform: Platf
     watch = health.begin(replace(fresh_platform, tracker=tracker), held)
     tell(watch, {**steps(1, 1)[0], "rewards/margins": 0.25}, {"step": 1, "eval_loss": 0.5, "perplexity": 1.6, "time": 1.0})
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
-    watch.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
+    ending = Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status)
+    watch.judge_end(ending)
+    watch.end_tracking(ending)
     (run,) = tracker.runs
     assert (run.tenant, run.name) == (held.tenant, held.workload)
     assert run.tags["dataset"] == "ds_0" and run.tags["spec_sha256"] == SPEC.sha256 and run.tags["pack"] == "pk_0"
@@ -226,7 +228,7 @@ def test_an_end_that_comes_late_leaves_the_verdicts_of_the_next_attempt(fresh_pl
     with fresh_platform.engine.begin() as conn:
         conn.execute(sa.insert(health_verdicts).values(**values, message="m", data={}, raised_at=fresh_platform.clock()))
     status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=0)
-    late.ended(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
+    late.judge_end(Ending(outcome="succeeded", failure=None, last_step=1, trained_tokens=0, status=status))
     assert [v.code for v in health.open_verdicts(fresh_platform)] == ["data_starved"]
 
 

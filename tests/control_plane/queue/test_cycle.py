@@ -31,6 +31,7 @@ from control_plane.queue.tables import reservations, scheduler_state
 from control_plane.tenants.tables import tenants
 from ft_assets.errors import Conflict, NotFound
 from tests.faults.loop_world import POOLS, Planned, World, build
+from tests.support.jobs.claimed_job import report
 
 SHAPES = (("standard", 2, 0, 12), ("standard", 2, 0, 12), ("free", 1, 0, 12), ("free", 4, 0, 6), ("premium", 4, 0, 6))
 
@@ -75,9 +76,9 @@ def queued(world: World, *numbers: int) -> list[Planned]:
 
 def running(world: World, one: Planned, *, step: int) -> attempts.Claim:
     held = attempts.claim(world.platform, one.tenant, one.job_id)
-    attempts.mark_started(world.platform, held, from_step=0, started_at=world.now().timestamp())
+    attempts.mark_started(world.platform, held, started_at=world.now().timestamp())
     line = {"step": step, "total_steps": 10, "loss": 1.0, "learning_rate": 1e-3, "time": world.now().timestamp()}
-    attempts.record_progress(world.platform, held, [line], phase="train")
+    report(world.platform, held, line)
     return held
 
 
@@ -224,7 +225,7 @@ def test_what_starts_rests_on_no_stop_that_cannot_be_asked_for(new_world: Callab
     cycle.run_cycle(world.platform)
     for one in (victim, near_its_end):
         held = attempts.claim(world.platform, one.tenant, one.job_id)
-        attempts.mark_started(world.platform, held, from_step=0, started_at=world.now().timestamp())
+        attempts.mark_started(world.platform, held, started_at=world.now().timestamp())
     world.set_tick(10)
     premium, small = queued(world, 2, 3)
     held = sa.select(jobs_table).where(jobs_table.c.id == victim.job_id).with_for_update()
@@ -334,9 +335,7 @@ def test_a_release_that_no_machine_lets_in_is_told_to_operators_once_an_attempt(
     told = [e for e in events(world, job.job_id) if e.code == "release_overdue"]
     assert len(told) == 1 and told[0].data["audience"] == "operator"
     assert jobs.events_since(world.platform, job.tenant, job.job_id, told[0].seq - 1)[0] == [], "no tenant can do anything about it"
-    attempts.mark_started(
-        world.platform, attempts.claim(world.platform, job.tenant, job.job_id), from_step=0, started_at=world.now().timestamp()
-    )
+    attempts.mark_started(world.platform, attempts.claim(world.platform, job.tenant, job.job_id), started_at=world.now().timestamp())
     assert late_releases(world) == []
 
 

@@ -121,7 +121,7 @@ def test_a_second_stop_leaves_a_database_the_time_to_close_its_files(tmp_path: P
 def test_what_writes_to_the_database_keeps_its_grace_and_the_database_ends_last(tmp_path: Path) -> None:
     services = stack_services.services(settings_module.load({"FT_HOME": str(tmp_path)}))
     assert {s.name for s in services if s.full_grace} == {"postgres", "migrate"}
-    assert [s.name for s in services if s.last] == ["postgres"]
+    assert [s.name for s in services if s.last] == ["postgres", "worker", "api"], "workloads report their end to them"
 
 
 def test_a_taken_port_is_refused_with_its_holder_and_the_way_round_before_anything_starts(
