@@ -141,12 +141,19 @@ class S3ObjectStore:
         if len(sums) == 1:
             return WriteGrant(parts=(self._grant("put_object", sums[0], target),))
         with _translated(key):
+            self._abort_uploads(target["Key"])
             made = self._client.create_multipart_upload(Bucket=self._bucket, ChecksumAlgorithm="SHA256", Key=self._key(key))
         parts = [
             self._grant("upload_part", digest, {**target, "UploadId": made["UploadId"], "PartNumber": number})
             for number, digest in enumerate(sums, start=1)
         ]
         return WriteGrant(parts=tuple(parts), upload_id=made["UploadId"])
+
+    def _abort_uploads(self, key: str) -> None:
+        """Abort earlier uploads of the object that were never completed: their parts are stored, and no listing shows them."""
+        for upload in self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=key).get("Uploads", ()):
+            if upload["Key"] == key:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
 
     def complete_upload(self, completion: Completion) -> None:
         parts = [

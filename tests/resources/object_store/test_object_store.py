@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
+import httpx
 import pytest
 
+from agent.messages import Completion
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import InvalidRequest, NotFound, Unavailable
 from resources.object_store import LocalObjectStore, from_url
@@ -75,6 +78,28 @@ def test_a_large_stream_arrives_whole(store: ObjectStore) -> None:
     assert store.put_stream("large", io.BytesIO(data)) == len(data)
     with store.open("large") as stream:
         assert stream.read() == data
+
+
+def test_parts_are_written_through_granted_urls_and_an_upload_that_was_begun_before_is_aborted(aws: None) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="granted")
+    store = from_url("s3://granted/deep")
+    parts = [b"a" * (5 << 20), b"the rest"]
+    digests = [hashlib.sha256(part).hexdigest() for part in parts]
+    stale, other = store.begin_upload("large", digests), store.begin_upload("larger", digests)
+    granted = store.begin_upload("large", digests)
+    open_ids = {upload["UploadId"] for upload in client.list_multipart_uploads(Bucket="granted")["Uploads"]}
+    assert open_ids == {granted.upload_id, other.upload_id} and stale.upload_id not in open_ids
+    answers = [httpx.put(grant.url, content=part, headers=dict(grant.headers)) for grant, part in zip(granted.parts, parts, strict=True)]
+    etags = tuple(answer.headers["etag"] for answer in answers)
+    assert granted.upload_id is not None
+    store.complete_upload(Completion(key="large", upload_id=granted.upload_id, etags=etags, part_sha256=tuple(digests)))
+    assert store.get_bytes("large") == b"".join(parts)
+    assert httpx.get(store.read_url("large")).content == b"".join(parts)
+    with pytest.raises(NotFound):
+        store.read_url("larger")
 
 
 class Broken(io.RawIOBase):
