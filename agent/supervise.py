@@ -36,6 +36,10 @@ API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
 STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE_DIR})
 """The agent's own variables, which the training process is not given."""
 FENCED_EXIT = 75
+FETCH = "fetch"
+"""Phase of an attempt before its training process starts."""
+OUTSIDE = "outside"
+"""Why a workload stops whose agent was asked to end; the training process says that it was preempted."""
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +76,6 @@ class Supervisor:
             api=self._api, log_upload=LogUpload(self._api, self._log_file), state=self._state, unsent=self._metrics.unsent
         )
         self._asked_from_outside = False
-        self._phase = "fetch"
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
 
@@ -238,17 +241,13 @@ class Supervisor:
         """Return what the next heartbeat says; called by the reporter's thread."""
         metrics, liveness, uploader = self._metrics, self._liveness, self._uploader
         if liveness is None or uploader is None:
-            return State(phase=self._phase, facts=Facts(last_step=metrics.from_step))
+            return State(phase=FETCH, facts=Facts(last_step=metrics.from_step))
         own = max(uploader.committed, default=None)
         facts = Facts(
             last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),
             kept_until=None if own is None else metrics.ended_at(own), silence_s=liveness.silence_s(),
         )  # fmt: skip
-        return State(phase=liveness.phase() or self._phase, facts=facts)
-
-
-OUTSIDE = "outside"
-"""The agent itself was asked to end; the training process says that it was preempted."""
+        return State(phase=liveness.phase() or FETCH, facts=facts)
 
 
 def _environment() -> dict[str, str]:
