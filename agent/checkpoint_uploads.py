@@ -285,7 +285,9 @@ def commit_final(
                 tell(upload_failed("the finished model", step, error))
                 failed_at.append(time.monotonic())
             if time.monotonic() - moved_at > (max(retries.give_up_s, API_LIMIT_S) if is_api else retries.give_up_s):
-                raise error if isinstance(error, Unavailable) else Unavailable(str(error), code="object_store_unavailable") from error
+                if isinstance(error, Unavailable):
+                    raise
+                raise Unavailable(str(error), code="object_store_unavailable") from error
             time.sleep(retries.wait_s(failures))
             failures += 1
     if failed_at:

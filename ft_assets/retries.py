@@ -36,6 +36,8 @@ def with_retries(call: Callable[[], _T], retries: RetryPolicy, *, on_failure: Ca
             if on_failure:
                 on_failure(error)
             if time.monotonic() - failed_at >= retries.give_up_s:
-                raise error if isinstance(error, Unavailable) else Unavailable(str(error), code="object_store_unavailable") from error
+                if isinstance(error, Unavailable):
+                    raise
+                raise Unavailable(str(error), code="object_store_unavailable") from error
             time.sleep(retries.wait_s(failures))
             failures += 1

@@ -52,6 +52,18 @@ def api(env: dict[str, str]) -> Iterator[str]:
         process.wait()
 
 
+@contextlib.contextmanager
+def worker(env: dict[str, str]) -> Iterator[None]:
+    """The worker, which watches the training."""
+    with (Path(env["FT_HOME"]) / "worker.log").open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-m", "control_plane.worker"], env=env, cwd=ROOT, stdout=out, stderr=out)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
 @pytest.fixture
 def env(fresh_platform: Platform, tmp_path: Path) -> dict[str, str]:
     """The environment that describes `fresh_platform`, over a model that can be trained."""
@@ -98,16 +110,19 @@ def test_a_job_is_one_trace_from_its_request_to_its_adapter_and_one_tracked_run(
         with api(watched) as url:
             job_id = submit(url, key.secret, write_chat_rows())
             steps = [sys.executable, "-m", "tests.support.processes.step_runner"]
-            done = subprocess.run(steps, env=watched, cwd=ROOT, capture_output=True, text=True, timeout=500)
-            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-            until_sent(collector)
+            watched |= {"FT_INTERNAL_URL": url}
+            with worker(watched):
+                done = subprocess.run(steps, env=watched, cwd=ROOT, capture_output=True, text=True, timeout=500)
+                assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+                until_sent(collector)
+                until_tracked(Path(env["FT_HOME"]) / "mlflow-artifacts" / owner.id)
     check_spans(collector, owner.id, job_id)
     home = Path(env["FT_HOME"])
     logged = [json.loads(line) for line in (home / "api.log").read_text().splitlines() if line.startswith("{")]
     made = [line for line in logged if line.get("route") == "/v1/fine_tuning/jobs" and line["status"] == 200]
     assert [(line["tenant"], line["trace_id"]) for line in made] == [(owner.id, CALLER_TRACE)]
     assert key.secret not in (home / "api.log").read_text()
-    trained = (home / f"work/launcher/{job_id}-a1/log").read_text().splitlines()
+    trained = (home / f"work/jobs/{job_id}/train-a1.log").read_text().splitlines()
     ours = [json.loads(line) for line in trained if line.startswith('{"time"')]
     assert any(line["message"].startswith("step ") for line in ours)
     assert {(line["service"], line["tenant"], line["job"], line["attempt"]) for line in ours} == {("ft-training", owner.id, job_id, 1)}
@@ -121,6 +136,14 @@ def check_tracked_files(artifacts: Path) -> None:
     assert set(files) == trained | {"evaluation/report.json", "evaluation/report.md"}
     assert json.loads(files["evaluation/report.json"].read_text())["report"]["samples"] == [], "no row of the tenant's data"
     assert json.loads(files["model/adapter_config.json"].read_text())["peft_type"] == "LORA"
+
+
+def until_tracked(artifacts: Path) -> None:
+    """Tracking of an ended training is completed behind everybody's back."""
+    deadline = time.monotonic() + 60
+    while not list(artifacts.rglob("model/manifest.json")):
+        assert time.monotonic() < deadline, sorted(artifacts.rglob("*"))
+        time.sleep(0.2)
 
 
 def until_sent(collector: Collector) -> None:

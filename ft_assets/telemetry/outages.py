@@ -79,7 +79,9 @@ def peer_away(record: logging.LogRecord) -> Peer | None:
         return None
     text, requested = record.getMessage(), ""
     error = record.exc_info[1] if record.exc_info else None
-    while error is not None:
+    passed: set[int] = set()  # an error may be its own cause
+    while error is not None and id(error) not in passed:
+        passed.add(id(error))
         text += f"\n{type(error).__name__}: {error}"
         requested = requested or _request_url(error)
         error = error.__cause__ or error.__context__

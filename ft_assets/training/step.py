@@ -19,6 +19,7 @@ from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
+from ft_assets.telemetry import correlation
 
 POLL_S = 0.5
 BEAT_S = 2.0
@@ -50,6 +51,7 @@ def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, s
     The workload's agent and the worker do the rest: nothing is lost when this step dies.
     """
     held = start.take(platform, launcher, tenant, job_id)
+    correlation.bind(attempt=held.attempt)
     unbegun = start.start_or_adopt(platform, launcher, held)
     if unbegun is not None:
         say(f"not started: {unbegun.outcome}")

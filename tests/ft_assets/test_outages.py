@@ -119,3 +119,10 @@ def test_an_error_that_a_running_database_reports_is_logged_in_full(postgres_dir
 
 def test_every_handler_of_ours_has_the_filter() -> None:
     assert any(isinstance(f, outages.OneLinePerOutage) for f in logs.handler("test").filters)
+
+
+def test_an_error_that_is_its_own_cause_is_looked_at_once() -> None:
+    error = psycopg2.OperationalError("connection to server failed: Connection refused")
+    error.__cause__ = error
+    record = logging.LogRecord("a", logging.ERROR, __file__, 1, "failed", (), (type(error), error, None))
+    assert outages.peer_away(record) is not None
