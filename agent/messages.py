@@ -16,7 +16,7 @@ FENCED = "attempt_released"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """Something that the job's tenant or operators are told, as an event of the job."""
+    """A message for the job's tenant or for operators; it becomes an event of the job."""
 
     code: str
     level: str

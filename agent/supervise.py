@@ -80,7 +80,7 @@ class Supervisor:
         self._liveness: Liveness | None = None
 
     def ask_to_stop(self) -> None:
-        """Stop for whoever sent a signal to the agent: the launcher, or a node that is being emptied."""
+        """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
         self._asked_from_outside = True
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""A workload by value: what runs, on which inputs and resources, and whom it reports to. No path is in it: it may start anywhere."""
+"""A workload by value: what runs, on which inputs and GPUs, and where it reports. It contains no path, so it can start on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ NODE_DIR = "FT_NODE_DIR"
 class Kind(enum.StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
-    EXPORT = "export"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,17 +49,6 @@ class StoredCheckpoint:
     attempt: int
     prefix: str
     manifest_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resources:
-    """What one node of the workload needs; zero: no request."""
-
-    num_gpus: int = 0
-    gpu_type: str = ""
-    cpus: float = 0.0
-    memory_bytes: int = 0
-    shared_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,16 +87,13 @@ class Workload:
     """Object prefix under which it may write the finished model."""
     report_to: str = ""
     """URL of the control plane's API, as the workload reaches it."""
-    pool: str = ""
     placement: tuple[NodeShare, ...] = ()
-    resources: Resources = Resources()
     image: str = ""
     """Container image by digest; ``local`` for a process of this checkout."""
     grace_s: float = 30.0
     """Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
     heartbeat_timeout_s: float = 30.0
     """Seconds without a sign of life after which the training process counts as hung."""
-    priority: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     """Additional environment; never a secret."""

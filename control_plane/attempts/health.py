@@ -128,7 +128,7 @@ class Watch:
         self.reported_tracking = True
         log.warning("%s is missing or incomplete in the tracker: %s", self.held.workload, without_credentials(problem))
         message = (
-            "The run is missing or incomplete in MLflow; the follower's log has the reason. Training continues; its metrics are in the API."
+            "The run is missing or incomplete in MLflow; the worker's log has the reason. Training continues; its metrics are in the API."
         )
         with self.platform.engine.begin() as conn:
             if locked(conn, self.held.job_id).state not in FINAL:
@@ -137,7 +137,7 @@ class Watch:
 
 
 def begin(platform: Platform, held: Claim) -> Watch:
-    """Start supervising an attempt that has started; a new follower takes over the open verdicts of a dead one."""
+    """Start supervising an attempt that has started; a new watcher takes over the open verdicts of a dead one."""
     signs = Signs(steps=(), validations=(), total_steps=0, from_step=0, silence_s=0.0, running=False)
     raised, reported, seen = set[str](), set[str](), 0
     with _unharmed("the watch"), platform.engine.begin() as conn:

@@ -111,8 +111,8 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
 def requested_stop(conn: Connection, held: Claim) -> str | None:
     """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop.
 
-    A request to make room is for the attempt that it was made to, and does not stop a later one. An attempt without its reservation is told
-    to cancel: its GPUs belong to another job.
+    A request to make room stops only the attempt that it was sent to. An attempt without a reservation must cancel, because its GPUs
+    belong to another job.
     """
     query = sa.select(jobs.c.stop_requested, reservations.c.stop_asked_at).join(reservations, reservations.c.job_id == jobs.c.id)
     row = conn.execute(query.where(reserved(held))).one_or_none()

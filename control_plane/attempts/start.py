@@ -40,7 +40,7 @@ def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Cl
 
 
 def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim) -> Ending | None:
-    """Have the attempt's workload running, whoever started it; returns how the attempt ended if it ended before its workload started."""
+    """Start the attempt's workload unless it runs already; returns how the attempt ended if it was stopped before that."""
     status = launcher.get(held.workload)
     if status.phase is WorkloadPhase.ABSENT:
         if (unbegun := _unbegun(platform, held)) is not None:
@@ -79,7 +79,6 @@ def describe(platform: Platform, held: Claim) -> Workload:
         checkpoint_prefix=attempts.checkpoint_prefix(held),
         final_prefix=attempts.final_prefix(held),
         report_to=platform.settings.internal_url,
-        pool=held.pool,
         placement=held.placement,
         image=spec.image,
         grace_s=STOP_GRACE_S,

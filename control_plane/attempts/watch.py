@@ -1,4 +1,4 @@
-"""Watches every running attempt and ends those whose workload has ended, wherever it ran and whoever started it.
+"""Watches every running attempt, and ends an attempt once its workload has ended.
 
 One pass compares the attempts' rows with what the launcher sees. It keeps nothing that the database does not have: a process that dies is
 replaced by another one.
@@ -58,7 +58,7 @@ class Running:
 class Watcher:
     """Keeps the health of each running attempt in memory between passes. ``answers`` says whether the API reaches the database.
 
-    Silence counts from when the API was last found away, or this watcher was made: before, nobody may have been able to report.
+    Time in which the API did not answer, and time before this watcher started, does not count as silence: an agent could not report.
     """
 
     platform: Platform
@@ -68,7 +68,7 @@ class Watcher:
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
-    """For what nobody waits for: a store or a tracker that hangs delays no other attempt."""
+    """Completes logs and tracked runs, so that a store or tracker that hangs delays no other attempt."""
     _epilogues: list[Future[None]] = field(default_factory=list)
     _away_at: datetime = field(init=False)
 
@@ -140,7 +140,7 @@ class Watcher:
             return []
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
         if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and self._silence_s(fresh[0]) < QUIET_S):
-            return []  # it is gone, and nobody saw how it ended; or it lives where this launcher does not see it
+            return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
         return [self._end(watch, fresh[0], status, stalled=stop is not None)]
 
     def _silence_s(self, row: Running) -> float:
@@ -178,6 +178,7 @@ def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
     except (FtError, OSError) as error:
         log.warning("the log of %s stays in pieces: %s", held.workload, error)
     watch.end_tracking(ending)
+    health.flush(platform)
 
 
 def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:

@@ -38,7 +38,7 @@ class Node:
     fabric: str = ""
     """Nodes of one fabric reach each other at full speed (an InfiniBand rail, a rack); gangs of several nodes stay inside one."""
     ready: bool = True
-    """A node that is not ready gets nothing new; followers end what runs there."""
+    """A node that is not ready gets nothing new; the worker ends what runs there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -140,7 +140,9 @@ def _of_jobs(live: Iterable[LiveJob]) -> Iterator[Metric]:
     yield family("ft_job_step", "Optimizer steps done", [(k, j.step) for k, j in labelled])
     yield family("ft_job_total_steps", "Optimizer steps in total", [(k, j.total_steps) for k, j in labelled])
     yield family(
-        "ft_job_follower_age_seconds", "Time since the job's follower last wrote a heartbeat", [(k, j.beat_age_s) for k, j in labelled]
+        "ft_job_follower_age_seconds",
+        "Time since the Dagster step of the job last wrote a heartbeat",
+        [(k, j.beat_age_s) for k, j in labelled],
     )
     yield family("ft_job_metrics_age_seconds", "Time since the newest step was reported", [(k, j.newest_age_s) for k, j in labelled])
     for field, (name, doc) in OF_A_STEP.items():

@@ -47,7 +47,7 @@ class LiveJob:
     step: int | None
     total_steps: int | None
     beat_age_s: float | None
-    """Seconds since its follower's last heartbeat."""
+    """Seconds since the last heartbeat of the Dagster step that waits for it."""
     newest: Mapping[str, Any]
     """Its last metrics event; empty before the first step."""
     newest_age_s: float | None

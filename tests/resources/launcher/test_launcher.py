@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, Resources, StoredCheckpoint, Workload
+from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, StoredCheckpoint, Workload
 from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase
 from ft_assets.errors import InvalidRequest, Unavailable
@@ -385,7 +385,6 @@ def test_a_workload_finds_its_whole_description(bench: Bench) -> None:
         checkpoints=(StoredCheckpoint(step=7, attempt=1, prefix="checkpoints/a1/7", manifest_sha256="1" * 64),),
         checkpoint_prefix="checkpoints/a1",
         report_to="http://127.0.0.1:1",
-        resources=Resources(num_gpus=2, gpu_type="h100", cpus=7.5, memory_bytes=1 << 40),
         grace_s=1.5,
         labels={"pool": "local"},
         secrets=("FT_UNSET",),
