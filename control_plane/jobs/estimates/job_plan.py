@@ -67,7 +67,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
         recipe=request.recipe,
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
-        has_flex=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+        has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
     return Placed(plan=plan, fit=fit_on(pool, plan, shape_of(model), tier=tier))
 

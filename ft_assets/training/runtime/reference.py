@@ -51,7 +51,7 @@ from ft_assets.training.spec import Quantization
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-ATTENTION = ("sdpa", "eager", "flash_attention_2")
+ATTENTION = ("sdpa", "eager")
 UNUSED = ("bitsandbytes", "deepspeed", "scipy")
 """Modules that the libraries probe for and import, which takes seconds each; not needed here."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

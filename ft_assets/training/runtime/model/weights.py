@@ -31,7 +31,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
     themselves. A frozen one is held in the spec's precision, or in 4 bits.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
-    attention.prepare(spec.attention, device)
+    implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len)
     options: dict[str, Any] = {}
     if device.type == "cuda" and spec.strategy in ("single", "ddp"):
         options = {"device_map": {"": device}}  # directly on each GPU: not through the machine's memory
@@ -39,7 +39,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=spec.attention, **options
+            directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ImportError, ValueError, SafetensorError) as e:
