@@ -28,6 +28,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
+from control_plane.queue.tables import held_devices as held_table
 from control_plane.queue.tables import reservations
 
 PREEMPT = "preempt"
@@ -157,16 +158,18 @@ def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
-HELD_DEVICES = sa.select(reservations.c.placement, reservations.c.devices).where(reservations.c.released_at.is_(None))
-
-
 def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
     """Assign device numbers to each of `starts`, node by node as in its placement, avoiding devices of other reservations."""
-    held = defaultdict[str, set[int]](set)
-    for placement, numbers in conn.execute(HELD_DEVICES):
-        for (node, _), of_node in zip(placement, numbers, strict=False):
-            held[node].update(of_node)
+    held = _held(conn)
     return [gpu_devices.assign(start.placement, held) for start in starts]
+
+
+def _held(conn: Connection) -> dict[str, set[int]]:
+    """Return the device numbers that reservations hold, by node."""
+    held = defaultdict[str, set[int]](set)
+    for node, number in conn.execute(sa.select(held_table.c.node, held_table.c.number)):
+        held[node].add(number)
+    return held
 
 
 def local_placement(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[NodeShare, ...]:
@@ -185,8 +188,9 @@ def local_placement(platform: Platform, placement: Iterable[Sequence[object]], n
 def held_devices(platform: Platform) -> tuple[int, ...]:
     """Return the numbers of the GPUs on this machine that reservations hold."""
     with platform.whole.engine.connect() as conn:
-        rows = conn.execute(HELD_DEVICES).all()
-    return tuple(n for placement, numbers in rows for share in local_placement(platform, placement, numbers) for n in share.devices)
+        held = sorted(_held(conn).items())
+    shares = local_placement(platform, [(node, len(numbers)) for node, numbers in held], [sorted(numbers) for _, numbers in held])
+    return tuple(sorted(n for share in shares for n in share.devices))
 
 
 ADMITTED_WITHIN = timedelta(seconds=60)

@@ -24,6 +24,16 @@ reservations = sa.Table(
     sa.Index("ix_reservations_released_at", "released_at"),
 )  # fmt: skip
 
+held_devices = sa.Table(
+    "held_devices", metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("job_id", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.ForeignKeyConstraint(["job_id", "attempt"], ["reservations.job_id", "reservations.attempt"], ondelete="CASCADE"),
+)  # fmt: skip
+"""GPUs of unreleased reservations, each once. Written by a trigger of ``reservations``."""
+
 run_launches = sa.Table(
     "run_launches", metadata,
     sa.Column("run_key", sa.Text, primary_key=True),

@@ -701,6 +701,15 @@ CREATE INDEX ix_reservations_active ON reservations (pool) WHERE (released_at IS
 CREATE INDEX ix_reservations_released_at ON reservations (released_at);
 CREATE UNIQUE INDEX uq_reservations_held ON reservations (job_id) WHERE (released_at IS NULL);
 
+CREATE TABLE held_devices (
+    node text NOT NULL,
+    number integer NOT NULL,
+    job_id text NOT NULL,
+    attempt integer NOT NULL,
+    CONSTRAINT pk_held_devices PRIMARY KEY (node, number),
+    CONSTRAINT fk_held_devices_job_id FOREIGN KEY (job_id, attempt) REFERENCES reservations(job_id, attempt) ON DELETE CASCADE
+);
+
 CREATE TABLE run_launches (
     run_key text NOT NULL,
     job_id text NOT NULL,
