@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
@@ -36,6 +37,7 @@ class State:
 
     phase: str
     facts: Facts
+    evaluation: Mapping[str, Any] | None = None
 
 
 @dataclass(kw_only=True)
@@ -145,8 +147,8 @@ class Reporter:
             sent = tuple(lines[:MAX_LINES])
             self._number += 1
             beat = Heartbeat(
-                phase=state.phase, facts=state.facts, metrics=sent, notices=notices, first_notice=self._num_told, number=self._number,
-                exit=end,
+                phase=state.phase, facts=state.facts, evaluation=state.evaluation, metrics=sent, notices=notices,
+                first_notice=self._num_told, number=self._number, exit=end,
             )  # fmt: skip
             self.stop = self.api.heartbeat(beat).stop
             self.accepted = Reported(

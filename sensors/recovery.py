@@ -24,7 +24,7 @@ never two."""
 FORGOTTEN = timedelta(minutes=10)
 """How long a run may take to finish after its job has moved on; nothing waits for it, and its worker may have died."""
 MAX_LOOKED_AT = 500
-"""Working runs that a tick compares with what is due: more than the planned 325 GPUs, 8 preparations and 17 evaluations."""
+"""Working runs that a tick compares with what is due: more than one on each of the planned 325 GPUs, and 8 preparations."""
 MAX_REPLACEMENTS = 5
 """Runs of one stage that may die without moving the job; each is a fault of the platform."""
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
@@ -63,7 +63,7 @@ def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) ->
             due.job_id,
             FtError(f"{due.stage} failed {replacements + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"),
         )
-        if due.stage == "train":
+        if due.attempt:
             platform.launcher.open().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
             release(opened, due.job_id, due.attempt)
     return dg.SkipReason("; ".join(replaced) or "every due run is alive")

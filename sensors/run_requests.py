@@ -44,14 +44,6 @@ REQUESTED_BY = {"prepare": "admission", "train": "scheduling", "evaluate": "sche
 """The sensor that owns the runs of a stage. The queue listener requests them earlier on its behalf, so that they are listed on that
 sensor's page."""
 
-LIVE = (
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
-
 
 def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueRun], *, by: str) -> list[DueRun]:
     """Return those of `due` without a run that `by` may launch now; as many as fit into one tick.

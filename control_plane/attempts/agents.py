@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,21 +16,24 @@ from sqlalchemy.engine import Connection
 
 from agent import messages
 from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Reported, Restored, WriteGrant, WriteRequest
+from agent.workload import Kind
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import agents
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import job_logs
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.job_documents import EvaluationProgress
+from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, record_many, transition
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, metrics_event, provisioning_event
+from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, evaluation_event, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.errors import Conflict, Forbidden, NotFound
 from ft_assets.training.checkpoints import MANIFEST, Manifest, parse_manifest
+from ft_assets.typed_json import from_json
 
 NOTICES: Mapping[str, Level] = {
     "checkpoint_upload_failed": "warn", "checkpoint_upload_recovered": "info", "checkpoint_upload_abandoned": "warn",
@@ -87,7 +90,9 @@ def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnsw
         _must_hold(conn, held)
         known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(_of(held))).one()
         job = locked(conn, held.job_id)
-        if job.state not in FINAL:
+        if held.kind is Kind.EVALUATE:
+            _record_evaluation(conn, held, job, beat, beat.notices[max(0, known.notices - beat.first_notice) :], now)
+        elif job.state not in FINAL:
             if beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
                 _record_provisioning(conn, held, beat.phase, now)
             _record_progress(conn, held, job.state, beat, now)
@@ -147,6 +152,8 @@ def complete_upload(platform: Platform, held: Claim, completion: Completion) -> 
 
 def commit(platform: Platform, held: Claim, what: Commit) -> None:
     """Commit a checkpoint or the finished model, whose objects were stored; ``Conflict`` if they are not all there."""
+    if held.kind is not Kind.TRAIN:
+        raise Forbidden(f"attempt {held.attempt} of job {held.job_id} trains nothing, so it commits nothing", code="not_its_object")
     prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
     manifest = _stored(platform, prefix, what.manifest_sha256)
     metrics = openai_metrics(what.step, manifest.metrics)
@@ -161,6 +168,22 @@ def commit(platform: Platform, held: Claim, what: Commit) -> None:
 def store_log(platform: Platform, held: Claim, begins: int, data: bytes) -> None:
     """Store the piece of the log that begins at byte `begins`, in place of what was stored there."""
     job_logs.store_piece(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt), begins, data)
+
+
+def _record_evaluation(conn: Connection, held: Claim, job: Job, beat: Heartbeat, untold: Sequence[Notice], now: datetime) -> None:
+    """Show the evaluation that follows the training to its tenant: a column while it runs, an event per suite, each once."""
+    if held.evaluation_id is not None or job.state is not JobState.EVALUATING:
+        return
+    progress = from_json(EvaluationProgress, dict(beat.evaluation or {}), ignore_unknown=True)
+    if progress.total is None and job.evaluation is not None:
+        progress = replace(progress, total=job.evaluation.total)
+    if beat.evaluation is not None and progress != job.evaluation:
+        conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(evaluation=asdict(progress)))
+    for event in (evaluation_event(notice.data) for notice in untold if notice.code == messages.MILESTONE):
+        place = {name: value for name, value in (event.data or {}).items() if name in ("kind", "subject", "suite")}
+        before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & job_events.c.data.contains(place)
+        if not conn.execute(sa.select(sa.exists().where(before))).scalar_one():  # an attempt on another node passes it again
+            record(conn, held.job_id, event, now=now)
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +251,10 @@ def _event(notice: Notice) -> Event | None:
 
 
 def _check_own(held: Claim, key: str) -> None:
-    own = (f"{attempts.checkpoint_prefix(held)}/", f"{attempts.final_prefix(held)}/")
+    if held.kind is Kind.EVALUATE:
+        own: tuple[str, ...] = (f"{attempts.output_prefix(held)}/",)
+    else:
+        own = (f"{attempts.checkpoint_prefix(held)}/", f"{attempts.final_prefix(held)}/")
     if not key.startswith(own):
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not write object {key[:200]!r}", code="not_its_object")
 

@@ -102,7 +102,7 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: En
     started = moment(status.started_at)
     if started is not None:
         report_started(conn, platform, held, job, at=started, now=now)
-    fault = ending.failure.fault if ending.failure else None
+    fault = Fault.PLATFORM if ending.free else ending.failure.fault if ending.failure else None
     ended = moment(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
     if ended is None:
         return

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.attempts import endings
+from agent.workload import Kind
+from control_plane.attempts import endings, evaluation_endings
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.endings import of_attempt as of_attempt
@@ -41,16 +42,16 @@ UNREADABLE = "spec_unreadable"
 log = logging.getLogger(__name__)
 
 
-def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
-    """Return the job's reservation; raises ``NotAdmitted`` if it has none, so that nothing trains around the queue, or with code
-    :data:`UNREADABLE` if its spec has another format."""
+def claim(platform: Platform, tenant: str, job_id: str, kind: Kind | None = None) -> Claim:
+    """Return the job's reservation, of any `kind` by default; raises ``NotAdmitted`` if it has none, so that nothing bypasses the queue, or
+    with code :data:`UNREADABLE` if the spec of its training has another format."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
-        if held is None or job.spec is None:
+        if held is None or kind not in (None, held.kind) or (job.spec is None and held.kind == Kind.TRAIN):
             raise NotAdmitted(
-                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit jobs through the API, `ft submit` or "
-                "the `submit` job, and the scheduler starts it when it fits"
+                f"job {job_id} is {job.state} and holds no reservation, so it may not {kind or Kind.TRAIN}; submit jobs through the API, "
+                "`ft submit` or the `submit` job, and the scheduler starts it when it fits"
             )
         return Claim(
             tenant=tenant,
@@ -60,7 +61,9 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
             num_gpus=held.num_gpus,
             placement=local_placement(platform, held.placement, held.devices),
             model=job.model,
-            spec=_readable(job_id, job.spec),
+            frozen_spec=_readable(job_id, job.spec or {}) if held.kind == Kind.TRAIN else None,
+            kind=Kind(held.kind),
+            evaluation_id=held.evaluation_id,
             workload=_workload(job_id, held.attempt),
         )
 
@@ -118,6 +121,8 @@ def requested_stop(conn: Connection, held: Claim) -> str | None:
     row = conn.execute(query.where(reserved(held))).one_or_none()
     if row is None:
         return StopReason.CANCEL
+    if held.kind is Kind.EVALUATE:
+        return None if evaluation_endings.is_wanted(conn, held) else StopReason.CANCEL
     requested: str | None = row.stop_requested
     return None if requested == StopReason.PREEMPT and row.stop_asked_at is None else requested
 
@@ -130,6 +135,11 @@ def checkpoint_prefix(held: Claim) -> str:
 def final_prefix(held: Claim) -> str:
     """Prefix of the attempt's finished model, until it is registered."""
     return f"{layout.job_prefix(held.tenant, held.job_id)}/final/a{held.attempt}"
+
+
+def output_prefix(held: Claim) -> str:
+    """Prefix of what the attempt's workload leaves, if it is not a training."""
+    return f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/outputs"
 
 
 def beat(platform: Platform, held: Claim) -> None:
@@ -200,6 +210,8 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     5. Out of memory for the first time: queued again with half the micro-batch and the same global batch, or paused with it if a pause was
        requested.
     6. Otherwise failed, with the failure's remedy.
+
+    The end of an evaluation: :mod:`control_plane.attempts.evaluation_endings`.
     """
     with platform.engine.begin() as conn:
         now = platform.clock()
@@ -207,9 +219,11 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         job = locked(conn, held.job_id, tenant_id=held.tenant)
         if released is None:
             return job.state
-        ending = endings.settled(ending, job, released)
+        ending = endings.settled(ending, job, released) if held.kind is Kind.TRAIN else evaluation_endings.settled(conn, held, ending)
         endings.close(conn, held, ending, now)
         endings.bill(conn, platform, held, job, ending, now)
+        if held.kind is Kind.EVALUATE:
+            return evaluation_endings.move(conn, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)
     if released.preempted and state is JobState.QUEUED:
         endings.tell_when(platform, held)

@@ -16,7 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent.messages import Exit, Facts
-from control_plane.attempts import endings, health
+from agent.workload import Kind
+from control_plane.attempts import endings, evaluation_endings, health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents
@@ -64,7 +65,9 @@ class Watcher:
     platform: Platform
     launcher: Launcher
     answers: Callable[[], bool]
+    _held: dict[str, Claim] = field(default_factory=dict)
     _watches: dict[str, health.Watch] = field(default_factory=dict)
+    """Of trainings."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
@@ -87,9 +90,9 @@ class Watcher:
                 log.warning("%s cannot be watched now: %s", row.workload, error.message)
             except Exception:
                 log.exception("%s cannot be watched now", row.workload)
-        for gone in set(self._watches) - {row.workload for row in found}:
-            self._watches.pop(gone)
-            self._stops.pop(gone, None)
+        for gone in set(self._held) - {row.workload for row in found}:
+            for kept in (self._held, self._watches, self._stops):
+                kept.pop(gone, None)
         return ended
 
     def settle(self) -> None:
@@ -124,13 +127,16 @@ class Watcher:
             return many(conn, query, Running)
 
     def _look_at(self, row: Running) -> list[Ending]:
-        watch = self._watches.get(row.workload)
-        if watch is None:
+        held = self._held.get(row.workload)
+        if held is None:
             held = attempts.claim(self.platform, row.tenant_id, row.job_id)
             if held.attempt != row.attempt:
                 return []
-            watch = self._watches[row.workload] = health.begin(self.platform, held)
-        watch.look()
+            self._held[row.workload] = held
+            if held.kind is Kind.TRAIN:
+                self._watches[row.workload] = health.begin(self.platform, held)
+        if (watch := self._watches.get(row.workload)) is not None:
+            watch.look()
         status = self.launcher.get(row.workload)
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
@@ -141,16 +147,17 @@ class Watcher:
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
         if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and self._silence_s(fresh[0]) < QUIET_S):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
-        return [self._end(watch, fresh[0], status, stalled=stop is not None)]
+        return [self._end(held, fresh[0], status, stalled=stop is not None)]
 
     def _silence_s(self, row: Running) -> float:
         return (self.platform.clock() - max(row.heartbeat_at or row.started_at, row.started_at)).total_seconds()
 
-    def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
+    def _check_signs(self, row: Running, watch: health.Watch | None, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
         settings = self.platform.settings
         silence_s = min(self._silence_s(row), (self.platform.clock() - self._away_at).total_seconds())
-        watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
+        if watch is not None:
+            watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
         stop = self._stops.get(row.workload)
         failed = stop.exception() if stop is not None and stop.done() else None
         if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
@@ -160,30 +167,35 @@ class Watcher:
             log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
             self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
 
-    def _end(self, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
+    def _end(self, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
         """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
-        ending = judge(self.platform, watch.held, row, status, stalled=stalled)
-        watch.judge_end(ending)
-        attempts.finish(self.platform, watch.held, ending)
+        ending, watch = judge(self.platform, held, row, status, stalled=stalled), self._watches.get(row.workload)
+        if watch is not None:
+            watch.judge_end(ending)
+        attempts.finish(self.platform, held, ending)
         self._epilogues = [task for task in self._epilogues if not task.done()]
-        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch, ending))
+        self._epilogues.append(self._finishing.submit(_complete, self.platform, held, watch, ending))
         return ending
 
 
-def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
+def _complete(platform: Platform, held: Claim, watch: health.Watch | None, ending: Ending) -> None:
     """Complete the log and the tracked run of an ended attempt."""
-    held = watch.held
     try:
         job_logs.finish(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt))
     except (FtError, OSError) as error:
         log.warning("the log of %s stays in pieces: %s", held.workload, error)
-    watch.end_tracking(ending)
-    health.flush(platform)
+    if watch is not None:
+        watch.end_tracking(ending)
+        health.flush(platform)
 
 
 def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
     """Return how the attempt ended, by what its agent reported and what the launcher saw."""
     said = None if row.exit is None else from_json(Exit, row.exit)
+    seen, status = status.ended_at is not None, _ended(row, status)
+    if held.kind is Kind.EVALUATE:
+        cancelled = said is None and _stop_reason(platform, held, said, stalled=stalled) is StopReason.CANCEL
+        return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled), seen=seen)
     facts = _facts(row)
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)
@@ -201,15 +213,18 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
             history=endings.history(platform, held.job_id),
         )
     )
-    seen = status.ended_at is not None
-    if not seen:
-        last_sign = row.heartbeat_at or row.started_at
-        status = replace(status, ended_at=last_sign.timestamp(), started_at=row.started_at.timestamp())
     return Ending(
         outcome=failure.code if failure else "succeeded", failure=failure, last_step=last_step,
         trained_tokens=evidence.trained_tokens if evidence else 0, status=status, seen=seen, again_s=facts.again_s,
         began_at=facts.began_at, kept_until=facts.kept_until,
     )  # fmt: skip
+
+
+def _ended(row: Running, status: WorkloadStatus) -> WorkloadStatus:
+    """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life."""
+    if status.ended_at is not None:
+        return status
+    return replace(status, ended_at=(row.heartbeat_at or row.started_at).timestamp(), started_at=row.started_at.timestamp())
 
 
 def _facts(row: Running) -> Facts:

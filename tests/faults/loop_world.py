@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from agent.messages import Heartbeat, Restored
+from agent.workload import Kind
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
@@ -31,6 +32,7 @@ from control_plane.platform.context import Logins, Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
+from control_plane.queue.snapshot import has_result
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, Fault
@@ -106,7 +108,7 @@ class World:
         self._wishes()
         cycle.run_cycle(self.platform)
         for held in self._held():
-            self._train(held)
+            (self._train if held.kind is Kind.TRAIN else self._answer)(held)
         self._evaluate()
         cycle.run_cycle(self.platform)
 
@@ -160,6 +162,18 @@ class World:
         if step == STEPS or failure is not None:
             self._finish(held, None if step == STEPS else failure, step, attempt.started_at)
 
+    def _answer(self, held: Claim) -> None:
+        """What the workload of an evaluation does: it ends in the tick after its start."""
+        with self.platform.engine.connect() as conn:
+            this = (attempts_table.c.job_id == held.job_id) & (attempts_table.c.attempt == held.attempt)
+            started = conn.execute(sa.select(attempts_table.c.started_at).where(this)).scalar_one()
+            stop = attempts.requested_stop(conn, held)
+        if started is None:
+            agents.introduce(self.platform, held, may_read=[])
+            attempts.mark_started(self.platform, held, started_at=self.now().timestamp())
+        else:
+            self._finish(held, CANCELLED if stop else None, 0, started)
+
     def _why_it_ends(self, job_id: str) -> FailureClass | None:
         with self.platform.engine.connect() as conn:
             job = conn.execute(sa.select(jobs_table.c.state, jobs_table.c.stop_requested).where(jobs_table.c.id == job_id)).one()
@@ -175,7 +189,9 @@ class World:
         attempts.finish(self.platform, held, Ending(outcome=code, failure=failure, last_step=step, trained_tokens=9, status=status))
 
     def _evaluate(self) -> None:
-        query = sa.select(jobs_table.c.id).where(jobs_table.c.state == JobState.EVALUATING)
+        """Conclude the jobs whose evaluation has its result."""
+        answered = has_result(jobs_table.c.id, None)
+        query = sa.select(jobs_table.c.id).where(jobs_table.c.state == JobState.EVALUATING, answered)
         with self.platform.engine.connect() as conn:
             trained = list(conn.execute(query).scalars())
         for job_id in trained:

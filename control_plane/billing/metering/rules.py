@@ -168,8 +168,8 @@ def kept_ms(interval: Interval) -> int | None:
 def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
     """Return the ledger entries of one closed interval.
 
-    1. Usage: every GPU from workload start to workload end, at the prices at its start. Waiting in the queue is free, and so is evaluation,
-       which no interval covers.
+    1. Usage: every GPU from workload start to workload end, of trainings and evaluations, at the prices at its start. Waiting in the queue
+       is free.
     2. Platform at fault: the whole attempt is refunded at once.
     3. User at fault, or success: nothing is refunded.
     4. Ambiguous: nothing yet; an operator decides (``service.refunds``).

@@ -467,6 +467,7 @@ CREATE TABLE jobs (
     prepare_runs integer NOT NULL DEFAULT 0,
     train_runs integer NOT NULL DEFAULT 0,
     evaluate_runs integer NOT NULL DEFAULT 0,
+    evaluation_s double precision,
     reason text,
     reason_detail text,
     queue_position integer,
@@ -694,6 +695,8 @@ CREATE TABLE reservations (
     preempted_for text,
     stop_asked_at timestamptz,
     devices jsonb NOT NULL DEFAULT '[]',
+    kind text NOT NULL DEFAULT 'train',
+    evaluation_id text,
     CONSTRAINT pk_reservations PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_reservations_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
@@ -870,7 +873,6 @@ CREATE TABLE evaluations (
     runs integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL,
     started_at timestamptz,
-    beat_at timestamptz,
     finished_at timestamptz,
     CONSTRAINT pk_evaluations PRIMARY KEY (id),
     CONSTRAINT fk_evaluations_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id),
