@@ -31,13 +31,20 @@ PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
 
 
+class Unmoved(SFTTrainer):  # type: ignore[misc]
+    """Leaves the model where it was loaded: moving it copies every weight, and the strategy places it."""
+
+    def _move_model_to_device(self, *_: Any) -> None:
+        return None
+
+
 def build(given: Ingredients) -> Tokens:
     token_logps.install(given.base)
-    trainer = SFTTrainer(
+    trainer = Unmoved(
         given.base,
         args=SFTConfig(
             output_dir=str(given.run.work_dir),
-            use_cpu=True,  # the strategy places the model
+            use_cpu=True,
             seed=given.spec.seed,  # draws the first weights of the adapter
             bf16=False,  # the loop casts
             activation_checkpointing=False,  # enabled with the base model
