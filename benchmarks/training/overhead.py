@@ -117,14 +117,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_pack(directory: Path, *, num_windows: int) -> Path:
+def write_pack(directory: Path, *, num_windows: int, length: int = LENGTH) -> Path:
     """Full windows of three examples each; a third of each example carries no loss."""
     import hashlib
 
     directory.mkdir(parents=True)
     rng = np.random.default_rng(ROWS_SEED)
-    lengths = [LENGTH // 4, LENGTH // 4, LENGTH // 2]
-    ids = rng.integers(10, 2000, (num_windows, LENGTH), dtype=np.int32)
+    lengths = [length // 4, length // 4, length // 2]
+    ids = rng.integers(10, 2000, (num_windows, length), dtype=np.int32)
     labels = ids.copy()
     start = 0
     for n in lengths:
@@ -136,7 +136,7 @@ def write_pack(directory: Path, *, num_windows: int) -> Path:
     pq.write_table(table, directory / "shard-00000.parquet")
     sha = hashlib.sha256((directory / "shard-00000.parquet").read_bytes()).hexdigest()
     shard = {"name": "shard-00000.parquet", "sha256": sha, "num_windows": num_windows}
-    body = {"fingerprint": "pk_bench", "kind": "windows", "max_seq_len": LENGTH, "shards": [shard], "validation": None}
+    body = {"fingerprint": "pk_bench", "kind": "windows", "max_seq_len": length, "shards": [shard], "validation": None}
     (directory / "manifest.json").write_text(json.dumps(body))
     return directory
 
