@@ -205,10 +205,10 @@ def _model() -> Any:
 
 def _rows(pack: Path, steps: int) -> list[dict[str, list[int]]]:
     """Windows in the order in which ours trains on them."""
-    from ft_assets.training.runtime.randomness import DataOrder
+    from ft_assets.training.data_order import DataOrder
 
     table = pq.read_table(pack / "shard-00000.parquet").to_pylist()
-    order = DataOrder(num_rows=len(table), seed=3, per_device_batch_size=BATCH, accumulation_steps=1)
+    order = DataOrder(shard_rows=(len(table),), seed=3, per_device_batch_size=BATCH, accumulation_steps=1)
     return [table[r] for step in range(steps) for r in order.micro_batch(step, 0)]
 
 

@@ -20,6 +20,7 @@ from ft_assets.errors import IntegrityError
 from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
 from ft_assets.training.checkpoints import STATE
+from ft_assets.training.data_order import DataOrder
 from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
@@ -47,7 +48,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("load"):
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
-    progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
+    progress.total_steps = spec.optimization.total_steps(num_rows=pack.train.num_rows, world_size=spec.world_size)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
@@ -60,6 +61,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
     loop = Loop(
         spec,
+        order=DataOrder.of(spec, pack.train.rows),
         objective=objective,
         strategy=strategy,
         saver=saver,
