@@ -26,6 +26,7 @@ from ft_assets.evals import step
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
+from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack, until
 from tests.support.jobs.queued_jobs import Queued
@@ -128,7 +129,7 @@ class Refusing(ScriptedEvaluation):
 
 def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
     machine: Machine,
-    model: Path,
+    model: Path,  # noqa: F811
     write_chat_rows: Callable[..., Path],
 ) -> None:
     entry = {"id": "tiny-base", "path": str(model), "license": "Apache-2.0"}
