@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.api_client import ApiClient, Fenced
-from agent.inputs import stage_in
+from agent.inputs import NodeInputs
 from agent.log_upload import LogUpload
 from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
 from agent.node_space import locked
@@ -98,13 +98,13 @@ class EvaluationSupervisor:
 
     def _prepare(self) -> Path:
         """Stage the inputs in; returns the run file."""
-        inputs = stage_in(
+        inputs = NodeInputs(
             self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
-            target=self.job_dir / f"inputs-a{self.workload.attempt}", check=self._check,
+            target=self.job_dir / f"inputs-a{self.workload.attempt}",
         )  # fmt: skip
+        paths = {name: str(path) for name, path in inputs.stage(self._check).items()}
         self._check()
         run_file = self.out_dir / "run.json"
-        paths = {name: str(path) for name, path in inputs.items()}
         run_file.write_text(json.dumps({**self.workload.run, **paths, "out_dir": str(self.out_dir)}))
         return run_file
 

@@ -39,6 +39,11 @@ class Input:
     name: str
     """Field of the run file that gets its directory: ``base_model_dir``, ``pack_dir``, ..."""
     files: tuple[InputFile, ...]
+    """Those that are there before the process starts."""
+    later: tuple[InputFile, ...] = ()
+    """Shards of a pack that may arrive while it runs."""
+    optional: bool = False
+    """The process makes it itself if it is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +102,8 @@ class Workload:
     """Object prefix under which the attempt may write checkpoints."""
     final_prefix: str = ""
     """Object prefix under which it may write the finished model."""
+    reference_prefix: str = ""
+    """Object prefix under which it may write reference log-probabilities; empty if its method needs none."""
     report_to: str = ""
     """URL of the control plane's API, as the workload reaches it."""
     placement: tuple[NodeShare, ...] = ()

@@ -16,7 +16,7 @@ from control_plane.attempts.inputs import listed_files, stored_base_models
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import warm_starts
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import Launcher, WorkloadPhase, WorkloadStatus
+from control_plane.platform.protocols import Launcher, ObjectStore, WorkloadPhase, WorkloadStatus
 from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.base_models import CHANGED
@@ -87,6 +87,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         ),
         checkpoint_prefix=attempts.checkpoint_prefix(held),
         final_prefix=attempts.final_prefix(held),
+        reference_prefix=agents.reference_prefix(held),
         report_to=platform.settings.internal_url,
         placement=held.placement,
         image=spec.image,
@@ -101,9 +102,9 @@ def describe(platform: Platform, held: Claim) -> Workload:
 def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     spec, objects = held.spec, platform.objects
     yield Input(name=BASE_MODEL, files=stored_base_models.publish(platform, held.model, spec.base_digest))
-    yield Input(name=PACK, files=listed_files.of_pack(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint)))
-    if spec.reference:
-        yield Input(name=REFERENCE, files=listed_files.of_pack(objects, layout.reference_prefix(held.tenant, spec.reference)))
+    yield pack_input(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint))
+    if (reference := reference_input(objects, held)) is not None:
+        yield reference
     if spec.warm_start is not None:
         prefix = warm_starts.stored_prefix(platform, held.tenant, spec.warm_start)
         only = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
@@ -111,9 +112,24 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
         yield Input(name=WARM_START, files=files)
 
 
+def reference_input(objects: ObjectStore, held: Claim) -> Input | None:
+    """Return the reference log-probabilities that an earlier job has computed; None if the workload has to, or needs none."""
+    prefix = agents.reference_prefix(held)
+    if not prefix or not objects.exists(f"{prefix}/manifest.json"):
+        return None
+    return Input(name=REFERENCE, files=listed_files.of_pack(objects, prefix), optional=True)
+
+
+def pack_input(objects: ObjectStore, prefix: str) -> Input:
+    """Return a pack of which all training shards but the first arrive while the training runs."""
+    files = listed_files.of_pack(objects, prefix)
+    shards = [file for file in files if file.path.startswith("shard-")]
+    return Input(name=PACK, files=tuple(file for file in files if file not in shards[1:]), later=tuple(shards[1:]))
+
+
 def _prefixes(workload: Workload) -> list[str]:
     """Return the prefixes of the workload's inputs."""
-    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in each.files})
+    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in (*each.files, *each.later)})
 
 
 def _unbegun(platform: Platform, held: Claim) -> Ending | None:

@@ -94,10 +94,8 @@ def _inputs(platform: Platform, held: Claim, asked: Question) -> Iterator[Input]
         if weights is not None:
             files = listed_files.of_weights(objects, weights.prefix, manifest_sha256=weights.manifest_sha256)
             yield Input(name=name, files=files)
-    if asked.job.pack_fingerprint:
-        yield Input(
-            name="validation_pack_dir", files=listed_files.of_pack(objects, layout.pack_prefix(held.tenant, asked.job.pack_fingerprint))
-        )
+    pack = listed_files.of_pack(objects, layout.pack_prefix(held.tenant, asked.job.pack))
+    yield Input(name="validation_pack_dir", files=tuple(file for file in pack if not file.path.startswith("shard-")))
     own = f"{layout.eval_prefix(held.tenant, held.job_id)}/inputs"
     items = run.holdout.read_bytes() if run.holdout else b""
     question = {run_file.HOLDOUT_NAME: items, run_file.KNOWN_NAME: json.dumps(run.known).encode()}

@@ -29,8 +29,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
-from control_plane.queue.tables import held_devices as held_table
-from control_plane.queue.tables import reservations
+from control_plane.queue.tables import held_devices, reservations
 
 PREEMPT = "preempt"
 """Value of ``jobs.stop_requested`` for preemption."""
@@ -184,16 +183,10 @@ def _sentence(words: str) -> str:
 
 def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
     """Assign device numbers to each of `starts`, node by node as in its placement, avoiding devices of other reservations."""
-    held = _held(conn)
-    return [gpu_devices.assign(start.placement, held) for start in starts]
-
-
-def _held(conn: Connection) -> dict[str, set[int]]:
-    """Return the device numbers that reservations hold, by node."""
     held = defaultdict[str, set[int]](set)
-    for node, number in conn.execute(sa.select(held_table.c.node, held_table.c.number)):
+    for node, number in conn.execute(sa.select(held_devices.c.node, held_devices.c.number)):
         held[node].add(number)
-    return held
+    return [gpu_devices.assign(start.placement, held) for start in starts]
 
 
 def local_placement(platform: Platform, placement: Iterable[Sequence[object]], numbers: Iterable[Sequence[int]]) -> tuple[NodeShare, ...]:
@@ -207,14 +200,6 @@ def local_placement(platform: Platform, placement: Iterable[Sequence[object]], n
         NodeShare(node=str(node), devices=tuple(first.get(str(node), 0) + n for n in of_node))
         for (node, _), of_node in zip(placement, numbers, strict=False)
     )
-
-
-def held_devices(platform: Platform) -> tuple[int, ...]:
-    """Return the numbers of the GPUs on this machine that reservations hold."""
-    with platform.whole.engine.connect() as conn:
-        held = sorted(_held(conn).items())
-    shares = local_placement(platform, [(node, len(numbers)) for node, numbers in held], [sorted(numbers) for _, numbers in held])
-    return tuple(sorted(n for share in shares for n in share.devices))
 
 
 ADMITTED_WITHIN = timedelta(seconds=60)

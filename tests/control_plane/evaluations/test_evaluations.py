@@ -21,7 +21,8 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
-from control_plane.queue import cycle, reservations
+from control_plane.queue import cycle
+from control_plane.queue.tables import held_devices
 from control_plane.serving import accepted_bases
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
@@ -218,7 +219,8 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
         evaluations.replace_run(platform, due, "told twice")
     assert evaluations.find(platform, order.id).state == "failed"
     assert waiting(platform, order.id) is None
-    assert reservations.held_devices(platform) == ()
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(held_devices)).all() == []
 
 
 def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:
