@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent import node_space
 from agent.api_client import ApiClient, Fenced
 from agent.inputs import NodeInputs
 from agent.log_upload import LogUpload
 from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
-from agent.node_space import locked
 from agent.objects import Objects
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
@@ -59,7 +59,7 @@ class EvaluationSupervisor:
         self._reporter = Reporter(api=self._api, log_upload=upload, state=self._state, unsent=lambda _accepted: ())
         self._asked_from_outside = False
         self._milestones = 0
-        self._began = self._moved = time.monotonic()
+        self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
         self._place: Mapping[str, Any] = {}
 
     def ask_to_stop(self) -> None:
@@ -71,8 +71,7 @@ class EvaluationSupervisor:
         (self.out_dir / HEARTBEAT_NAME).unlink(missing_ok=True)  # of an earlier attempt
         self._reporter.start()
         try:
-            with locked(self.job_dir):
-                return self._report(self._ended())
+            return self._report(self._ended())
         except Fenced as error:
             log.warning("the attempt was released: %s", error)
             return FENCED_EXIT
@@ -86,15 +85,25 @@ class EvaluationSupervisor:
 
     def _ended(self) -> Exit:
         try:
-            return self._evaluate(self._prepare())
+            with node_space.locked(self.job_dir):
+                return self._evaluate(self._prepared())
         except Stop as stop:
             return Exit(exit_code=None, evidence=None, stop_reason=stop.reason)
         except Fenced:
             raise
         except Exception as error:
             log.exception("the evaluation ends early")
-            self._check()
+            self._check_fenced()
             return Exit(exit_code=None, evidence=None, stop_reason=None, error=as_error(error))
+
+    def _prepared(self) -> Path:
+        """Stage everything in, once more after other jobs' files made room; returns the run file."""
+        try:
+            return self._prepare()
+        except node_space.NodeFull as error:
+            log.warning("%s", error.message)
+            node_space.free(self._node_dir, self.workload.job)
+            return self._prepare()
 
     def _prepare(self) -> Path:
         """Stage the inputs in; returns the run file."""
@@ -113,14 +122,13 @@ class EvaluationSupervisor:
         return [sys.executable, "-m", self.workload.module, str(run_file)]
 
     def _evaluate(self, run_file: Path) -> Exit:
-        self._began = self._moved = time.monotonic()
+        self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
         group = ProcessGroup(self.command(run_file), cwd=self.job_dir, log=self._log_file, env=environment())
         reason: str | None = None
         error: FtError | None = None
         try:
             while group.exit_code is None:
-                if self._reporter.fenced.is_set():
-                    raise Fenced("the control plane says so")
+                self._check_fenced()
                 self._look()
                 if reason is None and error is None:
                     reason = self._wanted_stop()
@@ -184,27 +192,33 @@ class EvaluationSupervisor:
             )
             return InvalidRequest(message, code=TIMED_OUT)
         if now - self._moved > self.stall_s:
-            message = (
-                f"evaluation {self.workload.name} gave no answer for {self.stall_s / 60:.3g} min, {place}; an operator looks at its log "
-                "and at the accelerator"
-            )
-            return FtError(message, code=STALLED)
-        return None
+            what = f"gave no answer for {self.stall_s / 60:.3g} min"
+        elif self._silence_s() > self.workload.heartbeat_timeout_s:
+            what = f"gave no sign of life for {self.workload.heartbeat_timeout_s:g} s"
+        else:
+            return None
+        message = f"evaluation {self.workload.name} {what}, {place}; an operator looks at its log and at the accelerator"
+        return FtError(message, code=STALLED)
 
     def _wanted_stop(self) -> str | None:
         return self._reporter.stop or (OUTSIDE if self._asked_from_outside else None)
 
     def _check(self) -> None:
         """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
-        if self._reporter.fenced.is_set():
-            raise Fenced("the control plane says so")
+        self._check_fenced()
         if self._reporter.stop is not None or self._asked_from_outside:
             raise Stop(self._reporter.stop)
+
+    def _check_fenced(self) -> None:
+        if self._reporter.fenced.is_set():
+            raise Fenced("the control plane says so")
+
+    def _silence_s(self) -> float:
+        """Return the seconds since the process last wrote its heartbeat, which it does once a second."""
+        return max(0.0, time.time() - float(self._place.get("time", self._started_at)))
 
     def _state(self) -> State:
         """Return what the next heartbeat says; called by the reporter's thread."""
         beat = {name: value for name, value in self._place.items() if name != "time" and value is not None}
-        silence_s = 0.0
-        if self._place:
-            silence_s = max(0.0, time.time() - float(self._place.get("time", time.time())))
-        return State(phase=str(beat.get("phase", FETCH)), facts=Facts(silence_s=silence_s), evaluation=beat or None)
+        facts = Facts(silence_s=self._silence_s() if beat else 0.0)
+        return State(phase=str(beat.get("phase", FETCH)), facts=facts, evaluation=beat or None)

@@ -184,7 +184,7 @@ def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> 
     """Give up on a run that ended before the evaluation did: the next pass requests another one, unless there were enough."""
     runs = int(due_evaluation.run_key.rpartition("#")[2]) + 1
     this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.state == RUNNING) & (evaluations.c.runs == runs)
-    error = FtError(f"the run ended before the evaluation: {why}", code="evaluation_failed")
+    error = FtError(f"the run ended before the evaluation: {why}", code="evaluation_lost")
     over = {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}
     with platform.engine.begin() as conn:
         conn.execute(sa.update(evaluations).where(this).values({"runs": runs + 1} if runs < MAX_RUNS else over))

@@ -7,6 +7,7 @@ the clock.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -247,6 +248,8 @@ def _breaches(platform: Platform, gpus: Mapping[str, int]) -> Iterator[str]:
         numbers: dict[str, list[Any]] = {}
         for r in conn.execute(sa.select(attempts_table).order_by(attempts_table.c.attempt)):
             numbers.setdefault(r.job_id, []).append(r)
+        evaluated = sa.select(reservations.c.job_id).where(reservations.c.kind == Kind.EVALUATE)
+        evaluations = Counter(conn.execute(evaluated).scalars())
         granted = sa.text("SELECT job_id, count(*) AS granted FROM job_events WHERE code = 'job_provisioning' GROUP BY job_id")
         told = {r.job_id: r.granted for r in conn.execute(granted)}
     for node, size in gpus.items():
@@ -259,11 +262,12 @@ def _breaches(platform: Platform, gpus: Mapping[str, int]) -> Iterator[str]:
         needs = state in (JobState.PROVISIONING, JobState.RUNNING, JobState.PAUSING)
         if needs and (got is None or got.attempt != job.attempt):
             yield f"{job.id} is {state} in attempt {job.attempt} and holds {got}"
-        if got is not None and not needs and state not in FINAL:
+        judged = got is not None and got.kind == Kind.EVALUATE
+        if got is not None and not needs and state not in FINAL and not (judged and state is JobState.EVALUATING):
             yield f"{job.id} is {state} and holds attempt {got.attempt}"
-        if got is not None and sum(n for _, n in got.placement) != job.num_gpus:
+        if got is not None and sum(n for _, n in got.placement) != (1 if judged else job.num_gpus):
             yield f"{job.id} holds {got.placement}, not {job.num_gpus} GPUs"
-        if [a.attempt for a in numbers.get(job.id, [])] != list(range(1, job.attempt + 1)):
+        if [a.attempt for a in numbers.get(job.id, [])] != list(range(1, job.attempt + evaluations[job.id] + 1)):
             yield f"{job.id} is in attempt {job.attempt}, and has {numbers.get(job.id)}"
         if told.get(job.id, 0) != job.attempt:
             yield f"{job.id} was told of {told.get(job.id, 0)} grants, and had {job.attempt}"

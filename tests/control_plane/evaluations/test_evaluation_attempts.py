@@ -157,6 +157,24 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evalu
     assert job.ledger() == sorted((n, kind) for n in (1, 2, 3) for kind in ("usage", "refund")), "the platform's fault is refunded"
 
 
+def test_a_process_that_is_frozen_is_replaced(job: Evaluated) -> None:
+    settings = replace(job.platform.settings, heartbeat_timeout_s=3.0)
+    job.following.platform = replace(job.platform, settings=settings)
+
+    def freeze_the_first() -> None:
+        until(lambda: job.events())
+        os.kill(job.pids()[0], signal.SIGSTOP)
+        until(lambda: len(job.pids()) == 2)
+        job.tell(GO)
+
+    freezer = threading.Thread(target=freeze_the_first)
+    freezer.start()
+    job.evaluate()
+    freezer.join()
+    assert job.outcomes() == ["evaluation_stalled", "succeeded"]
+    assert "evaluation_stalled" in str(job.following.failures[0])
+
+
 def test_an_evaluation_that_has_had_its_time_is_ended(job: Evaluated) -> None:
     job.tell(LIMITS, json.dumps({"total_s": 0.5}))
     with pytest.raises(FtError):

@@ -33,10 +33,12 @@ def main(path: Path) -> int:
         time.sleep(0.01)
     milestones = Milestones(out_dir)
     milestones.passed("planned", subjects=["base"], suites={"golden": 1})
-    beat = {"time": time.time(), "phase": "answering", "subject": "base", "suite": "golden", "done": 0, "total": 1}
-    write_json(out_dir / run_file.HEARTBEAT_NAME, beat)
-    while not (job_dir / GO).exists():
-        time.sleep(0.01)
+    beat = {"phase": "answering", "subject": "base", "suite": "golden", "done": 0, "total": 1}
+    while True:
+        write_json(out_dir / run_file.HEARTBEAT_NAME, {"time": time.time(), **beat})
+        if (job_dir / GO).exists():
+            break
+        time.sleep(0.05)
     code = int((job_dir / GO).read_text() or 0)
     if code == run_file.EXIT_BAD_INPUT:
         error = {"code": "bad_run_file", "message": "refused", "param": None}
