@@ -40,7 +40,7 @@ def stage_in(
     def stage(target: Path, file: InputFile) -> None:
         check()
         with noticing_a_full_disk():
-            _link(_cached(objects, file, cache / _owner(file, tenant)), target / _inside(file.path))
+            link(_cached(objects, file, cache / _owner(file, tenant)), target / _inside(file.path))
 
     in_threads(lambda pair: stage(*pair), files)
     return {each.name: target / each.name for each in inputs}
@@ -69,7 +69,7 @@ def fetch(objects: Objects, key: str, path: Path) -> None:
         objects.fetch(key, path)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     os.link(source, target)

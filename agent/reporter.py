@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
+from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
@@ -36,18 +36,22 @@ class State:
 
     phase: str
     facts: Facts
+    address: str = ""
+    """Where this node could lead its gang; empty before it can start."""
 
 
 @dataclass(kw_only=True)
 class Reporter:
     api: ApiClient
-    log_upload: LogUpload
+    log_upload: LogUpload | None
+    """None where the log stays on the node: an attempt has one, of its first node."""
     state: Callable[[], State]
     unsent: Callable[[Reported], Sequence[Line]]
     """Returns the metric lines after those that were accepted."""
+    node: int = 0
     log_retries: RetryPolicy = LOG_RETRIES
-    stop: str | None = None
-    """Why the control plane wants the workload to stop."""
+    answer: HeartbeatAnswer = field(default_factory=HeartbeatAnswer)
+    """The last one."""
     fenced: threading.Event = field(default_factory=threading.Event)
     """Set once the attempt was released: nothing more may be done."""
     _notices: list[Notice] = field(default_factory=list)
@@ -98,7 +102,7 @@ class Reporter:
 
     def _send_rest_of_log(self, *, abandon: bool) -> None:
         try:
-            while self.log_upload.send(last=True):
+            while self.log_upload is not None and self.log_upload.send(last=True):
                 pass
         except FtError as error:
             if not abandon:
@@ -110,7 +114,7 @@ class Reporter:
     def _send_log(self) -> bool:
         """Send new output, at most one piece; returns whether more is left. A store that does not take it delays no heartbeat."""
         try:
-            return self.log_upload.send()
+            return self.log_upload is not None and self.log_upload.send()
         except (FtError, OSError) as error:
             log.debug("the log is not sent now: %s", error)
             return False
@@ -145,10 +149,10 @@ class Reporter:
             sent = tuple(lines[:MAX_LINES])
             self._number += 1
             beat = Heartbeat(
-                phase=state.phase, facts=state.facts, metrics=sent, notices=notices, first_notice=self._num_told, number=self._number,
-                exit=end,
+                node=self.node, address=state.address, phase=state.phase, facts=state.facts, metrics=sent, notices=notices,
+                first_notice=self._num_told, number=self._number, exit=end,
             )  # fmt: skip
-            self.stop = self.api.heartbeat(beat).stop
+            self.answer = self.api.heartbeat(beat)
             self.accepted = Reported(
                 step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
                 validation=max((m["step"] for m in sent if "eval_loss" in m), default=accepted.validation),

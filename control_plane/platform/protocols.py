@@ -77,13 +77,16 @@ class WorkloadStatus:
     started_at: float | None = None
     """Unix seconds of pod (process group) start: GPU time is billed from here."""
     ended_at: float | None = None
+    broken: bool = False
+    """It is running, but one of its agents was killed or lost."""
 
 
 class Launcher(Protocol):
     """Starts workloads that outlive the caller. A name is used once: one that was started and has disappeared is LOST."""
 
     def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        """Start `workload` unless it was started before, by any process. Its agent is given `token`, which is part of no description."""
+        """Start `workload` unless it was started before, by any process: an agent on each of its nodes. They get `token`, which is part
+        of no description."""
 
     def get(self, name: str) -> WorkloadStatus: ...
     def list(self) -> Sequence[WorkloadStatus]:

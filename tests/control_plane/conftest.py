@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,12 +66,12 @@ def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
 
 @pytest.fixture
 def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
-    """Makes a packed job on a platform of its own, whose API is served; `objects` replaces its store."""
+    """Makes a packed job on a platform of its own, whose API is served; `objects` replaces its store, `env` is the platform's."""
     made: list[Job] = []
     with contextlib.ExitStack() as servers:
 
-        def make(objects: Any = None, **changes: Any) -> Job:
-            platform = new_platform()
+        def make(objects: Any = None, *, env: Mapping[str, str] | None = None, **changes: Any) -> Job:
+            platform = new_platform(**(env or {}))
             if objects is not None:
                 platform = replace(platform, objects=objects)
             url = servers.enter_context(served(create_app(platform)))
