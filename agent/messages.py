@@ -83,6 +83,8 @@ class HeartbeatAnswer:
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
     leader: str = ""
     """Address of node 0, once every node of the gang can start."""
+    from_step: int = 0
+    """Step from which it continues, with `leader`."""
     peer_failed: bool = False
     """Another node of the gang has ended before its training did: this one must end too."""
     alone: bool = False

@@ -17,7 +17,7 @@ from typing import Any
 from agent import checkpoint_uploads, node_space
 from agent.api_client import ApiClient, Fenced
 from agent.checkpoint_uploads import Uploader
-from agent.inputs import stage_in
+from agent.inputs import NodeInputs, Stream
 from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
@@ -82,6 +82,7 @@ class Supervisor:
         self._address = self._leader = ""
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
+        self._stream: Stream | None = None
 
     @property
     def _leads(self) -> bool:
@@ -116,32 +117,32 @@ class Supervisor:
 
     def _prepared(self) -> Path:
         """Stage everything in, once more after other jobs' files made room, and meet the other nodes; returns the run file."""
+        inputs = NodeInputs(
+            self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
+            target=self.job_dir / f"inputs-a{self.workload.attempt}",
+        )  # fmt: skip
         try:
-            run_file = self._prepare()
+            run_file = self._prepare(inputs)
         except NodeFull as error:
             log.warning("%s", error.message)
             self._free_space()
-            run_file = self._prepare()
+            run_file = self._prepare(inputs)
         if self.workload.num_nodes > 1:
             self._meet()
+        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=self._free_space)
         return run_file
 
     def _meet(self) -> None:
         """Wait until every node of the gang can start: a rank does not wait for another longer than some minutes."""
         self._address = free_address(self.workload.report_to)
-        while not self._reporter.answer.leader:
+        while not (answer := self._reporter.answer).leader:
             self._check_stop()
             time.sleep(TICK_S)
-        self._leader = self._reporter.answer.leader
+        self._leader, self._metrics.from_step = answer.leader, answer.from_step
 
-    def _prepare(self) -> Path:
+    def _prepare(self, inputs: NodeInputs) -> Path:
         """Stage inputs in, and the checkpoint on the first node, from which the ranks of the others get it; returns the run file."""
-        name = f"inputs-a{self.workload.attempt}"
-        inputs = self.workload.inputs
-        found = stage_in(
-            self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name,
-            check=self._check_stop,
-        )  # fmt: skip
+        found = inputs.stage(self._check_stop)
         self._check_stop()
         if self._leads:
             restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
@@ -182,6 +183,8 @@ class Supervisor:
             reason, stall = self._watch(group, liveness, uploader)
             return self._ended(group, uploader, reason, stall)
         finally:
+            if self._stream:
+                self._stream.close()
             uploader.close()
             group.kill()
 
@@ -191,6 +194,8 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
+            if self._stream and self._stream.error:
+                raise self._stream.error
             try:
                 offered = self._offer(uploader, offered)
                 liveness.saw(self._metrics.newest_times(KEPT_STEPS))

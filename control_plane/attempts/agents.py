@@ -126,10 +126,12 @@ def _answer(conn: Connection, held: Claim, node: int) -> HeartbeatAnswer:
     if held.num_nodes == 1:
         return HeartbeatAnswer(stop=stop)
     rows = conn.execute(sa.select(agents.c.node, agents.c.address, agents.c.exit).where(_of(held)).order_by(agents.c.node)).all()
+    from_step = conn.execute(sa.select(attempts_table.c.from_step).where(attempts.of_attempt(held))).scalar_one()
     ended = [from_json(Exit, row.exit) for row in rows if row.node != node and row.exit is not None]
     return HeartbeatAnswer(
         stop=stop,
         leader=rows[0].address if all(row.address for row in rows) else "",
+        from_step=from_step or 0,
         peer_failed=any((each.evidence or {}).get("outcome") != Outcome.SUCCEEDED for each in ended),
         alone=len(ended) == len(rows) - 1,
     )
