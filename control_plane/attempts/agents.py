@@ -297,6 +297,6 @@ def _check_parts(platform: Platform, held: Claim, prefix: str, whole: Manifest) 
         data = [(name, platform.objects.get_bytes(f"{prefix}/{name}")) for name in map(part_manifest, range(held.num_nodes))]
         parts = merged([parse_manifest(part, name=f"{prefix}/{name}") for name, part in data])
     except (NotFound, IntegrityError) as error:
-        raise Conflict(f"a node of attempt {held.attempt} has not stored its part: {error.message}", code=NOT_STORED) from error
+        raise Conflict(f"{prefix} lacks the part of a node: {error.message}", code=NOT_STORED) from error
     if wrong := sorted(name for name in {*parts.files, *whole.files} if parts.files.get(name) != whole.files.get(name)):
         raise Conflict(f"{prefix}/{wrong[0]} is not as the node that wrote it lists it", code=NOT_STORED)
