@@ -131,6 +131,8 @@ class WriteRequest:
     key: str
     part_sha256: tuple[str, ...]
     """Digest of each part of :data:`PART_BYTES`, in order; one for a file of at most that size."""
+    upload_id: str | None = None
+    """Of a multipart upload that was begun: its URLs are granted again, for those that expire."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

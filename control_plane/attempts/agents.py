@@ -172,7 +172,7 @@ def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrant
 def write_urls(platform: Platform, held: Claim, request: WriteRequest) -> WriteGrant:
     """Return URLs that write one object of the attempt, and no other bytes than those of the given digests."""
     _check_own(held, request.key)
-    return platform.objects.begin_upload(request.key, request.part_sha256)
+    return platform.objects.begin_upload(request.key, request.part_sha256, request.upload_id)
 
 
 def complete_upload(platform: Platform, held: Claim, completion: Completion) -> None:

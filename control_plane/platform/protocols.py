@@ -52,8 +52,9 @@ class ObjectStore(Protocol):
     def read_url(self, key: str) -> str:
         """A URL that reads the object without credentials, for an hour: ``file:`` or presigned. ``NotFound`` where there is none."""
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
-        """URLs that write the parts of one object without credentials, for an hour: the store refuses bytes of other digests."""
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
+        """URLs that write the parts of one object without credentials, for an hour: the store refuses bytes of other digests. With the
+        `upload_id` of one that was begun, its URLs for another hour."""
 
     def complete_upload(self, completion: Completion) -> None:
         """Make the parts of an upload the object; repeating it is fine."""
