@@ -6,10 +6,12 @@ What has not been accepted stays in the files of the training process and in the
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
@@ -17,7 +19,10 @@ from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer,
 from agent.training_files import Line
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
+from ft_assets.training.failures import StopReason
 
+HUNG_EXIT = 70
+"""Exit code of an agent that gave up."""
 LOG_EVERY_S = 2.0
 """How far a reader of the log lags behind."""
 MAX_LINES = 500
@@ -48,6 +53,8 @@ class Reporter:
     state: Callable[[], State]
     unsent: Callable[[Reported], Sequence[Line]]
     """Returns the metric lines after those that were accepted."""
+    hangs: Callable[[], str | None]
+    """Returns what was observed if the agent gets nowhere: a call that does not return cannot be ended, only its process."""
     node: int = 0
     log_retries: RetryPolicy = LOG_RETRIES
     answer: HeartbeatAnswer = field(default_factory=HeartbeatAnswer)
@@ -125,6 +132,8 @@ class Reporter:
             try:
                 more = self._beat()
                 self._failures = 0
+                if (stall := self.hangs()) is not None:
+                    self._give_up(stall)
                 if time.monotonic() - log_sent_at >= LOG_EVERY_S:
                     log_sent_at = 0.0 if self._send_log() else time.monotonic()
             except Fenced:
@@ -138,6 +147,11 @@ class Reporter:
                 log.exception("a report failed")
                 more = False
             self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+
+    def _give_up(self, stall: str) -> NoReturn:
+        log.error("the agent gives up: %s", stall)
+        self._beat(Exit(exit_code=None, evidence=None, stop_reason=StopReason.STALLED, stall=stall))
+        os._exit(HUNG_EXIT)
 
     def _beat(self, end: Exit | None = None) -> bool:
         """Send one heartbeat; returns whether metric lines are left."""

@@ -25,7 +25,7 @@ from agent.objects import Objects
 from agent.process_group import ProcessGroup, free_address, meeting, torchrun
 from agent.reporter import Reporter, State
 from agent.restore import restore
-from agent.training_files import KEPT_STEPS, Liveness, Metrics
+from agent.training_files import KEPT_STEPS, LOADING_S, Liveness, Metrics
 from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy, with_retries
@@ -66,18 +66,23 @@ class Supervisor:
     """Runs one workload to its end. ``run`` returns the agent's exit code."""
 
     checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+    hung_after_s = LOADING_S
+    """Seconds in which not a byte arrives before the training process starts."""
 
     def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
         self.workload, self.node = workload, node
         self.job_dir = node_dir / "jobs" / workload.job
         self._node_dir = node_dir
         self._api = ApiClient(workload.report_to, token)
-        self._objects = Objects(self._api)
+        self._objects = Objects(self._api, on_bytes=self._moved)
+        self._moved_at = time.monotonic()
         self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
         self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
         self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
         log_upload = LogUpload(self._api, self._log_file) if self._leads else None
-        self._reporter = Reporter(api=self._api, log_upload=log_upload, state=self._state, unsent=self._metrics.unsent, node=node)
+        self._reporter = Reporter(
+            api=self._api, log_upload=log_upload, state=self._state, unsent=self._metrics.unsent, hangs=self._hangs, node=node
+        )
         self._asked_from_outside = False
         self._address = self._leader = ""
         self._uploader: Uploader | None = None
@@ -257,6 +262,7 @@ class Supervisor:
 
     def _check_stop(self) -> None:
         """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
+        self._moved()
         self._check_fenced()
         if (reason := self._wanted_stop()) is not None:
             raise Stop(reason)
@@ -266,6 +272,16 @@ class Supervisor:
             if group is not None:
                 group.kill()
             raise Fenced("the control plane says so")
+
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def _hangs(self) -> str | None:
+        """Return what is observed if nothing arrives on this node; once the training process runs, :class:`Liveness` judges it."""
+        still_s = time.monotonic() - self._moved_at
+        if self._liveness is not None or still_s < self.hung_after_s:
+            return None
+        return f"the inputs did not arrive: no byte for {still_s:.0f} s (at most {self.hung_after_s:.0f})"
 
     def _state(self) -> State:
         """Return what the next heartbeat says; called by the reporter's thread."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -62,7 +63,7 @@ class Node:
 
     @property
     def last_sign(self) -> datetime:
-        return max(self.heartbeat_at or self.started_at, self.started_at)
+        return self.heartbeat_at or self.started_at
 
     @property
     def read_facts(self) -> Facts:
@@ -117,10 +118,13 @@ class Watcher:
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
     """Completes logs and tracked runs, so that a store or tracker that hangs delays no other attempt."""
     _epilogues: list[Future[None]] = field(default_factory=list)
+    _took_over: bool = False
     _away_at: float = field(default_factory=time.monotonic)
 
     def look(self) -> list[Ending]:
         """Look at every running attempt once; returns how those ended that have."""
+        if not self._took_over:
+            self._complete_left()
         ended, found = list[Ending](), self._running()
         if any(row.silence_s > QUIET_S for row in found) and not self.answers():
             self._away_at = time.monotonic()
@@ -157,7 +161,7 @@ class Watcher:
 
     def _running(self, *only: sa.ColumnElement[bool]) -> list[Running]:
         a, r = attempts_table.c, reservations.c
-        silence = sa.func.clock_timestamp() - sa.func.greatest(agents.c.heartbeat_at, a.started_at)
+        silence = sa.func.clock_timestamp() - sa.func.coalesce(agents.c.heartbeat_at, a.started_at)
         query = (
             sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at)
             .add_columns(agents.c.node, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
@@ -220,19 +224,40 @@ class Watcher:
         watch.judge_end(ending)
         attempts.finish(self.platform, watch.held, ending)
         self._epilogues = [task for task in self._epilogues if not task.done()]
-        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch, ending))
+        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch.held, partial(watch.end_tracking, ending)))
         return ending
 
+    def _complete_left(self) -> None:
+        """Complete attempts that ended while no watcher could, such as the one before this, which ended with its worker."""
+        a = attempts_table.c
+        query = sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.outcome).join(jobs, jobs.c.id == a.job_id)
+        left = query.where(a.completed_at.is_(None), a.ended_at.is_not(None), a.started_at.is_not(None))
+        with self.platform.engine.connect() as conn:
+            rows = conn.execute(left.order_by(a.ended_at)).all()
+        self._took_over = True
+        for row in rows:
+            try:
+                held = attempts.past_claim(self.platform, row.tenant_id, row.job_id, row.attempt)
+            except FtError as error:
+                log.warning("%s-a%d cannot be completed: %s", row.job_id, row.attempt, error.message)
+                continue
+            end = partial(health.track_again, self.platform, held, outcome=row.outcome)
+            self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end))
 
-def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
+
+def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None]) -> None:
     """Complete the log and the tracked run of an ended attempt."""
-    held = watch.held
+    stored = True
     try:
         job_logs.finish(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt))
     except (FtError, OSError) as error:
         log.warning("the log of %s stays in pieces: %s", held.workload, error)
-    watch.end_tracking(ending)
+        stored = False
+    end_tracking()
     health.flush(platform)
+    if stored:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(completed_at=platform.clock()))
 
 
 def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:

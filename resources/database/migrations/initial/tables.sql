@@ -560,11 +560,13 @@ CREATE TABLE attempts (
     last_step integer,
     started_at timestamptz,
     ended_at timestamptz,
+    completed_at timestamptz,
     lost_s double precision,
     CONSTRAINT pk_attempts PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_attempts_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
 CREATE INDEX ix_attempts_lost ON attempts (lost_s) WHERE (lost_s > 0);
+CREATE INDEX ix_attempts_incomplete ON attempts (job_id) WHERE (completed_at IS NULL);
 
 CREATE TABLE agents (
     job_id text NOT NULL,
