@@ -23,6 +23,7 @@ from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
 from agent.objects import Objects
 from agent.process_group import ProcessGroup, free_address, meeting, torchrun
+from agent.reference_upload import ReferenceUpload
 from agent.reporter import Reporter, State
 from agent.restore import restore
 from agent.training_files import KEPT_STEPS, LOADING_S, Liveness, Metrics
@@ -88,6 +89,8 @@ class Supervisor:
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
         self._stream: Stream | None = None
+        stored_under = workload.reference_prefix if self._leads else ""  # each node of a gang has computed the same ones
+        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=stored_under, workload=workload.name)
 
     @property
     def _leads(self) -> bool:
@@ -201,6 +204,7 @@ class Supervisor:
             self._check_fenced(group)
             if self._stream and self._stream.error:
                 raise self._stream.error
+            self._reference.look()
             try:
                 offered = self._offer(uploader, offered)
                 liveness.saw(self._metrics.newest_times(KEPT_STEPS))
@@ -233,6 +237,7 @@ class Supervisor:
         """Store what the process left, and say how it ended."""
         code = group.exit_code
         uploader.drain(abandon=lambda: self._reporter.fenced.is_set() or self._reporter.answer.stop == StopReason.CANCEL)
+        self._reference.finish()
         self._check_fenced()
         evidence = ExitEvidence.read(self.job_dir, self.workload.attempt)
         error: Mapping[str, Any] | None = None
