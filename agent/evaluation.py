@@ -23,7 +23,7 @@ from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
 from agent.objects import Objects
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
-from agent.supervise import FENCED_EXIT, FETCH, OUTSIDE, TICK_S, Stop, as_error, environment
+from agent.supervise import FENCED_EXIT, FETCH, OUTSIDE, TICK_S, Stop, Supervisor, as_error, environment
 from agent.workload import Workload
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import FtError, InvalidRequest
@@ -45,7 +45,7 @@ class EvaluationSupervisor:
     total_s = 6 * 3600.0
     """Limit from start to result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
 
-    def __init__(self, workload: Workload, *, token: str, node_dir: Path) -> None:
+    def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
         self.workload = workload
         self.job_dir = node_dir / "jobs" / workload.job
         self._node_dir = node_dir
@@ -53,11 +53,14 @@ class EvaluationSupervisor:
         self.result_file = self.job_dir / self._output.path
         self.out_dir = self.result_file.parent
         self._api = ApiClient(workload.report_to, token)
-        self._objects = Objects(self._api)
+        self._objects = Objects(self._api, on_bytes=self._note_bytes)
+        self._bytes_at = time.monotonic()
         self._log_file = self.job_dir / f"evaluation-a{workload.attempt}.log"
         upload = LogUpload(self._api, self._log_file)
-        self._reporter = Reporter(api=self._api, log_upload=upload, state=self._state, unsent=lambda _accepted: ())
-        self._asked_from_outside = False
+        self._reporter = Reporter(
+            api=self._api, log_upload=upload, state=self._state, unsent=lambda _accepted: (), hangs=self._hangs, node=node
+        )  # fmt: skip
+        self._asked_from_outside = self._runs = False
         self._milestones = 0
         self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
         self._place: Mapping[str, Any] = {}
@@ -88,7 +91,7 @@ class EvaluationSupervisor:
             with node_space.locked(self.job_dir):
                 return self._evaluate(self._prepared())
         except Stop as stop:
-            return Exit(exit_code=None, evidence=None, stop_reason=stop.reason)
+            return Exit(exit_code=None, evidence=None, stop_reason=None if stop.reason == OUTSIDE else stop.reason)
         except Fenced:
             raise
         except Exception as error:
@@ -123,6 +126,7 @@ class EvaluationSupervisor:
 
     def _evaluate(self, run_file: Path) -> Exit:
         self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
+        self._runs = True
         group = ProcessGroup(self.command(run_file), cwd=self.job_dir, log=self._log_file, env=environment())
         reason: str | None = None
         error: FtError | None = None
@@ -201,17 +205,28 @@ class EvaluationSupervisor:
         return FtError(message, code=STALLED)
 
     def _wanted_stop(self) -> str | None:
-        return self._reporter.stop or (OUTSIDE if self._asked_from_outside else None)
+        return self._reporter.answer.stop or (OUTSIDE if self._asked_from_outside else None)
 
     def _check(self) -> None:
         """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
+        self._note_bytes()
         self._check_fenced()
-        if self._reporter.stop is not None or self._asked_from_outside:
-            raise Stop(self._reporter.stop)
+        if (reason := self._wanted_stop()) is not None:
+            raise Stop(reason)
 
     def _check_fenced(self) -> None:
         if self._reporter.fenced.is_set():
             raise Fenced("the control plane says so")
+
+    def _note_bytes(self) -> None:
+        self._bytes_at = time.monotonic()
+
+    def _hangs(self) -> str | None:
+        """Return what is observed if nothing arrives on this node; once the process runs, it is judged by its heartbeat."""
+        still_s = time.monotonic() - self._bytes_at
+        if self._runs or still_s < Supervisor.hung_after_s:
+            return None
+        return f"the inputs did not arrive: no byte for {still_s:.0f} s (at most {Supervisor.hung_after_s:.0f})"
 
     def _silence_s(self) -> float:
         """Return the seconds since the process last wrote its heartbeat, which it does once a second."""

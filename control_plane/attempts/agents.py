@@ -1,4 +1,4 @@
-"""What the agent of an attempt reports and asks for. Its token opens nothing else, and nothing once the attempt is released."""
+"""What the agents of an attempt report and ask for. Their token opens nothing else, and nothing once the attempt is released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from agent import messages
-from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Reported, Restored, WriteGrant, WriteRequest
+from agent.messages import (
+    Commit,
+    Completion,
+    Exit,
+    Heartbeat,
+    HeartbeatAnswer,
+    Notice,
+    ReadGrants,
+    Reported,
+    Restored,
+    WriteGrant,
+    WriteRequest,
+)
 from agent.workload import Kind
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
@@ -31,8 +43,9 @@ from control_plane.platform.job_events import PROVISIONING, Event, Level, as_rep
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.queue.tables import reservations
 from ft_assets import layout
-from ft_assets.errors import Conflict, Forbidden, NotFound
-from ft_assets.training.checkpoints import MANIFEST, Manifest, parse_manifest
+from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
+from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
+from ft_assets.training.failures import Outcome
 from ft_assets.typed_json import from_json
 
 NOTICES: Mapping[str, Level] = {
@@ -46,7 +59,7 @@ MAX_PIECE_BYTES = 1 << 20
 
 
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
-    """Return the token of the attempt's agent, the same at each call; `may_read` are the object prefixes of its inputs.
+    """Return the token of the attempt's agents, the same at each call; `may_read` are the object prefixes of its inputs.
 
     The steps and validations that earlier attempts reported are not reported again: a repeated step is bit-identical.
     """
@@ -61,8 +74,8 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
         "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(insert(agents).values(values).on_conflict_do_nothing())
-        return str(conn.execute(sa.select(agents.c.token).where(_of(held))).scalar_one())
+        conn.execute(insert(agents).values([{**values, "node": node} for node in range(held.num_nodes)]).on_conflict_do_nothing())
+        return str(conn.execute(sa.select(agents.c.token).where(_of(held, 0))).scalar_one())
 
 
 def held_by(platform: Platform, token: str) -> Claim:
@@ -70,7 +83,7 @@ def held_by(platform: Platform, token: str) -> Claim:
     mine = (reservations.c.job_id == agents.c.job_id) & (reservations.c.attempt == agents.c.attempt) & reservations.c.released_at.is_(None)
     query = sa.select(jobs.c.tenant_id, jobs.c.id, agents.c.attempt).join(jobs, jobs.c.id == agents.c.job_id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query.where(agents.c.token == token, sa.exists().where(mine))).one_or_none()
+        row = conn.execute(query.where(agents.c.token == token, agents.c.node == 0, sa.exists().where(mine))).one_or_none()
     if row is None:
         raise released()
     held = attempts.claim(platform, row.tenant_id, row.id)
@@ -88,23 +101,44 @@ def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnsw
     now = platform.clock()
     with platform.engine.begin() as conn:
         _must_hold(conn, held)
-        known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(_of(held))).one()
+        this = _of(held, beat.node)
+        known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(this)).one_or_none()
+        if known is None:
+            raise InvalidRequest(f"attempt {held.attempt} of job {held.job_id} has {held.num_nodes} nodes, and no node {beat.node}")
         job = locked(conn, held.job_id)
         if held.kind is Kind.EVALUATE:
             _record_evaluation(conn, held, job, beat, beat.notices[max(0, known.notices - beat.first_notice) :], now)
         elif job.state not in FINAL:
-            if beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
+            if beat.node == 0 and beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
                 _record_provisioning(conn, held, beat.phase, now)
             _record_progress(conn, held, job.state, beat, now)
             untold = beat.notices[max(0, known.notices - beat.first_notice) :]
             record_many(conn, [(held.job_id, event) for notice in untold if (event := _event(notice))], now=now)
         if beat.number > known.beat:  # otherwise it was sent again, or overtaken
             told = max(known.notices, beat.first_notice + len(beat.notices))
-            values: dict[str, Any] = {"heartbeat_at": now, "facts": asdict(beat.facts), "beat": beat.number, "notices": told}
-            if beat.exit is not None:
-                values["exit"] = asdict(beat.exit)
-            conn.execute(sa.update(agents).where(_of(held)).values(values))
-        return HeartbeatAnswer(stop=attempts.requested_stop(conn, held))
+            values: dict[str, Any] = {"heartbeat_at": sa.func.clock_timestamp(), "facts": asdict(beat.facts)}
+            values |= {"beat": beat.number, "notices": told}
+            values |= {"address": beat.address} if beat.address else {}
+            values |= {"exit": asdict(beat.exit)} if beat.exit is not None else {}
+            conn.execute(sa.update(agents).where(this).values(values))
+        return _answer(conn, held, beat.node)
+
+
+def _answer(conn: Connection, held: Claim, node: int) -> HeartbeatAnswer:
+    """Tell the agent of one node what it needs to know of the others: where the leader is, and whether one has ended."""
+    stop = attempts.requested_stop(conn, held)
+    if held.num_nodes == 1:
+        return HeartbeatAnswer(stop=stop)
+    rows = conn.execute(sa.select(agents.c.node, agents.c.address, agents.c.exit).where(_of(held)).order_by(agents.c.node)).all()
+    from_step = conn.execute(sa.select(attempts_table.c.from_step).where(attempts.of_attempt(held))).scalar_one()
+    ended = [from_json(Exit, row.exit) for row in rows if row.node != node and row.exit is not None]
+    return HeartbeatAnswer(
+        stop=stop,
+        leader=rows[0].address if all(row.address for row in rows) else "",
+        from_step=from_step or 0,
+        peer_failed=any((each.evidence or {}).get("outcome") != Outcome.SUCCEEDED for each in ended),
+        alone=len(ended) == len(rows) - 1,
+    )
 
 
 def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
@@ -120,14 +154,14 @@ def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
                 event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
                 record(conn, held.job_id, event, now=now)
             checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
-        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held, 0))).one()
     return Reported(step=row.reported_step, validation=row.reported_validation)
 
 
 def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrants:
     """Return URLs that read the objects that exist; ``Forbidden`` for one that is no input and no checkpoint of the job."""
     with platform.engine.connect() as conn:
-        prefixes = conn.execute(sa.select(agents.c.may_read).where(_of(held))).scalar_one()
+        prefixes = conn.execute(sa.select(agents.c.may_read).where(_of(held, 0))).scalar_one()
     urls = {}
     for key in keys:
         if not key.startswith((*prefixes, f"{layout.job_prefix(held.tenant, held.job_id)}/")):
@@ -142,7 +176,7 @@ def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrant
 def write_urls(platform: Platform, held: Claim, request: WriteRequest) -> WriteGrant:
     """Return URLs that write one object of the attempt, and no other bytes than those of the given digests."""
     _check_own(held, request.key)
-    return platform.objects.begin_upload(request.key, request.part_sha256)
+    return platform.objects.begin_upload(request.key, request.part_sha256, request.upload_id)
 
 
 def complete_upload(platform: Platform, held: Claim, completion: Completion) -> None:
@@ -156,6 +190,8 @@ def commit(platform: Platform, held: Claim, what: Commit) -> None:
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} trains nothing, so it commits nothing", code="not_its_object")
     prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
     manifest = _stored(platform, prefix, what.manifest_sha256)
+    if held.num_nodes > 1 and is_sharded(held.spec) and not what.final:
+        _check_parts(platform, held, prefix, manifest)
     metrics = openai_metrics(what.step, manifest.metrics)
     if not attempts.record_checkpoint(
         platform, held, step=what.step, prefix=prefix, manifest_sha256=what.manifest_sha256, metrics=metrics, final=what.final
@@ -193,8 +229,10 @@ def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
-def _of(held: Claim) -> sa.ColumnElement[bool]:
-    return sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
+def _of(held: Claim, *nodes: int) -> sa.ColumnElement[bool]:
+    """Select the agents of the attempt on these nodes; of all of them without `nodes`."""
+    attempt = sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
+    return attempt & agents.c.node.in_(nodes) if nodes else attempt
 
 
 def _must_hold(conn: Connection, held: Claim) -> None:
@@ -216,7 +254,7 @@ def _record_progress(conn: Connection, held: Claim, state: JobState, beat: Heart
         return
     steps = [m for m in beat.metrics if "loss" in m]
     validations = [m for m in beat.metrics if "eval_loss" in m]
-    known = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+    known = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held, 0))).one()
     if steps:
         _move(conn, held, state, steps, saving=beat.phase == "save", now=now)
     news = [m for m in steps if m["step"] > known.reported_step] + [m for m in validations if m["step"] > known.reported_validation]
@@ -225,7 +263,7 @@ def _record_progress(conn: Connection, held: Claim, state: JobState, beat: Heart
         "reported_step": max(known.reported_step, *(m["step"] for m in steps), 0),
         "reported_validation": max(known.reported_validation, *(m["step"] for m in validations), 0),
     }
-    conn.execute(sa.update(agents).where(_of(held)).values(reported))
+    conn.execute(sa.update(agents).where(_of(held, 0)).values(reported))
 
 
 def _move(conn: Connection, held: Claim, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
@@ -281,3 +319,14 @@ def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> Manifest:
     if wrong:
         raise Conflict(f"{prefix}/{wrong[0]} is not stored as its manifest lists it", code=NOT_STORED)
     return manifest
+
+
+def _check_parts(platform: Platform, held: Claim, prefix: str, whole: Manifest) -> None:
+    """Raise ``Conflict`` unless every node has stored its part, and `whole` lists just what they say they wrote."""
+    try:
+        data = [(name, platform.objects.get_bytes(f"{prefix}/{name}")) for name in map(part_manifest, range(held.num_nodes))]
+        parts = merged([parse_manifest(part, name=f"{prefix}/{name}") for name, part in data])
+    except (NotFound, IntegrityError) as error:
+        raise Conflict(f"{prefix} lacks the part of a node: {error.message}", code=NOT_STORED) from error
+    if wrong := sorted(name for name in {*parts.files, *whole.files} if parts.files.get(name) != whole.files.get(name)):
+        raise Conflict(f"{prefix}/{wrong[0]} is not as the node that wrote it lists it", code=NOT_STORED)

@@ -20,7 +20,7 @@ class Claim:
     pool: str
     num_gpus: int
     placement: tuple[NodeShare, ...]
-    """Its GPUs by node."""
+    """Its GPUs by node, and so the nodes of its gang."""
     model: str
     workload: str
     kind: Kind = Kind.TRAIN
@@ -33,6 +33,10 @@ class Claim:
     def spec(self) -> TrainingSpec:
         assert self.frozen_spec is not None, f"{self.workload} trains nothing"
         return self.frozen_spec
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, len(self.placement))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

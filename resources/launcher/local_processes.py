@@ -1,4 +1,4 @@
-"""Workloads as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
+"""Workloads of one node as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
@@ -37,21 +37,21 @@ POLL_S = 0.05
 
 
 class LocalLauncher:
-    """``control_plane.platform.protocols.Launcher`` by subprocesses: one directory per workload under `root`, beside which the node's
-    directories lie."""
+    """``control_plane.platform.protocols.Launcher`` by subprocesses, for one node: one directory per workload under `root`, beside which
+    the node's directories lie."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        """Start `workload` unless a workload of that name was started before, by any process; return its status."""
+    def start_or_adopt(self, workload: Workload, *, token: str = "", node: int = 0) -> WorkloadStatus:
+        """Start `workload` on this `node` of its gang unless one of that name was started here before, by any process."""
         directory = self._directory(workload.name)
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / "start.lock"):
             if not (directory / "launched").exists():
                 _write_secret(directory / "token", token)
                 (directory / "workload.json").write_text(workload.to_json())
-                write_json(directory / "launch.json", self._launch(directory, workload))
+                write_json(directory / "launch.json", self._launch(directory, workload, node))
                 self._watch(directory, workload)
         return self.get(workload.name)
 
@@ -139,11 +139,12 @@ class LocalLauncher:
             time.sleep(POLL_S / 5)
         raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
-    def _launch(self, directory: Path, workload: Workload) -> dict[str, Any]:
+    def _launch(self, directory: Path, workload: Workload, node: int) -> dict[str, Any]:
         own = {
-            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(workload.devices, gpu_devices.visible())),
+            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(workload.devices_of(node), gpu_devices.visible())),
             VARIABLE: str(directory.absolute() / "workload.json"),
             TOKEN_FILE: str(directory.absolute() / "token"),
+            NODE: str(node),
             NODE_DIR: str(self._root.parent.absolute()),
         }
         return {

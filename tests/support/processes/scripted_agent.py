@@ -19,14 +19,15 @@ LIMITS = "limits.json"
 
 class Scripted(Supervisor):
     checkpoint_retries = final_retries = SHORT
+    hung_after_s = 15.0
 
     def command(self, run_file: Path) -> list[str]:
         return [sys.executable, "-m", "tests.support.processes.scripted_training", str(run_file)]
 
 
 class ScriptedEvaluation(EvaluationSupervisor):
-    def __init__(self, workload: Workload, *, token: str, node_dir: Path) -> None:
-        super().__init__(workload, token=token, node_dir=node_dir)
+    def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
+        super().__init__(workload, token=token, node=node, node_dir=node_dir)
         if (limits := self.job_dir / LIMITS).exists():
             given = json.loads(limits.read_text())
             self.stall_s, self.total_s = given.get("stall_s", self.stall_s), given.get("total_s", self.total_s)
