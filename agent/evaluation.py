@@ -32,6 +32,8 @@ from ft_assets.retries import RetryPolicy, with_retries
 
 STORE_RETRIES = RetryPolicy(give_up_s=600.0)
 """Time limit of storing the result. After it the attempt ends; the next one on this node finds every answer in the journal."""
+START_S = 600.0
+"""Limit until the first heartbeat: imports on a busy machine."""
 STALLED = "evaluation_stalled"
 
 log = logging.getLogger(__name__)
@@ -195,10 +197,11 @@ class EvaluationSupervisor:
                 "capability_limit, max_items or max_new_tokens, or name fewer capability suites"
             )
             return InvalidRequest(message, code=TIMED_OUT)
+        silent_s = self.workload.heartbeat_timeout_s if beat else START_S
         if now - self._moved > self.stall_s:
             what = f"gave no answer for {self.stall_s / 60:.3g} min"
-        elif self._silence_s() > self.workload.heartbeat_timeout_s:
-            what = f"gave no sign of life for {self.workload.heartbeat_timeout_s:g} s"
+        elif self._silence_s() > silent_s:
+            what = f"gave no sign of life for {silent_s:g} s"
         else:
             return None
         message = f"evaluation {self.workload.name} {what}, {place}; an operator looks at its log and at the accelerator"

@@ -259,6 +259,8 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
         .limit(NEWEST)
         .subquery()
     )  # fmt: skip
+    same = (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt)
+    evaluates = sa.exists().where(same, reservations.c.kind != Workload.TRAIN)
     wall_s = sa.func.sum(_seconds(attempts.c.ended_at - attempts.c.started_at))
     setup_s = _seconds(chosen.c.first_step_at - sa.func.min(attempts.c.started_at))
     query = (
@@ -269,8 +271,7 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
             sa.func.count(attempts.c.attempt).label("num_attempts"),
         )
         .join(attempts, attempts.c.job_id == chosen.c.id)
-        .join(reservations, (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt))
-        .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None), reservations.c.kind == Workload.TRAIN)
+        .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None), ~evaluates)
         .group_by(*chosen.c)
     )  # fmt: skip
     return many(conn, query, _Trained)

@@ -158,7 +158,7 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evalu
 
 
 def test_a_process_that_is_frozen_is_replaced(job: Evaluated) -> None:
-    settings = replace(job.platform.settings, heartbeat_timeout_s=3.0)
+    settings = replace(job.platform.settings, heartbeat_timeout_s=6.0)
     job.following.platform = replace(job.platform, settings=settings)
 
     def freeze_the_first() -> None:
