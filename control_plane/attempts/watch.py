@@ -92,6 +92,11 @@ class Watcher:
             self._stops.pop(gone, None)
         return ended
 
+    def is_needed(self) -> bool:
+        """Whether a reservation is held, so that an attempt runs or may start."""
+        with self.platform.engine.connect() as conn:
+            return bool(conn.scalar(sa.select(sa.exists().where(reservations.c.released_at.is_(None)))))
+
     def settle(self) -> None:
         """Wait until the logs and tracked runs of ended attempts are complete."""
         for task in self._epilogues:
