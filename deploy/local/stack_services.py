@@ -31,7 +31,7 @@ from resources.atomic_write import write_atomically
 from resources.dagster import run_records
 
 POSTGRES, MIGRATE, DAGSTER, API, INFERENCE, WORKER = "postgres", "migrate", "dagster", "api", "inference", "worker"
-CODE, DAEMON, RUNS, QUEUE_LISTENER = "code-location", "daemon", "runs", "queue-listener"
+CODE, DAEMON, RUNS = "code-location", "daemon", "runs"
 DEMO_MODEL = "demo-llama-3m"
 
 QUIET: Mapping[str, str] = {
@@ -199,8 +199,7 @@ def services(settings: Settings) -> list[Service]:
     local = [_inference(settings)] if _inference_is_local(settings) else []
     needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
     dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
-    ours = [_queue_listener(settings), _worker(settings), _api(settings)]
-    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, *ours]
+    return [*first, _migrate(settings, after), *local, _runs(settings, after), *dagster, _worker(settings), _api(settings)]
 
 
 def limits(settings: Settings) -> Limits:
@@ -228,14 +227,6 @@ def _migrate(settings: Settings, after: tuple[str, ...]) -> Service:
         env=lambda: owner_env(settings),
         full_grace=True,
     )
-
-
-def _beat_file(settings: Settings, name: str) -> Path:
-    return settings.home / f"{name}.beat"
-
-
-def _with_heartbeat(settings: Settings, name: str, module: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "deploy.local.supervisor.file_heartbeat", str(_beat_file(settings, name)), module)
 
 
 def _dagster_url(settings: Settings) -> str:
@@ -277,11 +268,15 @@ def _webserver(settings: Settings, needs: tuple[str, ...]) -> Service:
 
 
 def _daemon(settings: Settings) -> Service:
+    beat = settings.home / "daemon.beat"
     return Service(
         name=DAEMON,
-        argv=(*_with_heartbeat(settings, DAEMON, "dagster._daemon"), "run", "-w", str(workspace_file(settings)), *_log_format(settings)),
+        argv=(
+            sys.executable, "-m", "deploy.local.supervisor.file_heartbeat", str(beat), "sensors.daemon",
+            "run", "-w", str(workspace_file(settings)), *_log_format(settings),
+        ),
         probe=daemons_alive(_dagster_url(settings), token=_dagster_token(settings)),
-        liveness=file_touched(_beat_file(settings, DAEMON)), after=(CODE,), env=lambda: database_env(settings), required=False,
+        liveness=file_touched(beat), after=(CODE,), env=lambda: database_env(settings), required=False,
         stop_signal=signal.SIGINT, grace_s=15.0,
     )  # fmt: skip
 
@@ -293,16 +288,6 @@ def _runs(settings: Settings, after: tuple[str, ...]) -> Service:
     return Service(
         name=RUNS, argv=(sys.executable, "-m", "resources.dagster.run_server"), probe=file_touched(ready_file(settings)), after=after,
         env=lambda: database_env(settings), expendable=True,
-    )  # fmt: skip
-
-
-def _queue_listener(settings: Settings) -> Service:
-    """Without it, the sensors do the same within five seconds."""
-    return Service(
-        name=QUEUE_LISTENER, argv=_with_heartbeat(settings, QUEUE_LISTENER, "sensors.queue_listener"),
-        probe=file_written(settings.home / "queue-listener.alive"), liveness=file_touched(_beat_file(settings, QUEUE_LISTENER)),
-        after=(MIGRATE, DAGSTER), env=lambda: database_env(settings),
-        expendable=True,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from agent.objects import Objects
 from agent.restore import restore
 from control_plane.attempts import agents, checkpoint_retention
 from control_plane.attempts import service as attempts
-from control_plane.attempts.start import STOP_GRACE_S
+from control_plane.attempts.claims import STOP_GRACE_S
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing import ledger

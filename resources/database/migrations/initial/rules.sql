@@ -273,10 +273,11 @@ CREATE TRIGGER uploads_audited AFTER INSERT OR UPDATE OR DELETE ON uploads FOR E
 CREATE TRIGGER webhook_endpoints_audited AFTER INSERT OR UPDATE OR DELETE ON webhook_endpoints FOR EACH ROW
     EXECUTE FUNCTION ft_audit('webhook_endpoint', 'id', 'name', 'url', 'secrets', 'event_types', 'state', 'disabled_reason', 'deleted_at');
 
--- The queue: whoever listens on the channel ft_queue hears that jobs or reservations changed.
+-- The queue: whoever listens on the channel ft_queue hears that jobs, reservations or evaluations changed.
 
 CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('ft_queue', ''); RETURN NULL; END $$;
 
 CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_runs, evaluate_runs ON jobs
     EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER reservations_told AFTER UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
+CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();
