@@ -274,9 +274,11 @@ def _kind(process: psutil.Process, home: Path) -> str | None:
     if "resources.launcher.workload_watcher" in words:
         return "watcher"
     if "resources.dagster.run_server" in words:
+        if not process.name().startswith("python"):  # a service that it forked
+            return "daemon" if process.name() == "daemon" else None
         followers = {json.loads(p.read_text()).get("pid") for p in (home / "runs").glob("*.json")}
         return "follower" if process.pid in followers else "run server"
-    return "daemon" if "sensors.daemon" in words else None
+    return None
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ RECONCILE_EVERY_S = 1.0
 RECONCILE_UNASKED_S = 10.0
 """How long a server may keep an adapter that the database does not know, while none is served."""
 BEAT_S = 1.0
+RESCUE_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +53,14 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(sum(CONCURRENCY.values()) + 4, thread_name_prefix="task"))
     app = make_app(connector(platform), platform, periodic=periodic)
     async with app.open_async():
-        await rescue(app.job_manager)
         worker = make_worker(app)
         work = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]  # of the library
         watching = threading.Thread(
             target=attempt_watch.watch, args=(platform, stop_watching := threading.Event()), name="watch", daemon=True
         )
         watching.start()
-        beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
+        loops = (_beat(alive_file(platform)), _reconcile(platform), _rescue(app))
+        beside = [asyncio.create_task(loop) for loop in loops]
         ends = [asyncio.create_task(ending.wait()), asyncio.create_task(worker.stopped())]
         await asyncio.wait([*ends, work], return_when=asyncio.FIRST_COMPLETED)
         asked = ending.is_set()
@@ -102,6 +103,16 @@ async def _beat(file: Path) -> None:
     while True:
         file.touch()
         await asyncio.sleep(BEAT_S)
+
+
+async def _rescue(app: App) -> None:
+    """Run the tasks of lost workers again; every worker looks, because the one that is lost may be another."""
+    while True:
+        try:
+            await rescue(app.job_manager)
+        except Exception:
+            log.exception("tasks of lost workers cannot be looked for")
+        await asyncio.sleep(RESCUE_EVERY_S)
 
 
 async def _reconcile(platform: Platform) -> None:
