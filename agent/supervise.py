@@ -14,7 +14,7 @@ from typing import Any
 from agent import checkpoint_uploads, node_space
 from agent.api_client import ApiClient, Fenced
 from agent.checkpoint_uploads import Uploader
-from agent.inputs import stage_in
+from agent.inputs import NodeInputs, Stream
 from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
@@ -78,6 +78,7 @@ class Supervisor:
         self._asked_from_outside = False
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
+        self._stream: Stream | None = None
 
     def ask_to_stop(self) -> None:
         """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
@@ -117,17 +118,17 @@ class Supervisor:
 
     def _prepare(self) -> Path:
         """Stage inputs and checkpoint in; returns the run file."""
-        name = f"inputs-a{self.workload.attempt}"
-        inputs = self.workload.inputs
-        found = stage_in(
-            self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name,
-            check=self._check_stop,
+        inputs = NodeInputs(
+            self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
+            target=self.job_dir / f"inputs-a{self.workload.attempt}",
         )  # fmt: skip
+        found = inputs.stage(self._check_stop)
         self._check_stop()
         restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
         with_retries(lambda: self._restored(restored), API_RETRIES)
         self._metrics.from_step = restored.step
         self._check_stop()
+        self._stream = inputs.stream(self._spec, restored.step, make_room=self._free_space)
         run_file = self.job_dir / f"run-a{self.workload.attempt}.json"
         paths = {name: str(path) for name, path in found.items()}
         run_file.write_text(json.dumps({**self.workload.run, **paths, "work_dir": str(self.job_dir)}))
@@ -160,6 +161,8 @@ class Supervisor:
             reason, stall = self._watch(group, liveness, uploader)
             return self._ended(group, uploader, reason, stall)
         finally:
+            if self._stream:
+                self._stream.close()
             uploader.close()
             group.kill()
 
@@ -169,6 +172,8 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
+            if self._stream and self._stream.error:
+                raise self._stream.error
             try:
                 offered = self._offer(uploader, offered)
                 liveness.saw(self._metrics.newest_times(KEPT_STEPS))

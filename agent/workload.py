@@ -39,6 +39,9 @@ class Input:
     name: str
     """Field of the run file that gets its directory: ``base_model_dir``, ``pack_dir``, ..."""
     files: tuple[InputFile, ...]
+    """Those that are there before the process starts."""
+    later: tuple[InputFile, ...] = ()
+    """Shards of a pack that may arrive while it runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,7 +90,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
 def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     spec, objects = held.spec, platform.objects
     yield Input(name=BASE_MODEL, files=stored_base_models.publish(platform, held.model, spec.base_digest))
-    yield Input(name=PACK, files=_listed(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint)))
+    yield pack_input(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint))
     if spec.reference:
         yield Input(name=REFERENCE, files=_listed(objects, layout.reference_prefix(held.tenant, spec.reference)))
     if spec.warm_start is not None:
@@ -100,6 +100,13 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
         names = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
         files = (InputFile(path=name, key=f"{prefix}/{name}", sha256=known[name]) for name in names)
         yield Input(name=WARM_START, files=(_file(prefix, package.MANIFEST, manifest), *files))
+
+
+def pack_input(objects: ObjectStore, prefix: str) -> Input:
+    """Return a pack of which all training shards but the first arrive while the training runs."""
+    files = _listed(objects, prefix)
+    shards = [file for file in files if file.path.startswith("shard-")]
+    return Input(name=PACK, files=tuple(file for file in files if file not in shards[1:]), later=tuple(shards[1:]))
 
 
 def _listed(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:
@@ -121,7 +128,7 @@ def _file(prefix: str, name: str, data: bytes) -> InputFile:
 
 def _prefixes(workload: Workload) -> list[str]:
     """Return the prefixes of the workload's inputs."""
-    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in each.files})
+    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in (*each.files, *each.later)})
 
 
 def _unbegun(platform: Platform, held: Claim) -> Ending | None:

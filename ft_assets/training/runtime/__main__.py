@@ -84,7 +84,7 @@ class Attempt:
                 os.environ.pop(name, None)
         method = pack_loader.method_of(self.run.spec)
         vocab_size = _vocab_size(self.run)
-        pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
+        pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size, waiting=self.progress.touch)
         self.heartbeat.enter("import")
         with spans.span("import"):
             imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))

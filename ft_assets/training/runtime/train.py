@@ -20,6 +20,7 @@ from ft_assets.errors import IntegrityError
 from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
 from ft_assets.training.checkpoints import STATE
+from ft_assets.training.data_order import DataOrder
 from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
@@ -47,7 +48,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("load"):
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
-    progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
+    progress.total_steps = spec.optimization.total_steps(num_rows=pack.train.num_rows, world_size=spec.world_size)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
@@ -60,6 +61,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
     loop = Loop(
         spec,
+        order=DataOrder.of(spec, pack.train.rows),
         objective=objective,
         strategy=strategy,
         saver=saver,
@@ -97,7 +99,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
 def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
     """Builds the method's objective over the loaded base model, with the initial weights."""
     spec = run_file.spec
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device)
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, mesh=strategy.mesh)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights

@@ -56,12 +56,16 @@ SPEC = TrainingSpec(
 )
 
 
-def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1) -> Path:
+def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1, shards: int = 1) -> Path:
     """A pack of random windows, two to four examples each; the first third of an example carries no loss."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     body: dict[str, Any] = {"fingerprint": SPEC.pack_fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
-    body |= _write_shard(directory / "shard-00000.parquet", [_window(rng, length) for _ in range(num_windows)])
+    windows = [_window(rng, length) for _ in range(num_windows)]
+    parts = [_write_shard(directory / f"shard-{n:05d}.parquet", windows[n * num_windows // shards : (n + 1) * num_windows // shards])
+             for n in range(shards)]  # fmt: skip
+    body |= {name: sum(part[name] for part in parts) for name in ("num_windows", "num_examples", "num_tokens")}
+    body["shards"] = [shard for part in parts for shard in part["shards"]]
     body["validation"] = None
     if validation:
         body["validation"] = _write_shard(directory / "val-00000.parquet", [_window(rng, length) for _ in range(validation)])
