@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEARTBEAT_S = 1.0
-"""Seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
+"""Least seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
 PART_BYTES = 64 << 20
 """Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
 FENCED = "attempt_released"
@@ -37,6 +37,8 @@ class Facts:
     """Seconds of steps after the newest committed checkpoint."""
     silence_s: float = 0.0
     """Seconds since the training process's last heartbeat."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat, as the answer to this one says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,8 @@ class Heartbeat:
 class HeartbeatAnswer:
     stop: str | None = None
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,6 +59,7 @@ class Reporter:
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _failures: int = 0
+    _next_s: float = HEARTBEAT_S
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -133,7 +134,7 @@ class Reporter:
             except Exception:
                 log.exception("a report failed")
                 more = False
-            self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+            self._ended.wait(0.0 if more else self._next_s if not self._failures else RETRIES.wait_s(self._failures))
 
     def _beat(self, end: Exit | None = None) -> bool:
         """Send one heartbeat; returns whether metric lines are left."""
@@ -148,7 +149,8 @@ class Reporter:
                 phase=state.phase, facts=state.facts, metrics=sent, notices=notices, first_notice=self._num_told, number=self._number,
                 exit=end,
             )  # fmt: skip
-            self.stop = self.api.heartbeat(beat).stop
+            answer = self.api.heartbeat(beat)
+            self.stop, self._next_s = answer.stop, answer.next_s
             self.accepted = Reported(
                 step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
                 validation=max((m["step"] for m in sent if "eval_loss" in m), default=accepted.validation),

@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,9 +27,11 @@ from control_plane.jobs.transitions import locked, record, record_many, transiti
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import record as record_of
 from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.errors import Conflict, Forbidden, NotFound
+from ft_assets.telemetry import correlation
 from ft_assets.training.checkpoints import MANIFEST, Manifest, parse_manifest
 
 NOTICES: Mapping[str, Level] = {
@@ -40,6 +42,12 @@ NOTICES: Mapping[str, Level] = {
 NOT_STORED = "objects_not_stored"
 """Error code of a commit whose objects are not in the store as the manifest lists them."""
 MAX_PIECE_BYTES = 1 << 20
+HEARTBEAT_CPU_S = 0.0045
+"""CPU time of a heartbeat in the API (benchmarks/api_heartbeats_cpu_202611.json)."""
+HEARTBEAT_CORES = 0.1
+"""What the heartbeats of all running attempts may take of the API, as long as they come every :data:`MAX_HEARTBEAT_S`."""
+MAX_HEARTBEAT_S = 15.0
+"""One may be missed before an attempt counts as silent (30 s)."""
 
 
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
@@ -80,26 +88,91 @@ def released() -> Conflict:
     return Conflict("the attempt with this token holds no reservation, so its workload must end", code=messages.FENCED)
 
 
-def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnswer:
-    """Store what the agent reports, once however often it is sent, and answer whether the workload is to stop."""
+def _known_by_token() -> sa.Select[Any]:
+    a, r, others = agents.c, reservations.c, reservations.alias().c
+    columns = (jobs.c.tenant_id.label("tenant"), jobs.c.state, attempts.STOP_REQUESTED, a.job_id, a.attempt, a.beat, a.notices)
+    num_running = sa.select(sa.func.count(others.job_id)).where(others.released_at.is_(None)).scalar_subquery()
+    return (
+        sa.select(*columns, a.reported_step, a.reported_validation, num_running.label("num_running"))
+        .join(reservations, (r.job_id == a.job_id) & (r.attempt == a.attempt) & r.released_at.is_(None))
+        .join(jobs, jobs.c.id == a.job_id)
+        .where(a.token == sa.bindparam("token"))
+        .with_for_update(of=reservations)
+    )
+
+
+KNOWN = _known_by_token()
+"""Made once: a heartbeat spends as much on making it as on running it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """An attempt with its reservation, and what its agent reported before."""
+
+    tenant: str
+    job_id: str
+    attempt: int
+    state: JobState
+    stop: str | None
+    """Why its workload is to stop."""
+    beat: int
+    notices: int
+    reported_step: int
+    reported_validation: int
+    num_running: int
+    """Attempts that hold a reservation."""
+
+
+def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswer:
+    """Store what the agent with this token reports, once however often it is sent, and answer whether the workload is to stop.
+
+    One transaction, and two statements if there is no news.
+    """
     now = platform.clock()
     with platform.engine.begin() as conn:
-        _must_hold(conn, held)
-        known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(_of(held))).one()
-        job = locked(conn, held.job_id)
-        if job.state not in FINAL:
-            if beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
-                _record_provisioning(conn, held, beat.phase, now)
-            _record_progress(conn, held, job.state, beat, now)
-            untold = beat.notices[max(0, known.notices - beat.first_notice) :]
-            record_many(conn, [(held.job_id, event) for notice in untold if (event := _event(notice))], now=now)
+        known = _known(conn, token)
+        correlation.bind(tenant=known.tenant, job=known.job_id, attempt=known.attempt)
+        values = _record_news(conn, known, beat, now) if _has_news(known, beat) else {}
+        next_s = heartbeat_interval_s(known.num_running)
         if beat.number > known.beat:  # otherwise it was sent again, or overtaken
             told = max(known.notices, beat.first_notice + len(beat.notices))
-            values: dict[str, Any] = {"heartbeat_at": now, "facts": asdict(beat.facts), "beat": beat.number, "notices": told}
+            values |= {"heartbeat_at": now, "facts": asdict(replace(beat.facts, next_s=next_s)), "beat": beat.number, "notices": told}
             if beat.exit is not None:
                 values["exit"] = asdict(beat.exit)
-            conn.execute(sa.update(agents).where(_of(held)).values(values))
-        return HeartbeatAnswer(stop=attempts.requested_stop(conn, held))
+        if values:
+            conn.execute(sa.update(agents).where(_of(known)).values(values))
+    return HeartbeatAnswer(stop=known.stop, next_s=next_s)
+
+
+def heartbeat_interval_s(num_running: int) -> float:
+    """Return the seconds between the heartbeats of an attempt, so that those of all take :data:`HEARTBEAT_CORES` of the API."""
+    return min(MAX_HEARTBEAT_S, max(messages.HEARTBEAT_S, num_running * HEARTBEAT_CPU_S / HEARTBEAT_CORES))
+
+
+def _known(conn: Connection, token: str) -> Known:
+    """Return the attempt of `token`, which cannot lose its reservation before the transaction ends."""
+    row = conn.execute(KNOWN, {"token": token}).mappings().one_or_none()
+    if row is None:
+        raise released()
+    return record_of(Known, row)
+
+
+def _has_news(known: Known, beat: Heartbeat) -> bool:
+    begins = beat.phase in PROVISIONING and known.state is JobState.PROVISIONING
+    return known.state not in FINAL and bool(beat.metrics or beat.notices or begins)
+
+
+def _record_news(conn: Connection, known: Known, beat: Heartbeat, now: datetime) -> dict[str, Any]:
+    """Record phases, metrics and notices as events of the job; returns how far its metrics are reported."""
+    state = locked(conn, known.job_id).state
+    if state in FINAL:
+        return {}
+    if beat.phase in PROVISIONING and state is JobState.PROVISIONING:
+        _record_provisioning(conn, known, beat.phase, now)
+    reported = _record_progress(conn, known, state, beat, now)
+    untold = beat.notices[max(0, known.notices - beat.first_notice) :]
+    record_many(conn, [(known.job_id, event) for notice in untold if (event := _event(notice))], now=now)
+    return reported
 
 
 def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
@@ -170,7 +243,7 @@ def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
-def _of(held: Claim) -> sa.ColumnElement[bool]:
+def _of(held: Claim | Known) -> sa.ColumnElement[bool]:
     return sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
 
 
@@ -179,7 +252,7 @@ def _must_hold(conn: Connection, held: Claim) -> None:
         raise released()
 
 
-def _record_provisioning(conn: Connection, held: Claim, phase: str, now: datetime) -> None:
+def _record_provisioning(conn: Connection, held: Known, phase: str, now: datetime) -> None:
     """Report what the attempt does before its first step, each phase once."""
     event = provisioning_event(phase, attempt=held.attempt)
     before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
@@ -187,25 +260,23 @@ def _record_provisioning(conn: Connection, held: Claim, phase: str, now: datetim
         record(conn, held.job_id, event, now=now)
 
 
-def _record_progress(conn: Connection, held: Claim, state: JobState, beat: Heartbeat, now: datetime) -> None:
+def _record_progress(conn: Connection, known: Known, state: JobState, beat: Heartbeat, now: datetime) -> dict[str, Any]:
     """Store new metric lines as events and the newest on the job; the first step makes the job ``running``."""
     if not beat.metrics:
-        return
+        return {}
     steps = [m for m in beat.metrics if "loss" in m]
     validations = [m for m in beat.metrics if "eval_loss" in m]
-    known = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
     if steps:
-        _move(conn, held, state, steps, saving=beat.phase == "save", now=now)
+        _move(conn, known, state, steps, saving=beat.phase == "save", now=now)
     news = [m for m in steps if m["step"] > known.reported_step] + [m for m in validations if m["step"] > known.reported_validation]
-    record_many(conn, [(held.job_id, metrics_event(as_reported(m))) for m in news], now=now)
-    reported = {
+    record_many(conn, [(known.job_id, metrics_event(as_reported(m))) for m in news], now=now)
+    return {
         "reported_step": max(known.reported_step, *(m["step"] for m in steps), 0),
         "reported_validation": max(known.reported_validation, *(m["step"] for m in validations), 0),
     }
-    conn.execute(sa.update(agents).where(_of(held)).values(reported))
 
 
-def _move(conn: Connection, held: Claim, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
+def _move(conn: Connection, held: Known, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
     last = steps[-1]
     if state is JobState.PROVISIONING:
         first = conn.execute(sa.select(jobs.c.first_step_at).where(jobs.c.id == held.job_id)).scalar_one() or now

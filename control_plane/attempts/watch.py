@@ -32,8 +32,8 @@ from ft_assets.errors import FtError
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.typed_json import from_json
 
-QUIET_S = 5.0
-"""Seconds without a heartbeat after which the API is asked whether it answers, and a workload that cannot be found counts as gone."""
+QUIET_S = 4.0
+"""Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""
 FORGET_AFTER = timedelta(hours=1)
 """How long the launcher keeps what is left of an ended workload, for operators."""
 
@@ -65,6 +65,8 @@ class Watcher:
     launcher: Launcher
     answers: Callable[[], bool]
     _watches: dict[str, health.Watch] = field(default_factory=dict)
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    """When the launcher last saw a workload run."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
@@ -78,7 +80,7 @@ class Watcher:
     def look(self) -> list[Ending]:
         """Look at every running attempt once; returns how those ended that have."""
         ended, found = list[Ending](), self._running()
-        if any(self._silence_s(row) > QUIET_S for row in found) and not self.answers():
+        if any(self._is_quiet(row) for row in found) and not self.answers():
             self._away_at = self.platform.clock()
         for row in found:
             try:
@@ -89,6 +91,7 @@ class Watcher:
                 log.exception("%s cannot be watched now", row.workload)
         for gone in set(self._watches) - {row.workload for row in found}:
             self._watches.pop(gone)
+            self._seen_at.pop(gone, None)
             self._stops.pop(gone, None)
         return ended
 
@@ -137,6 +140,8 @@ class Watcher:
             watch = self._watches[row.workload] = health.begin(self.platform, held)
         watch.look()
         status = self.launcher.get(row.workload)
+        if status.phase is WorkloadPhase.RUNNING:
+            self._seen_at[row.workload] = self.platform.clock()
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
             return []
@@ -144,9 +149,12 @@ class Watcher:
         if stop is not None and not stop.done():
             return []
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
-        if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and self._silence_s(fresh[0]) < QUIET_S):
+        if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and not self._is_quiet(fresh[0])):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
         return [self._end(watch, fresh[0], status, stalled=stop is not None)]
+
+    def _is_quiet(self, row: Running) -> bool:
+        return self._silence_s(row) > _facts(row).next_s + QUIET_S
 
     def _silence_s(self, row: Running) -> float:
         return (self.platform.clock() - max(row.heartbeat_at or row.started_at, row.started_at)).total_seconds()
@@ -167,7 +175,7 @@ class Watcher:
 
     def _end(self, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
         """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
-        ending = judge(self.platform, watch.held, row, status, stalled=stalled)
+        ending = judge(self.platform, watch.held, row, status, stalled=stalled, seen_at=self._seen_at.get(row.workload))
         watch.judge_end(ending)
         attempts.finish(self.platform, watch.held, ending)
         self._epilogues = [task for task in self._epilogues if not task.done()]
@@ -186,8 +194,13 @@ def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
     health.flush(platform)
 
 
-def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
-    """Return how the attempt ended, by what its agent reported and what the launcher saw."""
+def judge(
+    platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False, seen_at: datetime | None = None
+) -> Ending:
+    """Return how the attempt ended, by what its agent reported and what the launcher saw.
+
+    If the launcher did not see it end, it ended when it was last seen (`seen_at`) or heard of.
+    """
     said = None if row.exit is None else from_json(Exit, row.exit)
     facts = _facts(row)
     evidence = _evidence(said)
@@ -208,7 +221,7 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
     )
     seen = status.ended_at is not None
     if not seen:
-        last_sign = row.heartbeat_at or row.started_at
+        last_sign = max(sign for sign in (row.started_at, row.heartbeat_at, seen_at) if sign is not None)
         status = replace(status, ended_at=last_sign.timestamp(), started_at=row.started_at.timestamp())
     return Ending(
         outcome=failure.code if failure else "succeeded", failure=failure, last_step=last_step,
