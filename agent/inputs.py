@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -29,6 +30,9 @@ STREAM_RETRIES = RetryPolicy(give_up_s=3600.0)
 """Training goes on with what it has; starting it again elsewhere would not bring the store back."""
 
 
+log = logging.getLogger(__name__)
+
+
 class NodeInputs:
     """Puts an attempt's inputs into `target`; fetches what is missing or damaged in the node's `cache`, and verifies every byte.
 
@@ -46,15 +50,10 @@ class NodeInputs:
         """
         for earlier in self._target.parent.glob("inputs-a*"):
             shutil.rmtree(earlier, ignore_errors=True)
-        for each in self._inputs:
-            (self._target / each.name).mkdir(parents=True)
-
-        def put(pair: tuple[str, InputFile]) -> None:
-            check()
-            self._put(*pair, RETRIES)
-
-        in_threads(put, [(each.name, file) for each in self._inputs for file in each.files])
-        return {each.name: self._target / each.name for each in self._inputs}
+        required = [each for each in self._inputs if not each.optional]
+        self._have(required, check)
+        found = required + [each for each in self._inputs if each.optional and self._has(each, check)]
+        return {each.name: self._target / each.name for each in found}
 
     def stream(self, spec: TrainingSpec, step: int, *, make_room: Callable[[], None]) -> Stream:
         """Begin to fetch the later files in the order in which a training that continues after `step` steps reads them."""
@@ -74,6 +73,24 @@ class NodeInputs:
                 self._put(*pair, STREAM_RETRIES)
 
         return Stream(put, pending, [self._target / name / ARRIVING for name in dict.fromkeys(name for name, _ in pending)])
+
+    def _has(self, each: Input, check: Callable[[], None]) -> bool:
+        try:
+            self._have([each], check)
+        except IntegrityError as error:
+            log.warning("%s is not usable, and is made again: %s", each.name, error.message)
+            return False
+        return True
+
+    def _have(self, inputs: Sequence[Input], check: Callable[[], None]) -> None:
+        for each in inputs:
+            (self._target / each.name).mkdir(parents=True)
+
+        def put(pair: tuple[str, InputFile]) -> None:
+            check()
+            self._put(*pair, RETRIES)
+
+        in_threads(put, [(each.name, file) for each in inputs for file in each.files])
 
     def _put(self, name: str, file: InputFile, retries: RetryPolicy) -> None:
         owner = ".base_models" if file.key.startswith(SHARED) else self._tenant

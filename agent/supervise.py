@@ -20,6 +20,7 @@ from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
 from agent.objects import Objects
 from agent.process_group import ProcessGroup, torchrun
+from agent.reference_upload import ReferenceUpload
 from agent.reporter import Reporter, State
 from agent.restore import restore
 from agent.training_files import KEPT_STEPS, Liveness, Metrics
@@ -79,6 +80,9 @@ class Supervisor:
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
         self._stream: Stream | None = None
+        self._reference = ReferenceUpload(
+            self._objects, self.job_dir / "reference", prefix=workload.reference_prefix, workload=workload.name
+        )
 
     def ask_to_stop(self) -> None:
         """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
@@ -174,6 +178,7 @@ class Supervisor:
             self._check_fenced(group)
             if self._stream and self._stream.error:
                 raise self._stream.error
+            self._reference.look()
             try:
                 offered = self._offer(uploader, offered)
                 liveness.saw(self._metrics.newest_times(KEPT_STEPS))
@@ -205,6 +210,7 @@ class Supervisor:
         """Store what the process left, and say how it ended."""
         code = group.exit_code
         uploader.drain(abandon=lambda: self._reporter.fenced.is_set() or self._reporter.stop == StopReason.CANCEL)
+        self._reference.finish()
         self._check_fenced()
         evidence = ExitEvidence.read(self.job_dir, self.workload.attempt)
         error: Mapping[str, Any] | None = None

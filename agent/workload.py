@@ -42,6 +42,8 @@ class Input:
     """Those that are there before the process starts."""
     later: tuple[InputFile, ...] = ()
     """Shards of a pack that may arrive while it runs."""
+    optional: bool = False
+    """The process makes it itself if it is missing or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,8 @@ class Workload:
     """Object prefix under which the attempt may write checkpoints."""
     final_prefix: str = ""
     """Object prefix under which it may write the finished model."""
+    reference_prefix: str = ""
+    """Object prefix under which it may write reference log-probabilities; empty if its method needs none."""
     report_to: str = ""
     """URL of the control plane's API, as the workload reaches it."""
     placement: tuple[NodeShare, ...] = ()

@@ -298,9 +298,14 @@ def _event(notice: Notice) -> Event | None:
     return None if level is None else Event(code=notice.code, level=level, message=notice.message, data=dict(notice.data))
 
 
+def reference_prefix(held: Claim) -> str:
+    """Return the prefix of the tenant's reference log-probabilities that the attempt needs; empty if it needs none."""
+    return layout.reference_prefix(held.tenant, held.spec.reference) if held.spec.reference else ""
+
+
 def _check_own(held: Claim, key: str) -> None:
-    own = (f"{attempts.checkpoint_prefix(held)}/", f"{attempts.final_prefix(held)}/")
-    if not key.startswith(own):
+    own = [attempts.checkpoint_prefix(held), attempts.final_prefix(held), reference_prefix(held)]
+    if not key.startswith(tuple(f"{prefix}/" for prefix in own if prefix)):
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not write object {key[:200]!r}", code="not_its_object")
 
 

@@ -76,6 +76,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         ),
         checkpoint_prefix=attempts.checkpoint_prefix(held),
         final_prefix=attempts.final_prefix(held),
+        reference_prefix=agents.reference_prefix(held),
         report_to=platform.settings.internal_url,
         placement=held.placement,
         image=spec.image,
@@ -91,8 +92,8 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     spec, objects = held.spec, platform.objects
     yield Input(name=BASE_MODEL, files=stored_base_models.publish(platform, held.model, spec.base_digest))
     yield pack_input(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint))
-    if spec.reference:
-        yield Input(name=REFERENCE, files=_listed(objects, layout.reference_prefix(held.tenant, spec.reference)))
+    if (reference := reference_input(objects, held)) is not None:
+        yield reference
     if spec.warm_start is not None:
         prefix = warm_starts.stored_prefix(platform, held.tenant, spec.warm_start)
         manifest = objects.get_bytes(f"{prefix}/{package.MANIFEST}")
@@ -100,6 +101,14 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
         names = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
         files = (InputFile(path=name, key=f"{prefix}/{name}", sha256=known[name]) for name in names)
         yield Input(name=WARM_START, files=(_file(prefix, package.MANIFEST, manifest), *files))
+
+
+def reference_input(objects: ObjectStore, held: Claim) -> Input | None:
+    """Return the reference log-probabilities that an earlier job has computed; None if the workload has to, or needs none."""
+    prefix = agents.reference_prefix(held)
+    if not prefix or not objects.exists(f"{prefix}/manifest.json"):
+        return None
+    return Input(name=REFERENCE, files=_listed(objects, prefix), optional=True)
 
 
 def pack_input(objects: ObjectStore, prefix: str) -> Input:

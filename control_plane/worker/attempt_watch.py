@@ -6,6 +6,7 @@ import logging
 import select
 import threading
 import time
+from typing import Any
 
 import httpx
 import sqlalchemy as sa
@@ -50,7 +51,7 @@ def _watch_alone(platform: Platform, ending: threading.Event) -> None:
             forgotten_at = -FORGET_EVERY_S
             while not ending.is_set():
                 conn.execute(sa.select(1))  # the lock is gone with the connection
-                conn.connection.driver_connection.notifies.clear()
+                _listening(conn).notifies.clear()
                 watcher.look()
                 if time.monotonic() - forgotten_at > FORGET_EVERY_S:
                     watcher.forget_ended()
@@ -66,11 +67,15 @@ def _watch_alone(platform: Platform, ending: threading.Event) -> None:
 
 def _wait_for_change(conn: sa.Connection, ending: threading.Event) -> None:
     """Wait until the database announces a change of the queue, at most :data:`IDLE_LOOK_S`."""
-    listening, until = conn.connection.driver_connection, time.monotonic() + IDLE_LOOK_S
-    assert listening is not None
+    listening, until = _listening(conn), time.monotonic() + IDLE_LOOK_S
     while not ending.is_set() and not listening.notifies and time.monotonic() < until:
         if any(select.select([listening], [], [], END_S)):
             listening.poll()
+
+
+def _listening(conn: sa.Connection) -> Any:
+    """Return the driver's connection, which keeps what was announced in ``notifies``."""
+    return conn.connection.driver_connection
 
 
 def _api_answers(platform: Platform) -> bool:

@@ -37,7 +37,7 @@ class QueueWorker(Worker):
         return [queue for queue, slots in self._slots.items() if taken[queue] < slots]
 
     @queues.setter
-    def queues(self, _all: Iterable[str]) -> None:
+    def queues(self, _all: Iterable[str] | None) -> None:
         self._running_jobs = {}  # the library sets the queues first
 
     async def stopped(self) -> None:

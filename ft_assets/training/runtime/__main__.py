@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,7 +91,20 @@ class Attempt:
             imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
             from ft_assets.training.runtime import train
 
-        return train.run(self.run, pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop)
+        return train.run(
+            self._with_reference(), pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop
+        )
+
+    def _with_reference(self) -> RunFile:
+        """Returns the run file with the directory of the reference log-probabilities, if the method needs them."""
+        run = self.run
+        if run.spec.reference is None or run.reference_dir is not None:
+            return run
+        from ft_assets.training.runtime import reference
+
+        self.heartbeat.enter("reference")
+        with spans.span("reference"):
+            return replace(run, reference_dir=reference.compute_for(run, touch=self.progress.touch))
 
 
 def is_broken_connection(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,13 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadStatus
 from control_plane.queue import cycle, reservations
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets.reference_step import reference
 from ft_assets.durable_files import write_json
-from ft_assets.errors import InvalidRequest, Unavailable
+from ft_assets.errors import InvalidRequest
 from ft_assets.evals import step
 from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun
 from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
 from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
 from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture
-from tests.ft_assets.datasets.step.test_packing_references import TENANT, stored_pack
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack, until
 from tests.support.jobs.queued_jobs import Queued
@@ -180,41 +177,6 @@ def test_a_machine_without_gpus_shows_none(
         assert visible(machine.evaluate("e-1")) == ""
     finally:
         machine.end()
-
-
-def test_reference_log_probabilities_keep_away_from_reserved_gpus(machine: Machine, model: Path, tmp_path: Path) -> None:  # noqa: F811
-    pytest.importorskip("torch", reason="needs the training environment")
-    machine.train(gpus=2)
-    shows = ("/bin/sh", "-c", "echo it may use $CUDA_VISIBLE_DEVICES; exit 3")
-    pack = stored_pack(machine.platform, tmp_path / "pack", model)
-    with pytest.raises(Unavailable, match="it may use 8"):
-        reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who="ftjob-1", python=shows)
-
-
-def test_reference_log_probabilities_keep_away_from_each_other_and_from_evaluations(
-    machine: Machine,
-    model: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("torch", reason="needs the training environment")
-    machine.train(gpus=2)
-    assert visible(machine.evaluate("e-1")) == "8"
-    pack = stored_pack(machine.platform, tmp_path / "pack", model)
-    shows = ("/bin/sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/seen; until test -e {tmp_path}/go; do sleep 0.1; done; exit 3")
-
-    def compute(attention: str) -> None:  # another key: neither waits for the other
-        with pytest.raises(Unavailable, match="exit code 3"):
-            reference(machine.platform, TENANT, pack_fingerprint=pack, model="tiny-base", who=attention, attention=attention, python=shows)
-
-    with ThreadPoolExecutor(2) as pool:
-        computing = [pool.submit(compute, attention) for attention in ("sdpa", "eager")]
-        try:
-            until(lambda: (tmp_path / "seen").exists() and len((tmp_path / "seen").read_text().split()) == 2)
-        finally:
-            (tmp_path / "go").touch()
-        for each in computing:
-            each.result()
-    assert sorted((tmp_path / "seen").read_text().split()) == ["6", "7"]
 
 
 def test_nodes_that_one_machine_stands_for_have_gpus_of_their_own(new_platform: Callable[..., Platform], tmp_path: Path) -> None:
