@@ -95,7 +95,7 @@ class NodeInputs:
     def _put(self, name: str, file: InputFile, retries: RetryPolicy) -> None:
         owner = ".base_models" if file.key.startswith(SHARED) else self._tenant
         with noticing_a_full_disk():
-            _link(self._cached(file, self._cache / owner, retries), self._target / name / _inside(file.path))
+            link(self._cached(file, self._cache / owner, retries), self._target / name / _inside(file.path))
 
     def _cached(self, file: InputFile, directory: Path, retries: RetryPolicy) -> Path:
         """Return the file in the node's cache, verified; fetched at most twice, because the way here may have damaged it."""
@@ -150,7 +150,7 @@ def fetch(objects: Objects, key: str, path: Path) -> None:
         objects.fetch(key, path)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     os.link(source, target)

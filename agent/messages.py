@@ -55,10 +55,16 @@ class Exit:
     """What was observed of a process that was stopped because it stalled."""
     error: Mapping[str, Any] | None = None
     """Why it could not be started: an ``FtError`` as JSON."""
+    follows: bool = False
+    """It ended because another node of the gang had: it was stopped for that, or its ranks lost the connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
+    node: int = 0
+    """Number of the agent's node in the gang."""
+    address: str = ""
+    """``host:port`` at which this node could lead the gang; empty until everything that its ranks need is there."""
     phase: str = ""
     """Phase of the training process; ``fetch`` before its start."""
     metrics: tuple[Mapping[str, Any], ...] = ()
@@ -79,6 +85,14 @@ class HeartbeatAnswer:
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
     next_s: float = HEARTBEAT_S
     """Seconds to the next heartbeat."""
+    leader: str = ""
+    """Address of node 0, once every node of the gang can start."""
+    from_step: int = 0
+    """Step from which it continues, with `leader`."""
+    peer_failed: bool = False
+    """Another node of the gang has ended before its training did: this one must end too."""
+    alone: bool = False
+    """Every other node has ended: nothing more comes from them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +135,8 @@ class WriteRequest:
     key: str
     part_sha256: tuple[str, ...]
     """Digest of each part of :data:`PART_BYTES`, in order; one for a file of at most that size."""
+    upload_id: str | None = None
+    """Of a multipart upload that was begun: its URLs are granted again, for those that expire."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,8 @@ VARIABLE = "FT_WORKLOAD"
 """Environment variable of the agent: the file with its workload as JSON."""
 TOKEN_FILE = "FT_TOKEN_FILE"
 """Environment variable of the agent: the file with its attempt's token."""
+NODE = "FT_NODE"
+"""Environment variable of the agent: the number of its node in the gang. The agent of node 0 leads."""
 NODE_DIR = "FT_NODE_DIR"
 """Environment variable of the agent: the node's directory, which outlives the workload: cached inputs, and checkpoints of its jobs."""
 
@@ -79,8 +81,8 @@ class Workload:
     attempt: int = 0
     module: str = ""
     """Python module that the agent runs under torchrun; its only argument is the run file."""
-    num_processes: int = 1
-    """Ranks, over all nodes."""
+    processes: tuple[int, ...] = (1,)
+    """Ranks on each node of the gang, in the order of `placement`. Each node has an agent; rank 0 is on the first one."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Content of the run file, except for the directories, which are the agent's."""
     inputs: tuple[Input, ...] = ()
@@ -108,8 +110,16 @@ class Workload:
     """Names of variables that the launcher passes on from its own environment, if they are set; their values are written to no file."""
 
     @property
+    def num_nodes(self) -> int:
+        return len(self.processes)
+
+    @property
     def devices(self) -> tuple[int, ...]:
         return tuple(number for share in self.placement for number in share.devices)
+
+    def devices_of(self, node: int) -> tuple[int, ...]:
+        """Return the GPUs of one node of the gang."""
+        return self.devices if self.num_nodes == 1 else self.placement[node].devices
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

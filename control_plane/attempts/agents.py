@@ -1,4 +1,4 @@
-"""What the agent of an attempt reports and asks for. Its token opens nothing else, and nothing once the attempt is released."""
+"""What the agents of an attempt report and ask for. Their token opens nothing else, and nothing once the attempt is released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from agent import messages
-from agent.messages import Commit, Completion, Heartbeat, HeartbeatAnswer, Notice, ReadGrants, Reported, Restored, WriteGrant, WriteRequest
+from agent.messages import (
+    Commit,
+    Completion,
+    Exit,
+    Heartbeat,
+    HeartbeatAnswer,
+    Notice,
+    ReadGrants,
+    Reported,
+    Restored,
+    WriteGrant,
+    WriteRequest,
+)
 from control_plane.attempts import checkpoint_retention
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
@@ -30,9 +42,11 @@ from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import record as record_of
 from control_plane.queue.tables import reservations
 from ft_assets import layout
-from ft_assets.errors import Conflict, Forbidden, NotFound
+from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
 from ft_assets.telemetry import correlation
-from ft_assets.training.checkpoints import MANIFEST, Manifest, parse_manifest
+from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
+from ft_assets.training.failures import Outcome
+from ft_assets.typed_json import from_json
 
 NOTICES: Mapping[str, Level] = {
     "checkpoint_upload_failed": "warn", "checkpoint_upload_recovered": "info", "checkpoint_upload_abandoned": "warn",
@@ -51,7 +65,7 @@ MAX_HEARTBEAT_S = 15.0
 
 
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
-    """Return the token of the attempt's agent, the same at each call; `may_read` are the object prefixes of its inputs.
+    """Return the token of the attempt's agents, the same at each call; `may_read` are the object prefixes of its inputs.
 
     The steps and validations that earlier attempts reported are not reported again: a repeated step is bit-identical.
     """
@@ -66,8 +80,8 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
         "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(insert(agents).values(values).on_conflict_do_nothing())
-        return str(conn.execute(sa.select(agents.c.token).where(_of(held))).scalar_one())
+        conn.execute(insert(agents).values([{**values, "node": node} for node in range(held.num_nodes)]).on_conflict_do_nothing())
+        return str(conn.execute(sa.select(agents.c.token).where(_of(held, 0))).scalar_one())
 
 
 def held_by(platform: Platform, token: str) -> Claim:
@@ -75,7 +89,7 @@ def held_by(platform: Platform, token: str) -> Claim:
     mine = (reservations.c.job_id == agents.c.job_id) & (reservations.c.attempt == agents.c.attempt) & reservations.c.released_at.is_(None)
     query = sa.select(jobs.c.tenant_id, jobs.c.id, agents.c.attempt).join(jobs, jobs.c.id == agents.c.job_id)
     with platform.engine.connect() as conn:
-        row = conn.execute(query.where(agents.c.token == token, sa.exists().where(mine))).one_or_none()
+        row = conn.execute(query.where(agents.c.token == token, agents.c.node == 0, sa.exists().where(mine))).one_or_none()
     if row is None:
         raise released()
     held = attempts.claim(platform, row.tenant_id, row.id)
@@ -89,14 +103,18 @@ def released() -> Conflict:
 
 
 def _known_by_token() -> sa.Select[Any]:
-    a, r, others = agents.c, reservations.c, reservations.alias().c
+    a, leader, r, others = agents.c, agents.alias(), reservations.c, reservations.alias().c
     columns = (jobs.c.tenant_id.label("tenant"), jobs.c.state, attempts.STOP_REQUESTED, a.job_id, a.attempt, a.beat, a.notices)
     num_running = sa.select(sa.func.count(others.job_id)).where(others.released_at.is_(None)).scalar_subquery()
+    gang = agents.alias().c
+    num_nodes = sa.select(sa.func.count(gang.node)).where(gang.job_id == a.job_id, gang.attempt == a.attempt).scalar_subquery()
     return (
-        sa.select(*columns, a.reported_step, a.reported_validation, num_running.label("num_running"))
+        sa.select(*columns, leader.c.reported_step, leader.c.reported_validation)
+        .add_columns(num_running.label("num_running"), num_nodes.label("num_nodes"))
         .join(reservations, (r.job_id == a.job_id) & (r.attempt == a.attempt) & r.released_at.is_(None))
+        .join(leader, (leader.c.job_id == a.job_id) & (leader.c.attempt == a.attempt) & (leader.c.node == 0))
         .join(jobs, jobs.c.id == a.job_id)
-        .where(a.token == sa.bindparam("token"))
+        .where(a.token == sa.bindparam("token"), a.node == sa.bindparam("node"))
         .with_for_update(of=reservations)
     )
 
@@ -121,27 +139,34 @@ class Known:
     reported_validation: int
     num_running: int
     """Attempts that hold a reservation."""
+    num_nodes: int
+    """Of this attempt."""
 
 
 def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswer:
     """Store what the agent with this token reports, once however often it is sent, and answer whether the workload is to stop.
 
-    One transaction, and two statements if there is no news.
+    One transaction, and two statements if there is no news and the attempt has one node.
     """
     now = platform.clock()
     with platform.engine.begin() as conn:
-        known = _known(conn, token)
+        known = _known(conn, token, beat.node)
+        if known is None:
+            held = held_by(platform, token)
+            raise InvalidRequest(f"attempt {held.attempt} of job {held.job_id} has {held.num_nodes} nodes, and no node {beat.node}")
         correlation.bind(tenant=known.tenant, job=known.job_id, attempt=known.attempt)
-        values = _record_news(conn, known, beat, now) if _has_news(known, beat) else {}
+        if reported := _record_news(conn, known, beat, now) if _has_news(known, beat) else {}:
+            conn.execute(sa.update(agents).where(_of(known, 0)).values(reported))
         next_s = heartbeat_interval_s(known.num_running)
         if beat.number > known.beat:  # otherwise it was sent again, or overtaken
             told = max(known.notices, beat.first_notice + len(beat.notices))
-            values |= {"heartbeat_at": now, "facts": asdict(replace(beat.facts, next_s=next_s)), "beat": beat.number, "notices": told}
-            if beat.exit is not None:
-                values["exit"] = asdict(beat.exit)
-        if values:
-            conn.execute(sa.update(agents).where(_of(known)).values(values))
-    return HeartbeatAnswer(stop=known.stop, next_s=next_s)
+            values: dict[str, Any] = {"heartbeat_at": sa.func.clock_timestamp(), "facts": asdict(replace(beat.facts, next_s=next_s))}
+            values |= {"beat": beat.number, "notices": told}
+            values |= {"address": beat.address} if beat.address else {}
+            values |= {"exit": asdict(beat.exit)} if beat.exit is not None else {}
+            conn.execute(sa.update(agents).where(_of(known, beat.node)).values(values))
+        answer = HeartbeatAnswer(stop=known.stop, next_s=next_s)
+        return answer if known.num_nodes == 1 else _of_gang(conn, known, beat.node, answer)
 
 
 def heartbeat_interval_s(num_running: int) -> float:
@@ -149,16 +174,14 @@ def heartbeat_interval_s(num_running: int) -> float:
     return min(MAX_HEARTBEAT_S, max(messages.HEARTBEAT_S, num_running * HEARTBEAT_CPU_S / HEARTBEAT_CORES))
 
 
-def _known(conn: Connection, token: str) -> Known:
+def _known(conn: Connection, token: str, node: int) -> Known | None:
     """Return the attempt of `token`, which cannot lose its reservation before the transaction ends."""
-    row = conn.execute(KNOWN, {"token": token}).mappings().one_or_none()
-    if row is None:
-        raise released()
-    return record_of(Known, row)
+    row = conn.execute(KNOWN, {"token": token, "node": node}).mappings().one_or_none()
+    return None if row is None else record_of(Known, row)
 
 
 def _has_news(known: Known, beat: Heartbeat) -> bool:
-    begins = beat.phase in PROVISIONING and known.state is JobState.PROVISIONING
+    begins = beat.node == 0 and beat.phase in PROVISIONING and known.state is JobState.PROVISIONING
     return known.state not in FINAL and bool(beat.metrics or beat.notices or begins)
 
 
@@ -167,12 +190,27 @@ def _record_news(conn: Connection, known: Known, beat: Heartbeat, now: datetime)
     state = locked(conn, known.job_id).state
     if state in FINAL:
         return {}
-    if beat.phase in PROVISIONING and state is JobState.PROVISIONING:
+    if beat.node == 0 and beat.phase in PROVISIONING and state is JobState.PROVISIONING:
         _record_provisioning(conn, known, beat.phase, now)
     reported = _record_progress(conn, known, state, beat, now)
     untold = beat.notices[max(0, known.notices - beat.first_notice) :]
     record_many(conn, [(known.job_id, event) for notice in untold if (event := _event(notice))], now=now)
     return reported
+
+
+def _of_gang(conn: Connection, known: Known, node: int, answer: HeartbeatAnswer) -> HeartbeatAnswer:
+    """Tell the agent of one node what it needs to know of the others: where the leader is, and whether one has ended."""
+    rows = conn.execute(sa.select(agents.c.node, agents.c.address, agents.c.exit).where(_of(known)).order_by(agents.c.node)).all()
+    this = (attempts_table.c.job_id == known.job_id) & (attempts_table.c.attempt == known.attempt)
+    from_step = conn.execute(sa.select(attempts_table.c.from_step).where(this)).scalar_one()
+    ended = [from_json(Exit, row.exit) for row in rows if row.node != node and row.exit is not None]
+    return replace(
+        answer,
+        leader=rows[0].address if all(row.address for row in rows) else "",
+        from_step=from_step or 0,
+        peer_failed=any((each.evidence or {}).get("outcome") != Outcome.SUCCEEDED for each in ended),
+        alone=len(ended) == len(rows) - 1,
+    )
 
 
 def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
@@ -188,14 +226,14 @@ def restored(platform: Platform, held: Claim, found: Restored) -> Reported:
                 event = Event(code="checkpoint_skipped", level="warn", message=message, data={"step": skipped.step, "used": found.step})
                 record(conn, held.job_id, event, now=now)
             checkpoint_retention.retire_newer(conn, platform, held.job_id, found.step)
-        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held))).one()
+        row = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held, 0))).one()
     return Reported(step=row.reported_step, validation=row.reported_validation)
 
 
 def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrants:
     """Return URLs that read the objects that exist; ``Forbidden`` for one that is no input and no checkpoint of the job."""
     with platform.engine.connect() as conn:
-        prefixes = conn.execute(sa.select(agents.c.may_read).where(_of(held))).scalar_one()
+        prefixes = conn.execute(sa.select(agents.c.may_read).where(_of(held, 0))).scalar_one()
     urls = {}
     for key in keys:
         if not key.startswith((*prefixes, f"{layout.job_prefix(held.tenant, held.job_id)}/")):
@@ -210,7 +248,7 @@ def read_urls(platform: Platform, held: Claim, keys: Sequence[str]) -> ReadGrant
 def write_urls(platform: Platform, held: Claim, request: WriteRequest) -> WriteGrant:
     """Return URLs that write one object of the attempt, and no other bytes than those of the given digests."""
     _check_own(held, request.key)
-    return platform.objects.begin_upload(request.key, request.part_sha256)
+    return platform.objects.begin_upload(request.key, request.part_sha256, request.upload_id)
 
 
 def complete_upload(platform: Platform, held: Claim, completion: Completion) -> None:
@@ -222,6 +260,8 @@ def commit(platform: Platform, held: Claim, what: Commit) -> None:
     """Commit a checkpoint or the finished model, whose objects were stored; ``Conflict`` if they are not all there."""
     prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
     manifest = _stored(platform, prefix, what.manifest_sha256)
+    if held.num_nodes > 1 and is_sharded(held.spec) and not what.final:
+        _check_parts(platform, held, prefix, manifest)
     metrics = openai_metrics(what.step, manifest.metrics)
     if not attempts.record_checkpoint(
         platform, held, step=what.step, prefix=prefix, manifest_sha256=what.manifest_sha256, metrics=metrics, final=what.final
@@ -243,8 +283,10 @@ def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
-def _of(held: Claim | Known) -> sa.ColumnElement[bool]:
-    return sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
+def _of(held: Claim | Known, *nodes: int) -> sa.ColumnElement[bool]:
+    """Select the agents of the attempt on these nodes; of all of them without `nodes`."""
+    attempt = sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
+    return attempt & agents.c.node.in_(nodes) if nodes else attempt
 
 
 def _must_hold(conn: Connection, held: Claim) -> None:
@@ -326,3 +368,14 @@ def _stored(platform: Platform, prefix: str, manifest_sha256: str) -> Manifest:
     if wrong:
         raise Conflict(f"{prefix}/{wrong[0]} is not stored as its manifest lists it", code=NOT_STORED)
     return manifest
+
+
+def _check_parts(platform: Platform, held: Claim, prefix: str, whole: Manifest) -> None:
+    """Raise ``Conflict`` unless every node has stored its part, and `whole` lists just what they say they wrote."""
+    try:
+        data = [(name, platform.objects.get_bytes(f"{prefix}/{name}")) for name in map(part_manifest, range(held.num_nodes))]
+        parts = merged([parse_manifest(part, name=f"{prefix}/{name}") for name, part in data])
+    except (NotFound, IntegrityError) as error:
+        raise Conflict(f"{prefix} lacks the part of a node: {error.message}", code=NOT_STORED) from error
+    if wrong := sorted(name for name in {*parts.files, *whole.files} if parts.files.get(name) != whole.files.get(name)):
+        raise Conflict(f"{prefix}/{wrong[0]} is not as the node that wrote it lists it", code=NOT_STORED)

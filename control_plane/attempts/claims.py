@@ -23,10 +23,14 @@ class Claim:
     pool: str
     num_gpus: int
     placement: tuple[NodeShare, ...]
-    """Its GPUs by node."""
+    """Its GPUs by node, and so the nodes of its gang."""
     model: str
     spec: TrainingSpec
     workload: str
+
+    @property
+    def num_nodes(self) -> int:
+        return max(1, len(self.placement))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from control_plane.attempts.endings import of_attempt as of_attempt
 from control_plane.attempts.endings import reserved
 from control_plane.attempts.tables import Checkpoint, attempts, checkpoints
 from control_plane.billing.metering import service as metering
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import fail_in, job_row, locked, record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
@@ -52,17 +52,28 @@ def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
                 f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit jobs through the API, `ft submit` or "
                 "the `submit` job, and the scheduler starts it when it fits"
             )
-        return Claim(
-            tenant=tenant,
-            job_id=job_id,
-            attempt=held.attempt,
-            pool=held.pool,
-            num_gpus=held.num_gpus,
-            placement=local_placement(platform, held.placement, held.devices),
-            model=job.model,
-            spec=_readable(job_id, job.spec),
-            workload=_workload(job_id, held.attempt),
-        )
+        return _claim(platform, job, held)
+
+
+def past_claim(platform: Platform, tenant: str, job_id: str, attempt: int) -> Claim:
+    """Return what an ended attempt held; its spec is the job's present one."""
+    with platform.engine.connect() as conn:
+        this = (reservations.c.job_id == job_id) & (reservations.c.attempt == attempt)
+        return _claim(platform, job_row(conn, tenant, job_id), conn.execute(sa.select(reservations).where(this)).one())
+
+
+def _claim(platform: Platform, job: Job, held: sa.Row[Any]) -> Claim:
+    return Claim(
+        tenant=job.tenant_id,
+        job_id=job.id,
+        attempt=held.attempt,
+        pool=held.pool,
+        num_gpus=held.num_gpus,
+        placement=local_placement(platform, held.placement, held.devices),
+        model=job.model,
+        spec=_readable(job.id, job.spec or {}),
+        workload=_workload(job.id, held.attempt),
+    )
 
 
 def workload_held(platform: Platform, job_id: str) -> str | None:

@@ -66,7 +66,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         job=held.job_id,
         attempt=held.attempt,
         module="ft_assets.training.runtime",
-        num_processes=spec.world_size,
+        processes=(spec.world_size,) if held.num_nodes == 1 else tuple(len(share.devices) for share in held.placement),
         run={"spec": spec.to_dict(), "attempt": held.attempt},
         inputs=tuple(_inputs(platform, held)),
         checkpoints=tuple(

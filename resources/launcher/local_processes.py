@@ -1,4 +1,4 @@
-"""Workloads as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
+"""Workloads of one node as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
@@ -37,14 +37,14 @@ POLL_S = 0.05
 
 
 class LocalLauncher:
-    """``control_plane.platform.protocols.Launcher`` by subprocesses: one directory per workload under `root`, beside which the node's
-    directories lie."""
+    """``control_plane.platform.protocols.Launcher`` by subprocesses, for one node: one directory per workload under `root`, beside which
+    the node's directories lie."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        """Start `workload` unless a workload of that name was started before, by any process; return its status."""
+    def start_or_adopt(self, workload: Workload, *, token: str = "", node: int = 0) -> WorkloadStatus:
+        """Start `workload` on this `node` of its gang unless one of that name was started here before, by any process."""
         directory = self._directory(workload.name)
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / "start.lock"):
@@ -53,8 +53,8 @@ class LocalLauncher:
                 (directory / "workload.json").write_text(workload.to_json())
                 sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, self._held())
                 with sharing as shared:
-                    numbers = workload.devices if shared is None else (shared.number,)
-                    write_json(directory / "launch.json", self._launch(directory, workload, numbers))
+                    numbers = workload.devices_of(node) if shared is None else (shared.number,)
+                    write_json(directory / "launch.json", self._launch(directory, workload, node, numbers))
                     self._watch(directory, workload, held=() if shared is None else (shared.descriptor,))
         return self.get(workload.name)
 
@@ -149,11 +149,12 @@ class LocalLauncher:
             time.sleep(POLL_S / 5)
         raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
-    def _launch(self, directory: Path, workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
+    def _launch(self, directory: Path, workload: Workload, node: int, numbers: Collection[int]) -> dict[str, Any]:
         own = {
             gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible())),
             VARIABLE: str(directory.absolute() / "workload.json"),
             TOKEN_FILE: str(directory.absolute() / "token"),
+            NODE: str(node),
             NODE_DIR: str(self._root.parent.absolute()),
         }
         return {

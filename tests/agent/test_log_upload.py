@@ -180,7 +180,12 @@ def test_a_store_that_is_away_for_a_while_misses_nothing(world: World) -> None:
 
 def reporter(world: World, **fields: Any) -> Reporter:
     return Reporter(
-        api=world.api, log_upload=world.upload(), state=lambda: State(phase="train", facts=Facts()), unsent=lambda _: (), **fields
+        api=world.api,
+        log_upload=world.upload(),
+        state=lambda: State(phase="train", facts=Facts()),
+        unsent=lambda _: (),
+        hangs=lambda: None,
+        **fields,
     )
 
 

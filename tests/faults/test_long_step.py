@@ -26,6 +26,7 @@ from ft_assets.training.runtime.loop import Loop  # noqa: E402
 from ft_assets.training.runtime.run_errors import Preempted  # noqa: E402
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
 from ft_assets.training.runtime.stop_request import STEP_GRACE_S, StopRequest  # noqa: E402
+from ft_assets.training.runtime.topology import Topology  # noqa: E402
 from ft_assets.training.runtime.train import build_objective, deterministic  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
@@ -85,7 +86,7 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
         order=DataOrder.of(SPEC, pack.train.rows),
         objective=objective,
         strategy=strategy,
-        saver=Saver(run, strategy),
+        saver=Saver(run, strategy, Topology.of_environment()),
         metrics=MetricsLog(run.work_dir / "metrics.jsonl"),
         progress=progress,
         heartbeat=Heartbeat(run.work_dir / "heartbeat.json", progress, attempt=1, on_beat=lambda: None),

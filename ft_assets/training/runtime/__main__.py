@@ -22,6 +22,7 @@ from ft_assets.training.runtime import imports, pack_loader
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
 from ft_assets.training.runtime.status_files import Heartbeat, Progress, reserve_space, write_exit
 from ft_assets.training.runtime.stop_request import StopRequest
+from ft_assets.training.runtime.topology import Topology
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -35,13 +36,13 @@ class Attempt:
 
     def __init__(self, run: RunFile) -> None:
         self.run = run
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.here = Topology.of_environment()
         self.progress = Progress()
         self._lock = threading.RLock()
         self._leaver: int | None = None
         """Thread that writes the evidence: the first one to leave."""
         self.stop = StopRequest(leave=self._preempted)
-        path = run.work_dir / ("heartbeat.json" if self.rank == 0 else f".heartbeat.rank{self.rank}.json")
+        path = run.work_dir / ("heartbeat.json" if self.here.leads_node else f".heartbeat.rank{self.here.rank}.json")
         self.heartbeat = Heartbeat(path, self.progress, attempt=run.attempt, on_beat=self.stop.enforce_deadline)
 
     def _preempted(self, why: str) -> None:
@@ -61,7 +62,7 @@ class Attempt:
                 self.run.work_dir,
                 self.progress,
                 attempt=self.run.attempt,
-                rank=self.rank,
+                here=self.here,
                 outcome=outcome,
                 message=message,
                 detail=facts,
@@ -184,6 +185,8 @@ def _carry_out(attempt: Attempt) -> NoReturn:
     except BaseException as e:
         broken = is_broken_connection(e)
         if broken and attempt.stop.requested:  # another rank has left, or another thread handles this one's stop
+            if attempt.here.node:  # nothing is committed here, and rank 0 needs no connection any more
+                attempt.leave(Outcome.PREEMPTED, "stop requested; the ranks of another node have left", {})
             attempt.stop.settle()
         log.error("%s", type(e).__name__, exc_info=True)
         outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL

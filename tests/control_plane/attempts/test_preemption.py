@@ -279,7 +279,7 @@ def heartbeat_at(job: Job) -> datetime:
 
 def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    job.launcher = Impatient(job.launcher.real._root)
+    job.launcher = Impatient(job.launcher.real.root)
     held, thread, endings = job.following(Scenario(steps=9, every=2, hold_at=5, step_s=0.2, deaf=True))
     until(lambda: row(job).step == 5 and 4 in job.steps())
     ask(job, held)
@@ -334,7 +334,7 @@ class RefusesOnce(Scripted):
 def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.platform = replace(job.platform, settings=replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=0.5))
-    root = job.launcher.real._root
+    root = job.launcher.real.root
     job.launcher = launcher = RefusesOnce(root)
     held, thread, endings = job.following(Scenario(steps=9, hold_at=3))
     until(lambda: row(job).step == 3)

@@ -212,11 +212,11 @@ class Slow(LocalObjectStore):
         self.begun: list[str] = []
         self.line = threading.Event()
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
         if "/checkpoints/" in key:
             self.begun.append(key.split("/")[-2])
             self.line.wait(20)
-        return super().begin_upload(key, part_sha256)
+        return super().begin_upload(key, part_sha256, upload_id)
 
 
 def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable[..., Job], tmp_path: Path) -> None:

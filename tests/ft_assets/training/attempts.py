@@ -132,25 +132,33 @@ class Job:
         self.started.append(process)
         return process
 
-    def start_ranks(self, *, module: str = RUNTIME) -> list[Forked]:
-        """The next attempt on several ranks, each of them told its place as torchrun tells it; no agent watches over them."""
+    def work_of(self, node: int) -> Path:
+        """Work directory of a node."""
+        return self.root / f"work-{node}" if node else self.work
+
+    def start_ranks(self, *, module: str = RUNTIME, apart: bool = False) -> list[Forked]:
+        """The next attempt on several ranks, each of them told its place as torchrun tells it; no agent watches over them.
+
+        `apart`: each is on a node of its own.
+        """
         self.attempts += 1
-        path = self._run_file()
+        paths = [self._run_file(rank if apart else 0) for rank in range(self.spec.world_size)]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         ranks = []
         for rank in range(self.spec.world_size):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.spec.world_size, "LOCAL_WORLD_SIZE": self.spec.world_size}
+            place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank, "GROUP_WORLD_SIZE": len(paths)} if apart else {}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **{k: str(v) for k, v in place.items()}}
             log = self.root / f"log-a{self.attempts}{f'-rank{rank}' if rank else ''}"
-            ranks.append(forked_modules.start(module, [str(path)], env=env, cwd=self.root, log=log))
+            ranks.append(forked_modules.start(module, [str(paths[rank])], env=env, cwd=self.root, log=log))
         self.started += ranks
         return ranks
 
-    def _run_file(self) -> Path:
-        path = self.root / f"run-a{self.attempts}.json"
-        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=self.work).write(path)
+    def _run_file(self, node: int = 0) -> Path:
+        path, work = self.root / f"run-a{self.attempts}{f'-{node}' if node else ''}.json", self.work_of(node)
+        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=work).write(path)
         return path
 
     def train(self, *, fresh: bool = False) -> int:

@@ -379,7 +379,7 @@ def test_a_workload_finds_its_whole_description(bench: Bench) -> None:
         on_gpus(bench.workload(), 0),
         attempt=1,
         module="ft_assets.training.runtime",
-        num_processes=2,
+        processes=(2,),
         run={"spec": {"seed": 1, "lr": 1e-4, "layers": [1, 2], "adapter": None}, "attempt": 1},
         inputs=(Input(name="pack_dir", files=(InputFile(path="a/b", key="packs/a/b", sha256="0" * 64),)), Input(name="none", files=())),
         checkpoints=(StoredCheckpoint(step=7, attempt=1, prefix="checkpoints/a1/7", manifest_sha256="1" * 64),),

@@ -14,6 +14,7 @@ SHORT = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
 
 class Scripted(Supervisor):
     checkpoint_retries = final_retries = SHORT
+    hung_after_s = 15.0
 
     def command(self, run_file: Path) -> list[str]:
         return [sys.executable, "-m", "tests.support.processes.scripted_training", str(run_file)]

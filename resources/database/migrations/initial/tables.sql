@@ -560,15 +560,18 @@ CREATE TABLE attempts (
     last_step integer,
     started_at timestamptz,
     ended_at timestamptz,
+    completed_at timestamptz,
     lost_s double precision,
     CONSTRAINT pk_attempts PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_attempts_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
 CREATE INDEX ix_attempts_lost ON attempts (lost_s) WHERE (lost_s > 0);
+CREATE INDEX ix_attempts_incomplete ON attempts (job_id) WHERE (completed_at IS NULL);
 
 CREATE TABLE agents (
     job_id text NOT NULL,
     attempt integer NOT NULL,
+    node integer NOT NULL,
     token text NOT NULL,
     may_read jsonb NOT NULL,
     reported_step integer NOT NULL,
@@ -578,8 +581,9 @@ CREATE TABLE agents (
     heartbeat_at timestamptz,
     facts jsonb,
     exit jsonb,
-    CONSTRAINT pk_agents PRIMARY KEY (job_id, attempt),
-    CONSTRAINT uq_agents_token UNIQUE (token),
+    address text,
+    CONSTRAINT pk_agents PRIMARY KEY (job_id, attempt, node),
+    CONSTRAINT uq_agents_token_node UNIQUE (token, node),
     CONSTRAINT fk_agents_job_id FOREIGN KEY (job_id, attempt) REFERENCES attempts(job_id, attempt)
 );
 
