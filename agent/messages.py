@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEARTBEAT_S = 1.0
-"""Seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
+"""Least seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
 PART_BYTES = 64 << 20
 """Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
 MILESTONE = "evaluation_milestone"
@@ -41,6 +41,8 @@ class Facts:
     """Seconds of steps after the newest committed checkpoint."""
     silence_s: float = 0.0
     """Seconds since the training process's last heartbeat."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat, as the answer to this one says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +90,8 @@ class Heartbeat:
 class HeartbeatAnswer:
     stop: str | None = None
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat."""
     leader: str = ""
     """Address of node 0, once every node of the gang can start."""
     from_step: int = 0

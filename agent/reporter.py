@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
+from agent.messages import Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
@@ -147,7 +147,7 @@ class Reporter:
             except Exception:
                 log.exception("a report failed")
                 more = False
-            self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+            self._ended.wait(0.0 if more else self.answer.next_s if not self._failures else RETRIES.wait_s(self._failures))
 
     def _give_up(self, stall: str) -> NoReturn:
         log.error("the agent gives up: %s", stall)

@@ -35,6 +35,8 @@ from resources.dagster.run_tags import (
     TRACE_TAG,
 )
 
+FALLBACK_S = 30
+"""Interval of the sensors whose work the queue listener does at once: a tick of each every 5 s took 0.05 of a core while nothing ran."""
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) within a tick that has 60 s."""
 KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK

@@ -9,6 +9,9 @@ from control_plane.platform.protocols import WorkloadStatus
 from ft_assets.training.failures import FailureClass
 from ft_assets.training.spec import TrainingSpec
 
+STOP_GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:

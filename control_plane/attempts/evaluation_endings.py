@@ -33,11 +33,11 @@ BASE_UPDATE = "base_update"
 """Kind of evaluation that the platform orders, and pays."""
 
 
-def is_wanted(conn: Connection, held: Claim) -> bool:
+def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
     """Whether the result is still needed: not if the job was cancelled or failed, or the ordered evaluation is given up."""
-    if held.evaluation_id is None:
-        return bool(conn.execute(sa.select(jobs.c.state).where(jobs.c.id == held.job_id)).scalar() == JobState.EVALUATING)
-    return bool(conn.execute(sa.select(evaluations.c.state).where(evaluations.c.id == held.evaluation_id)).scalar() == "running")
+    if evaluation_id is None:
+        return bool(conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar() == JobState.EVALUATING)
+    return bool(conn.execute(sa.select(evaluations.c.state).where(evaluations.c.id == evaluation_id)).scalar() == "running")
 
 
 def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled: bool) -> Ending:

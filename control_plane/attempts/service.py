@@ -122,20 +122,26 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
         ) from error
 
 
+STOP_REQUESTED = sa.case(
+    ((jobs.c.stop_requested == StopReason.PREEMPT.value) & reservations.c.stop_asked_at.is_(None), None), else_=jobs.c.stop_requested
+).label("stop")
+"""Why the holder of a reservation is to stop; null if it is not."""
+
+
 def requested_stop(conn: Connection, held: Claim) -> str | None:
     """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop.
 
     A request to make room stops only the attempt that it was sent to. An attempt without a reservation must cancel, because its GPUs
     belong to another job.
     """
-    query = sa.select(jobs.c.stop_requested, reservations.c.stop_asked_at).join(reservations, reservations.c.job_id == jobs.c.id)
+    query = sa.select(STOP_REQUESTED).join(reservations, reservations.c.job_id == jobs.c.id)
     row = conn.execute(query.where(reserved(held))).one_or_none()
     if row is None:
         return StopReason.CANCEL
     if held.kind is Kind.EVALUATE:
-        return None if evaluation_endings.is_wanted(conn, held) else StopReason.CANCEL
-    requested: str | None = row.stop_requested
-    return None if requested == StopReason.PREEMPT and row.stop_asked_at is None else requested
+        return None if evaluation_endings.is_wanted(conn, held.job_id, held.evaluation_id) else StopReason.CANCEL
+    stop: str | None = row.stop
+    return stop
 
 
 def checkpoint_prefix(held: Claim) -> str:
@@ -242,13 +248,15 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
 
 
 def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -> None:
-    """Record when the attempt's workload started; billing counts from there. Nothing for a released attempt, which has been billed."""
+    """Record when the attempt's workload started, as the launcher saw, else now; billing counts from there. Nothing for a released attempt,
+    which has been billed."""
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return
         at = endings.moment(started_at) or platform.clock()
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
-            endings.report_started(conn, platform, held, job_row(conn, held.tenant, held.job_id), at=at, now=platform.clock())
+            job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
+            endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from agent.workload import Input, Kind, StoredCheckpoint, Workload
 from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
-from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts.claims import STOP_GRACE_S, Claim, Ending
 from control_plane.attempts.inputs import listed_files, stored_base_models
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import warm_starts
@@ -24,8 +24,6 @@ from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.telemetry import correlation, logs, spans
 from ft_assets.training.failures import Evidence, StopReason, classify
 
-STOP_GRACE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
 

@@ -36,8 +36,8 @@ from ft_assets.errors import FtError
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.typed_json import from_json
 
-QUIET_S = 5.0
-"""Seconds without a heartbeat after which the API is asked whether it answers, and a workload that cannot be found counts as gone."""
+QUIET_S = 4.0
+"""Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""
 GANG_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for what is left of a gang: rank 0 of a replicated model can still commit its last step."""
 FORGET_AFTER = timedelta(hours=1)
@@ -96,6 +96,11 @@ class Running:
         return max((node.silence_s for node in self.nodes if node.exit is None), default=0.0)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether a heartbeat of a node that has not ended is late."""
+        return any(node.exit is None and node.silence_s > node.read_facts.next_s + QUIET_S for node in self.nodes)
+
+    @property
     def ended(self) -> bool:
         """Whether every node has reported its end."""
         return all(node.exit is not None for node in self.nodes)
@@ -114,6 +119,8 @@ class Watcher:
     _held: dict[str, Claim] = field(default_factory=dict)
     _watches: dict[str, health.Watch] = field(default_factory=dict)
     """Of trainings."""
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    """When the launcher last saw a workload run."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
     """Workloads that were stopped because one of their nodes was silent."""
@@ -129,7 +136,7 @@ class Watcher:
         if not self._took_over:
             self._complete_left()
         ended, found = list[Ending](), self._running()
-        if any(row.silence_s > QUIET_S for row in found) and not self.answers():
+        if any(row.is_quiet for row in found) and not self.answers():
             self._away_at = time.monotonic()
         for row in found:
             try:
@@ -139,10 +146,15 @@ class Watcher:
             except Exception:
                 log.exception("%s cannot be watched now", row.workload)
         for gone in set(self._held) - {row.workload for row in found}:
-            for kept in (self._held, self._watches, self._stops):
+            for kept in (self._held, self._watches, self._seen_at, self._stops):
                 kept.pop(gone, None)
             self._silent.discard(gone)
         return ended
+
+    def is_needed(self) -> bool:
+        """Whether a reservation is held, so that an attempt runs or may start."""
+        with self.platform.engine.connect() as conn:
+            return bool(conn.scalar(sa.select(sa.exists().where(reservations.c.released_at.is_(None)))))
 
     def settle(self) -> None:
         """Wait until the logs and tracked runs of ended attempts are complete."""
@@ -191,6 +203,8 @@ class Watcher:
         if (watch := self._watches.get(row.workload)) is not None:
             watch.look()
         status = self.launcher.get(row.workload)
+        if status.phase is WorkloadPhase.RUNNING:
+            self._seen_at[row.workload] = self.platform.clock()
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
             if status.broken:
@@ -200,7 +214,7 @@ class Watcher:
         if stop is not None and not stop.done():
             return []
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
-        if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and fresh[0].silence_s < QUIET_S):
+        if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and not fresh[0].is_quiet):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
         return [self._end(held, fresh[0], status, stalled=row.workload in self._silent)]
 
@@ -227,7 +241,8 @@ class Watcher:
 
     def _end(self, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
         """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
-        ending, watch = judge(self.platform, held, row, status, stalled=stalled), self._watches.get(row.workload)
+        seen_at, watch = self._seen_at.get(row.workload), self._watches.get(row.workload)
+        ending = judge(self.platform, held, row, status, stalled=stalled, seen_at=seen_at)
         if watch is not None:
             watch.judge_end(ending)
         attempts.finish(self.platform, held, ending)
@@ -273,9 +288,14 @@ def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None])
             conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(completed_at=platform.clock()))
 
 
-def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
-    """Return how the attempt ended, by what its agent reported and what the launcher saw."""
-    seen, status = status.ended_at is not None, _ended(row, status)
+def judge(
+    platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False, seen_at: datetime | None = None
+) -> Ending:
+    """Return how the attempt ended, by what its agent reported and what the launcher saw.
+
+    If the launcher did not see it end, it ended when it was last seen (`seen_at`) or heard of.
+    """
+    seen, status = status.ended_at is not None, _ended(row, status, seen_at)
     if held.kind is Kind.EVALUATE:
         said = row.leader.read_exit
         cancelled = said is None and _stop_reason(platform, held, said, stalled=stalled) is StopReason.CANCEL
@@ -304,11 +324,11 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
     )  # fmt: skip
 
 
-def _ended(row: Running, status: WorkloadStatus) -> WorkloadStatus:
-    """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life."""
+def _ended(row: Running, status: WorkloadStatus, seen_at: datetime | None) -> WorkloadStatus:
+    """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life, or when it was last seen."""
     if status.ended_at is not None:
         return status
-    last_sign = max(node.last_sign for node in row.nodes)
+    last_sign = max((*(node.last_sign for node in row.nodes), *(() if seen_at is None else (seen_at,))))
     return replace(status, ended_at=last_sign.timestamp(), started_at=row.leader.started_at.timestamp())
 
 

@@ -74,6 +74,23 @@ def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
         return [run for stage in stages for run in many(conn, DUE[stage](), DueRun)]
 
 
+EVALUATION_OPEN = evaluations.c.state.in_(("queued", "running"))
+
+
+def any_open(platform: Platform) -> bool:
+    """Whether a job, a reservation or an evaluation is open, so that a run may become due with time, or die."""
+    return _exists(platform, jobs.c.state.not_in([state.value for state in FINAL]), reservations.c.released_at.is_(None), EVALUATION_OPEN)
+
+
+def evaluation_open(platform: Platform) -> bool:
+    return _exists(platform, EVALUATION_OPEN)
+
+
+def _exists(platform: Platform, *any_of: sa.ColumnElement[bool]) -> bool:
+    with platform.engine.connect() as conn:
+        return bool(conn.scalar(sa.select(sa.or_(*(sa.exists().where(each) for each in any_of)))))
+
+
 def _of_a_job(stage: str) -> sa.Select[Any]:
     runs, j = jobs.c[f"{stage}_runs"].label("runs"), jobs.c
     return sa.select(sa.literal(stage).label("stage"), j.tenant_id.label("tenant"), j.id.label("job_id"), j.tier, j.trace_parent, runs)

@@ -154,7 +154,7 @@ class World:
         step = min(STEPS, (attempt.from_step or 0) + int(ran * STEPS / ticks))
         if step > (attempt.from_step or 0):
             lines = [{"step": step, "total_steps": STEPS, "loss": 1.0, "learning_rate": 1e-3, "time": now.timestamp()}]
-            agents.heartbeat(platform, held, Heartbeat(phase="train", metrics=tuple(lines)))
+            agents.heartbeat(platform, agents.introduce(platform, held, may_read=[]), Heartbeat(phase="train", metrics=tuple(lines)))
         if step > saved:
             attempts.record_checkpoint(
                 platform, held, step=step, prefix=f"p/{held.workload}/{step}", manifest_sha256="0", metrics={}, final=step == STEPS

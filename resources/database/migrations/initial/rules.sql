@@ -288,10 +288,11 @@ END $$;
 CREATE TRIGGER reservations_hold AFTER INSERT OR UPDATE OF released_at, placement, devices ON reservations FOR EACH ROW
     EXECUTE FUNCTION ft_hold_devices();
 
--- The queue: whoever listens on the channel ft_queue hears that jobs or reservations changed.
+-- The queue: whoever listens on the channel ft_queue hears that jobs, reservations or evaluations changed.
 
 CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('ft_queue', ''); RETURN NULL; END $$;
 
 CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_runs, evaluate_runs ON jobs
     EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER reservations_told AFTER UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
+CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();
