@@ -27,7 +27,7 @@ from agent.supervise import FENCED_EXIT, FETCH, OUTSIDE, TICK_S, Stop, Superviso
 from agent.workload import Workload
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import FtError, InvalidRequest
-from ft_assets.evals.run.status_files import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
+from ft_assets.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
 from ft_assets.retries import RetryPolicy, with_retries
 
 STORE_RETRIES = RetryPolicy(give_up_s=600.0)

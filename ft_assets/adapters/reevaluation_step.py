@@ -16,10 +16,10 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.evaluations.workloads import StoredWeights
 from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event

@@ -23,9 +23,10 @@ from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import Checkpoint, checkpoints
 from control_plane.datasets.tables import datasets
-from control_plane.evaluations import answer_cache, workloads
+from control_plane.evaluations import answer_cache
+from control_plane.evaluations import evaluation_workload as workloads
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key
-from control_plane.evaluations.workloads import StoredWeights
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row

@@ -13,7 +13,7 @@ from typing import Any
 
 from ft_assets.durable_files import write_json
 from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.run.status_files import HEARTBEAT_NAME, MILESTONES_NAME, read_milestones
+from ft_assets.evals.run.run_status import HEARTBEAT_NAME, MILESTONES_NAME, read_milestones
 
 HEARTBEAT_S = 1.0
 

@@ -17,14 +17,14 @@ from tokenizers import Tokenizer
 
 from ft_assets.durable_files import write_json
 from ft_assets.errors import InvalidRequest
-from ft_assets.evals.run.status_files import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from ft_assets.evals.run.status_files import EXIT_INTERNAL as EXIT_INTERNAL
-from ft_assets.evals.run.status_files import EXIT_OK as EXIT_OK
-from ft_assets.evals.run.status_files import EXIT_STOPPED as EXIT_STOPPED
-from ft_assets.evals.run.status_files import HEARTBEAT_NAME as HEARTBEAT_NAME
-from ft_assets.evals.run.status_files import JOURNAL_NAME as JOURNAL_NAME
-from ft_assets.evals.run.status_files import MILESTONES_NAME as MILESTONES_NAME
-from ft_assets.evals.run.status_files import RESULT_NAME as RESULT_NAME
+from ft_assets.evals.run.run_status import EXIT_BAD_INPUT as EXIT_BAD_INPUT
+from ft_assets.evals.run.run_status import EXIT_INTERNAL as EXIT_INTERNAL
+from ft_assets.evals.run.run_status import EXIT_OK as EXIT_OK
+from ft_assets.evals.run.run_status import EXIT_STOPPED as EXIT_STOPPED
+from ft_assets.evals.run.run_status import HEARTBEAT_NAME as HEARTBEAT_NAME
+from ft_assets.evals.run.run_status import JOURNAL_NAME as JOURNAL_NAME
+from ft_assets.evals.run.run_status import MILESTONES_NAME as MILESTONES_NAME
+from ft_assets.evals.run.run_status import RESULT_NAME as RESULT_NAME
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import preferences, safety, suite_items
 from ft_assets.evals.suites.safety import BUILTIN

@@ -22,9 +22,9 @@ from control_plane.adapters.tables import Adapter
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
-from control_plane.evaluations.workloads import StoredWeights
 from control_plane.jobs import service as jobs
 from control_plane.jobs import transitions
 from control_plane.jobs.submission import JobRequest

@@ -19,7 +19,7 @@ from agent.messages import Commit, WriteRequest
 from control_plane.attempts import agents
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.billing.tables import ledger_entries
-from control_plane.evaluations import workloads
+from control_plane.evaluations import evaluation_workload as workloads
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.platform.context import Platform
