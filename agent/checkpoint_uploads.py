@@ -1,14 +1,20 @@
-"""Uploads checkpoints while training runs, one at a time and newest first, and at the end the finished model."""
+"""Uploads checkpoints while training runs, one at a time and newest first, and at the end the finished model.
+
+Of a sharded training on several nodes, each agent uploads the part of its node, and that part's manifest last. The leader commits a
+checkpoint once all parts are stored. Nodes whose uploads take longer than training needs for the next checkpoint may skip different ones;
+then a later one is the first that all have stored, at the latest the last one.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +22,22 @@ from agent.api_client import UNREACHABLE, ApiClient, Fenced
 from agent.messages import Commit, Notice
 from agent.objects import Objects
 from agent.workload import Workload
+from ft_assets.durable_files import sha256_of
 from ft_assets.errors import Conflict, FtError, IntegrityError, Unavailable
 from ft_assets.retries import FAILURES, RetryPolicy
 from ft_assets.telemetry.redaction import without_credentials
-from ft_assets.training.checkpoints import MANIFEST, Manifest, check_parts, manifest_digest, read_manifest, step_name
+from ft_assets.training.checkpoints import (
+    MANIFEST,
+    Manifest,
+    check_parts,
+    encoded,
+    manifest_digest,
+    merged,
+    parse_manifest,
+    part_manifest,
+    read_manifest,
+    step_name,
+)
 
 POLL_S = 0.2
 CHECKPOINT_RETRIES = RetryPolicy(give_up_s=120.0)
@@ -29,6 +47,11 @@ FINAL_RETRIES = RetryPolicy(give_up_s=600.0)
 
 API_LIMIT_S = 900.0
 """Time limit of both while it is the API that does not answer."""
+
+JOIN_S = 0.5
+"""Seconds between two looks at which parts the other nodes have stored."""
+MAX_UNJOINED = 4
+"""Checkpoints whose own part is stored and that wait for the others."""
 
 log = logging.getLogger(__name__)
 Tell = Callable[[Notice], None]
@@ -46,8 +69,12 @@ def store_directory(
     for name in sorted(set(manifest.files) - sent):
         objects.store(f"{prefix}/{name}", directory / name, manifest.files[name], on_bytes=on_bytes)
         sent.add(name)
-    objects.store(f"{prefix}/{MANIFEST}", directory / MANIFEST, None)
+    objects.store(f"{prefix}/{_stored_name(manifest)}", directory / MANIFEST, None)
     return manifest
+
+
+def _stored_name(manifest: Manifest) -> str:
+    return part_manifest(manifest.node) if manifest.num_nodes > 1 else MANIFEST
 
 
 def commit(api: ApiClient, what: Commit, sent: set[str]) -> None:
@@ -71,15 +98,16 @@ class Uploader:
 
     One checkpoint waits while another is sent: a newer one replaces one that waits, or one whose upload fails. The one with the best
     validation waits behind it, if an early stop would return to it. `before_commit` reports what the checkpoint contains: a committed one
-    never outruns its metrics. ``close`` ends the thread; unsent checkpoints stay on this node.
+    never outruns its metrics. ``close`` ends the thread; unsent checkpoints stay on this node. `alone` says whether the agents of all other
+    nodes have ended.
     """
 
     def __init__(
-        self, workload: Workload, api: ApiClient, objects: Objects, work_dir: Path, *, resume_sha256: str, tell: Tell,
-        before_commit: Callable[[], None], retries: RetryPolicy,
+        self, workload: Workload, api: ApiClient, objects: Objects, work_dir: Path, *, node: int, resume_sha256: str, tell: Tell,
+        before_commit: Callable[[], None], alone: Callable[[], bool], retries: RetryPolicy,
     ) -> None:  # fmt: skip
         self._workload, self._api, self._objects, self._tell, self._retries = workload, api, objects, tell, retries
-        self._resume_sha256, self._before_commit = resume_sha256, before_commit
+        self._node, self._resume_sha256, self._before_commit, self._alone = node, resume_sha256, before_commit, alone
         self._pins = work_dir / "uploads"
         shutil.rmtree(self._pins, ignore_errors=True)
         self._known = {row.step: (row.attempt, row.manifest_sha256) for row in workload.checkpoints}
@@ -93,6 +121,10 @@ class Uploader:
         self._failing_since: float | None = None
         self._api_is_away = False
         self._moved_at = time.monotonic()
+        self._unjoined: dict[int, Manifest] = {}
+        """This node's stored parts, by step, of checkpoints that wait for the parts of other nodes."""
+        self._joined_at = 0.0
+        """When the last look at the other parts began."""
 
     @property
     def committed(self) -> Sequence[int]:
@@ -122,12 +154,19 @@ class Uploader:
         return True
 
     def drain(self, *, abandon: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until everything is sent; False if `abandon` returned true or the store failed for too long."""
+        """Wait until everything is sent, and joined unless no part can come any more; False if `abandon` returned true or the store failed
+        for too long."""
         self._moved_at = time.monotonic()
+        alone_since = math.inf
         while True:
             with self._changed:
                 if not self._waiting and self._sending is None:
-                    return True
+                    if not self._unjoined or self._joined_at > alone_since:
+                        return not self._unjoined
+                    if self._alone():
+                        alone_since = min(alone_since, time.monotonic())
+                    else:
+                        self._moved_at = time.monotonic()  # others still send, and are watched
                 self._changed.wait(POLL_S)
             if abandon():
                 return False
@@ -177,8 +216,13 @@ class Uploader:
         return _Pinned(directory=pin, manifest=manifest)
 
     def _is_news(self, manifest: Manifest, digest: str) -> bool:
-        """Whether the store lacks it, including one that an earlier attempt left only on this node."""
+        """Whether the store lacks it, including one that an earlier attempt left only on this node.
+
+        Of several nodes, the first one sends what is whole, and each its parts of this attempt: others would not fit together.
+        """
         if manifest.resume_sha256 != self._resume_sha256:
+            return False
+        if manifest.attempt != self._workload.attempt if manifest.num_nodes > 1 else self._node > 0:
             return False
         attempt, known = self._known.get(manifest.step, (0, ""))
         return bool(known != digest and manifest.attempt > attempt)
@@ -187,19 +231,22 @@ class Uploader:
         while True:
             with self._changed:
                 while not self._waiting and not self._closed:
-                    self._changed.wait()
+                    if not self._changed.wait(JOIN_S if self._unjoined else None):
+                        break
                 if self._closed:
                     return
-                sending = self._sending = self._waiting.pop()
+                sending = self._sending = self._waiting.pop() if self._waiting else None
             try:
-                self._send(sending)
+                if sending is not None:
+                    self._send(sending)
+                self._join()
             except Fenced:
                 self._closed = True
             except Exception:
-                log.exception("upload of %s failed", sending.directory.name)
+                log.exception("upload of %s failed", sending.directory.name if sending else "a whole manifest")
             finally:
                 with self._changed:
-                    if sending not in self._waiting:
+                    if sending is not None and sending not in self._waiting:
                         shutil.rmtree(sending.directory, ignore_errors=True)
                     self._sending = None
                     self._changed.notify_all()
@@ -242,11 +289,55 @@ class Uploader:
                 self._recovered()
         if self._closed:
             return
-        self._before_commit()
-        commit(self._api, Commit(step=step, manifest_sha256=digest), sent)
-        self._known[step] = (self._workload.attempt, digest)
+        if item.manifest.num_nodes == 1:
+            self._before_commit()
+            commit(self._api, Commit(step=step, manifest_sha256=digest), sent)
+            self._known[step] = (self._workload.attempt, digest)
+        elif self._node == 0:
+            self._unjoined[step] = item.manifest
+            self._forget_unjoined(sorted(self._unjoined)[:-MAX_UNJOINED])
         self._api_is_away = False
         self._recovered()
+
+    def _join(self) -> None:
+        """Commit the newest checkpoint of which every node has stored its part; older ones are not needed any more."""
+        began = time.monotonic()
+        for step in sorted(self._unjoined, reverse=True):
+            try:
+                if self._commit_whole(step):
+                    self._forget_unjoined([older for older in self._unjoined if older <= step])
+                    break
+            except (IntegrityError, Conflict) as error:
+                log.warning("the parts of step %d make no checkpoint: %s", step, error.message)
+                self._forget_unjoined([step])
+            except FAILURES as error:
+                log.warning("step %d cannot be committed yet: %s", step, error)
+        self._joined_at = began
+
+    def _commit_whole(self, step: int) -> bool:
+        """Commit the checkpoint of `step`, whose own part is stored; returns False while the part of another node is missing."""
+        own, prefix = self._unjoined[step], f"{self._workload.checkpoint_prefix}/{step_name(step)}"
+        keys = tuple(f"{prefix}/{part_manifest(node)}" for node in range(1, own.num_nodes))
+        if len(self._api.read_urls(keys).urls) < len(keys):
+            return False
+        parts = [own]
+        for key in keys:
+            path = self._pins / Path(key).name
+            self._objects.fetch(key, path)
+            parts.append(parse_manifest(path.read_bytes(), name=key))
+        whole = self._pins / MANIFEST
+        whole.write_bytes(encoded(merged(parts)))
+        self._objects.store(f"{prefix}/{MANIFEST}", whole, None)
+        self._before_commit()
+        digest = sha256_of(whole)
+        self._api.commit(Commit(step=step, manifest_sha256=digest))
+        self._known[step] = (self._workload.attempt, digest)
+        return True
+
+    def _forget_unjoined(self, steps: Iterable[int]) -> None:
+        with self._changed:
+            for step in steps:
+                self._unjoined.pop(step, None)
 
     def _moved(self) -> None:
         self._moved_at = time.monotonic()

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEARTBEAT_S = 1.0
-"""Seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
+"""Least seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
 PART_BYTES = 64 << 20
 """Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
+MILESTONE = "evaluation_milestone"
+"""Code of a notice with a milestone of an evaluation."""
+REFUSED, TIMED_OUT = "refused", "evaluation_timed_out"
+"""Evidence of an evaluation whose input was refused, and error code of one that had its time: both fail again."""
 FENCED = "attempt_released"
 """Error code of every call of an attempt that has lost its reservation: its workload must end."""
 
@@ -37,6 +41,8 @@ class Facts:
     """Seconds of steps after the newest committed checkpoint."""
     silence_s: float = 0.0
     """Seconds since the training process's last heartbeat."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat, as the answer to this one says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,19 +52,28 @@ class Exit:
     exit_code: int | None
     """Of torchrun; None if it was never started."""
     evidence: Mapping[str, Any] | None
-    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end."""
+    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end. Of an evaluation: see
+    :mod:`agent.evaluation`."""
     stop_reason: str | None
     """Why the agent stopped it, if it did: ``cancel``, ``pause``, ``preempt`` or ``stalled``."""
     stall: str | None = None
     """What was observed of a process that was stopped because it stalled."""
     error: Mapping[str, Any] | None = None
     """Why it could not be started: an ``FtError`` as JSON."""
+    follows: bool = False
+    """It ended because another node of the gang had: it was stopped for that, or its ranks lost the connection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
+    node: int = 0
+    """Number of the agent's node in the gang."""
+    address: str = ""
+    """``host:port`` at which this node could lead the gang; empty until everything that its ranks need is there."""
     phase: str = ""
     """Phase of the training process; ``fetch`` before its start."""
+    evaluation: Mapping[str, Any] | None = None
+    """Progress of an evaluation, as its process writes it."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     """Lines of ``metrics.jsonl`` after those already accepted: of steps, then of validations."""
     facts: Facts = Facts()
@@ -75,6 +90,16 @@ class Heartbeat:
 class HeartbeatAnswer:
     stop: str | None = None
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat."""
+    leader: str = ""
+    """Address of node 0, once every node of the gang can start."""
+    from_step: int = 0
+    """Step from which it continues, with `leader`."""
+    peer_failed: bool = False
+    """Another node of the gang has ended before its training did: this one must end too."""
+    alone: bool = False
+    """Every other node has ended: nothing more comes from them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +142,8 @@ class WriteRequest:
     key: str
     part_sha256: tuple[str, ...]
     """Digest of each part of :data:`PART_BYTES`, in order; one for a file of at most that size."""
+    upload_id: str | None = None
+    """Of a multipart upload that was begun: its URLs are granted again, for those that expire."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -21,13 +25,17 @@ from ft_assets.training.checkpoints import Part, verify_part
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
+PARTS_AT_ONCE = 4
+"""Parts of a file that are sent at the same time: one connection seldom fills the line to a store."""
+RENEW_AFTER_S = 1800.0
+"""Half of the hour for which URLs are granted: a part that is begun has the other half."""
 
 
 class Objects:
-    """Reads and writes whole objects, each held against its digest."""
+    """Reads and writes whole objects, each held against its digest. `on_bytes` is called as bytes arrive."""
 
-    def __init__(self, api: ApiClient) -> None:
-        self._api = api
+    def __init__(self, api: ApiClient, *, on_bytes: Callable[[], None] = lambda: None, renew_after_s: float = RENEW_AFTER_S) -> None:
+        self._api, self._on_bytes, self._renew_after_s = api, on_bytes, renew_after_s
         self._http = httpx.Client(timeout=TIMEOUT, trust_env=False)
 
     def close(self) -> None:
@@ -43,7 +51,7 @@ class Objects:
         beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             if url.startswith("file:"):
-                _copy(_local(url), beside)
+                _copy(_local(url), beside, self._on_bytes)
             else:
                 self._download(url, beside)
             beside.replace(path)
@@ -56,13 +64,15 @@ class Objects:
         if part is not None and (whole, size) != (part.sha256, part.bytes):
             verify_part(path, part)
             raise Unavailable(f"{path.name} was read differently twice on this node", code="object_store_unavailable")
-        grant = self._api.write_urls(WriteRequest(key=key, part_sha256=digests))
-        if grant.parts[0].url.startswith("file:"):
-            _put_local(path, _local(grant.parts[0].url), whole)
+        grants = _Grants(self._api, WriteRequest(key=key, part_sha256=digests), renew_after_s=self._renew_after_s)
+        first = grants.of_part(0)
+        if first.url.startswith("file:"):
+            _put_local(path, _local(first.url), whole)
             return
-        etags = tuple(self._put(path, number, granted, on_bytes) for number, granted in enumerate(grant.parts))
-        if grant.upload_id is not None:
-            self._api.complete(Completion(key=key, upload_id=grant.upload_id, etags=etags, part_sha256=digests))
+        with ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="part") as pool:
+            etags = tuple(pool.map(lambda number: self._put(path, number, grants.of_part(number), on_bytes), range(len(digests))))
+        if grants.upload_id is not None:
+            self._api.complete(Completion(key=key, upload_id=grants.upload_id, etags=etags, part_sha256=digests))
 
     def _download(self, url: str, target: Path) -> None:
         try:
@@ -72,6 +82,7 @@ class Objects:
                 answer.raise_for_status()
                 for chunk in answer.iter_bytes(CHUNK_BYTES):
                     out.write(chunk)
+                    self._on_bytes()
         except httpx.HTTPError as error:
             raise Unavailable(f"the object store did not answer ({type(error).__name__})", code="object_store_unavailable") from error
 
@@ -89,13 +100,38 @@ class Objects:
         return str(answer.headers.get("etag", ""))
 
 
+class _Grants:
+    """URLs of the parts of one object, which are asked for again before they expire."""
+
+    def __init__(self, api: ApiClient, request: WriteRequest, *, renew_after_s: float) -> None:
+        self._api, self._request, self._renew_after_s = api, request, renew_after_s
+        self._lock = threading.Lock()
+        self._renew()
+
+    @property
+    def upload_id(self) -> str | None:
+        return self._request.upload_id
+
+    def of_part(self, number: int) -> PartGrant:
+        with self._lock:
+            if time.monotonic() - self._granted_at > self._renew_after_s:
+                self._renew()
+            return self._grant.parts[number]
+
+    def _renew(self) -> None:
+        self._grant, self._granted_at = self._api.write_urls(self._request), time.monotonic()
+        self._request = replace(self._request, upload_id=self._grant.upload_id)
+
+
 def _local(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, on_bytes: Callable[[], None]) -> None:
     try:
-        shutil.copyfile(source, target)
+        with source.open("rb") as read, target.open("wb") as written:
+            for chunk in _chunks(read, source.stat().st_size, on_bytes):
+                written.write(chunk)
     except FileNotFoundError:
         raise IntegrityError(f"object {source} is not in the object store; restore it from a backup") from None
 

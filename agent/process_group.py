@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ft_assets.parent_death import die_with
 
@@ -65,7 +67,26 @@ class ProcessGroup:
         self._process.wait(KILL_TIMEOUT_S)
 
 
-def torchrun(module: str, run_file: Path, *, num_processes: int) -> list[str]:
-    """Return the command that runs `module` in `num_processes` ranks on this node."""
-    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}", "--max-restarts=0", "-m"]
+def torchrun(module: str, run_file: Path, *, num_processes: int, meeting: Sequence[str]) -> list[str]:
+    """Return the command that runs `module` in `num_processes` ranks on this node, which meets the others as in `meeting`."""
+    launch = ["torch.distributed.run", *meeting, f"--nproc-per-node={num_processes}", "--max-restarts=0", "-m"]
     return [sys.executable, "-m", *launch, module, str(run_file)]
+
+
+def meeting(leader: str, *, node: int, num_nodes: int) -> list[str]:
+    """Return torchrun's options for one node of a gang whose node 0 has the address `leader`; alone, a node needs no address."""
+    if num_nodes == 1:
+        return ["--standalone"]
+    host, _, port = leader.rpartition(":")
+    return [f"--nnodes={num_nodes}", f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"]
+
+
+def free_address(control_plane: str) -> str:
+    """Return ``host:port`` of this node: its address on the way to the control plane, and a port that is free now."""
+    url = urlsplit(control_plane)
+    family, _, _, _, target = socket.getaddrinfo(url.hostname, url.port or 443, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as way, socket.socket(family) as free:
+        way.connect(target)  # a datagram socket sends nothing here
+        host = way.getsockname()[0]
+        free.bind((host, 0))
+        return f"{host}:{free.getsockname()[1]}"

@@ -6,18 +6,23 @@ What has not been accepted stays in the files of the training process and in the
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, Notice, Reported
+from agent.messages import Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
+from ft_assets.training.failures import StopReason
 
+HUNG_EXIT = 70
+"""Exit code of an agent that gave up."""
 LOG_EVERY_S = 2.0
 """How far a reader of the log lags behind."""
 MAX_LINES = 500
@@ -36,18 +41,25 @@ class State:
 
     phase: str
     facts: Facts
+    evaluation: Mapping[str, Any] | None = None
+    address: str = ""
+    """Where this node could lead its gang; empty before it can start."""
 
 
 @dataclass(kw_only=True)
 class Reporter:
     api: ApiClient
-    log_upload: LogUpload
+    log_upload: LogUpload | None
+    """None where the log stays on the node: an attempt has one, of its first node."""
     state: Callable[[], State]
     unsent: Callable[[Reported], Sequence[Line]]
     """Returns the metric lines after those that were accepted."""
+    hangs: Callable[[], str | None]
+    """Returns what was observed if the agent gets nowhere: a call that does not return cannot be ended, only its process."""
+    node: int = 0
     log_retries: RetryPolicy = LOG_RETRIES
-    stop: str | None = None
-    """Why the control plane wants the workload to stop."""
+    answer: HeartbeatAnswer = field(default_factory=HeartbeatAnswer)
+    """The last one."""
     fenced: threading.Event = field(default_factory=threading.Event)
     """Set once the attempt was released: nothing more may be done."""
     _notices: list[Notice] = field(default_factory=list)
@@ -98,7 +110,7 @@ class Reporter:
 
     def _send_rest_of_log(self, *, abandon: bool) -> None:
         try:
-            while self.log_upload.send(last=True):
+            while self.log_upload is not None and self.log_upload.send(last=True):
                 pass
         except FtError as error:
             if not abandon:
@@ -110,7 +122,7 @@ class Reporter:
     def _send_log(self) -> bool:
         """Send new output, at most one piece; returns whether more is left. A store that does not take it delays no heartbeat."""
         try:
-            return self.log_upload.send()
+            return self.log_upload is not None and self.log_upload.send()
         except (FtError, OSError) as error:
             log.debug("the log is not sent now: %s", error)
             return False
@@ -121,6 +133,8 @@ class Reporter:
             try:
                 more = self._beat()
                 self._failures = 0
+                if (stall := self.hangs()) is not None:
+                    self._give_up(stall)
                 if time.monotonic() - log_sent_at >= LOG_EVERY_S:
                     log_sent_at = 0.0 if self._send_log() else time.monotonic()
             except Fenced:
@@ -133,7 +147,12 @@ class Reporter:
             except Exception:
                 log.exception("a report failed")
                 more = False
-            self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+            self._ended.wait(0.0 if more else self.answer.next_s if not self._failures else RETRIES.wait_s(self._failures))
+
+    def _give_up(self, stall: str) -> NoReturn:
+        log.error("the agent gives up: %s", stall)
+        self._beat(Exit(exit_code=None, evidence=None, stop_reason=StopReason.STALLED, stall=stall))
+        os._exit(HUNG_EXIT)
 
     def _beat(self, end: Exit | None = None) -> bool:
         """Send one heartbeat; returns whether metric lines are left."""
@@ -145,10 +164,11 @@ class Reporter:
             sent = tuple(lines[:MAX_LINES])
             self._number += 1
             beat = Heartbeat(
-                phase=state.phase, facts=state.facts, metrics=sent, notices=notices, first_notice=self._num_told, number=self._number,
-                exit=end,
+                node=self.node, address=state.address, phase=state.phase, facts=state.facts, evaluation=state.evaluation, metrics=sent,
+                notices=notices,
+                first_notice=self._num_told, number=self._number, exit=end,
             )  # fmt: skip
-            self.stop = self.api.heartbeat(beat).stop
+            self.answer = self.api.heartbeat(beat)
             self.accepted = Reported(
                 step=max((m["step"] for m in sent if "loss" in m), default=accepted.step),
                 validation=max((m["step"] for m in sent if "eval_loss" in m), default=accepted.validation),

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agent.inputs import fetch
+from agent.inputs import fetch, link
 from agent.messages import Restored, Skipped
 from agent.objects import Objects
 from agent.workload import StoredCheckpoint
@@ -75,10 +75,12 @@ def _fetched(objects: Objects, spec: TrainingSpec, row: StoredCheckpoint, direct
 
 
 def _fetch(objects: Objects, row: StoredCheckpoint, target: Path) -> None:
-    """Have the committed checkpoint in `target`, whole and verified, by one rename; files that arrived before are not fetched again."""
+    """Have the committed checkpoint in `target`, whole and verified, by one rename; files that are here already are not fetched again."""
     beside = target.parent / f".fetching-{row.manifest_sha256[:32]}"
     _fetch_part(objects, f"{row.prefix}/{MANIFEST}", beside / MANIFEST, lambda path: _check_manifest(path, row.manifest_sha256))
     for name, part in checkpoints.read_manifest(beside).files.items():
+        if (target / name).is_file() and not (beside / name).exists():  # the part of this node
+            link(target / name, beside / name)
         _fetch_part(objects, f"{row.prefix}/{name}", beside / name, lambda path, part=part: checkpoints.verify_part(path, part))  # type: ignore[misc]
     shutil.rmtree(target, ignore_errors=True)
     beside.rename(target)

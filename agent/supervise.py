@@ -1,4 +1,7 @@
-"""One attempt of a training workload on one node: stage in, run, watch, upload, report."""
+"""One attempt of a training workload on one node: stage in, meet the other nodes, run, watch, upload, report.
+
+The agent of node 0 leads: it restores the checkpoint, and stores metrics, the log and the finished model.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,33 @@ from typing import Any
 from agent import checkpoint_uploads, node_space
 from agent.api_client import ApiClient, Fenced
 from agent.checkpoint_uploads import Uploader
-from agent.inputs import stage_in
+from agent.inputs import NodeInputs, Stream
 from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
 from agent.objects import Objects
-from agent.process_group import ProcessGroup, torchrun
+from agent.process_group import ProcessGroup, free_address, meeting, torchrun
+from agent.reference_upload import ReferenceUpload
 from agent.reporter import Reporter, State
 from agent.restore import restore
-from agent.training_files import KEPT_STEPS, Liveness, Metrics
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from agent.training_files import KEPT_STEPS, LOADING_S, Liveness, Metrics
+from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.training import checkpoints
 from ft_assets.training.disk_space import is_disk_full
-from ft_assets.training.failures import ExitEvidence, Outcome, StopReason
+from ft_assets.training.failures import ExitEvidence, Outcome, StopReason, lost_another_rank
 from ft_assets.training.spec import TrainingSpec
 
 TICK_S = 0.1
 API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
-STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE_DIR})
+STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE, NODE_DIR})
 """The agent's own variables, which the training process is not given."""
 FENCED_EXIT = 75
 FETCH = "fetch"
 """Phase of an attempt before its training process starts."""
-OUTSIDE = "outside"
-"""Why a workload stops whose agent was asked to end; the training process says that it was preempted."""
+OUTSIDE, PEER = "outside", "peer"
+"""Why a workload stops unless the control plane wants it: its agent was asked to end, or another node of its gang has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -47,37 +51,50 @@ log = logging.getLogger(__name__)
 class Stop(Exception):
     """The workload is to stop before its training process has started."""
 
-    def __init__(self, reason: str | None) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
-    def evidence(self, step: int) -> Mapping[str, Any] | None:
-        """Return what a training process would have said that had to go at `step`, unless the control plane asked for the stop."""
-        if self.reason is not None:
-            return None
-        return asdict(ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back"))
+    def end(self, step: int) -> Exit:
+        """Return how the workload ended; without a request of the control plane, as a training process would have said it at `step`."""
+        if self.reason != OUTSIDE:
+            return Exit(exit_code=None, evidence=None, stop_reason=_reported(self.reason), follows=self.reason == PEER)
+        evidence = ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")
+        return Exit(exit_code=None, evidence=asdict(evidence), stop_reason=None)
 
 
 class Supervisor:
     """Runs one workload to its end. ``run`` returns the agent's exit code."""
 
     checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+    hung_after_s = LOADING_S
+    """Seconds in which not a byte arrives before the training process starts."""
 
-    def __init__(self, workload: Workload, *, token: str, node_dir: Path) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
+        self.workload, self.node = workload, node
         self.job_dir = node_dir / "jobs" / workload.job
         self._node_dir = node_dir
         self._api = ApiClient(workload.report_to, token)
-        self._objects = Objects(self._api)
+        self._objects = Objects(self._api, on_bytes=self._moved)
+        self._moved_at = time.monotonic()
         self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
         self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
         self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
+        log_upload = LogUpload(self._api, self._log_file) if self._leads else None
         self._reporter = Reporter(
-            api=self._api, log_upload=LogUpload(self._api, self._log_file), state=self._state, unsent=self._metrics.unsent
+            api=self._api, log_upload=log_upload, state=self._state, unsent=self._metrics.unsent, hangs=self._hangs, node=node
         )
         self._asked_from_outside = False
+        self._address = self._leader = ""
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
+        self._stream: Stream | None = None
+        stored_under = workload.reference_prefix if self._leads else ""  # each node of a gang has computed the same ones
+        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=stored_under, workload=workload.name)
+
+    @property
+    def _leads(self) -> bool:
+        return self.node == 0
 
     def ask_to_stop(self) -> None:
         """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
@@ -97,37 +114,49 @@ class Supervisor:
             with node_space.locked(self.job_dir):
                 end = self._train(self._prepared())
         except Stop as stop:
-            end = Exit(exit_code=None, evidence=stop.evidence(self._metrics.from_step), stop_reason=stop.reason)
+            end = stop.end(self._metrics.from_step)
         except Fenced:
             raise
         except Exception as error:
             log.exception("the workload ends early")
             self._check_fenced()
-            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=_as_error(error))
+            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=as_error(error))
         return 0 if self._reporter.finish(end) else FENCED_EXIT
 
     def _prepared(self) -> Path:
-        """Stage everything in, once more after other jobs' files made room; returns the run file."""
+        """Stage everything in, once more after other jobs' files made room, and meet the other nodes; returns the run file."""
+        inputs = NodeInputs(
+            self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
+            target=self.job_dir / f"inputs-a{self.workload.attempt}",
+        )  # fmt: skip
         try:
-            return self._prepare()
+            run_file = self._prepare(inputs)
         except NodeFull as error:
             log.warning("%s", error.message)
             self._free_space()
-            return self._prepare()
+            run_file = self._prepare(inputs)
+        if self.workload.num_nodes > 1:
+            self._meet()
+        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=self._free_space)
+        return run_file
 
-    def _prepare(self) -> Path:
-        """Stage inputs and checkpoint in; returns the run file."""
-        name = f"inputs-a{self.workload.attempt}"
-        inputs = self.workload.inputs
-        found = stage_in(
-            self._objects, inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant, target=self.job_dir / name,
-            check=self._check_stop,
-        )  # fmt: skip
+    def _meet(self) -> None:
+        """Wait until every node of the gang can start: a rank does not wait for another longer than some minutes."""
+        self._address = free_address(self.workload.report_to)
+        while not (answer := self._reporter.answer).leader:
+            self._check_stop()
+            time.sleep(TICK_S)
+        self._leader, self._metrics.from_step = answer.leader, answer.from_step
+
+    def _prepare(self, inputs: NodeInputs) -> Path:
+        """Stage inputs in, and the checkpoint on the first node, from which the ranks of the others get it; returns the run file."""
+        found = inputs.stage(self._check_stop)
         self._check_stop()
-        restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
-        with_retries(lambda: self._restored(restored), API_RETRIES)
-        self._metrics.from_step = restored.step
-        self._check_stop()
+        if self._leads:
+            restored = restore(self._objects, self._spec, self.workload.checkpoints, self.job_dir / "checkpoints")
+            with_retries(lambda: self._restored(restored), API_RETRIES)
+            self._metrics.from_step = restored.step
+            self._check_stop()
         run_file = self.job_dir / f"run-a{self.workload.attempt}.json"
         paths = {name: str(path) for name, path in found.items()}
         run_file.write_text(json.dumps({**self.workload.run, **paths, "work_dir": str(self.job_dir)}))
@@ -135,7 +164,8 @@ class Supervisor:
 
     def command(self, run_file: Path) -> list[str]:
         """Return the command that starts the training process."""
-        return torchrun(self.workload.module, run_file, num_processes=self.workload.num_processes)
+        met = meeting(self._leader, node=self.node, num_nodes=self.workload.num_nodes)
+        return torchrun(self.workload.module, run_file, num_processes=self.workload.processes[self.node], meeting=met)
 
     def _restored(self, restored: Restored) -> None:
         self._check_stop()
@@ -145,7 +175,7 @@ class Supervisor:
     def _train(self, run_file: Path) -> Exit:
         group = ProcessGroup(
             self.command(run_file),
-            cwd=self.job_dir, log=self._log_file, env=_environment(),
+            cwd=self.job_dir, log=self._log_file, env=environment(),
         )  # fmt: skip
         self._metrics.since = group.started_at
         heartbeat = self.job_dir / "heartbeat.json"
@@ -153,13 +183,16 @@ class Supervisor:
             path=heartbeat, attempt=self.workload.attempt, timeout_s=self.workload.heartbeat_timeout_s, started_at=group.started_at
         )
         uploader = self._uploader = Uploader(
-            self.workload, self._api, self._objects, self.job_dir, resume_sha256=self._spec.resume_sha256,
-            tell=self._reporter.tell, before_commit=self._reporter.flush, retries=self.checkpoint_retries,
+            self.workload, self._api, self._objects, self.job_dir, node=self.node, resume_sha256=self._spec.resume_sha256,
+            tell=self._reporter.tell, before_commit=self._reporter.flush, alone=lambda: self._reporter.answer.alone,
+            retries=self.checkpoint_retries,
         )  # fmt: skip
         try:
             reason, stall = self._watch(group, liveness, uploader)
             return self._ended(group, uploader, reason, stall)
         finally:
+            if self._stream:
+                self._stream.close()
             uploader.close()
             group.kill()
 
@@ -169,6 +202,9 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
+            if self._stream and self._stream.error:
+                raise self._stream.error
+            self._reference.look()
             try:
                 offered = self._offer(uploader, offered)
                 liveness.saw(self._metrics.newest_times(KEPT_STEPS))
@@ -185,12 +221,13 @@ class Supervisor:
             group.enforce()
             time.sleep(TICK_S)
         self._offer(uploader, offered)
-        return (None if reason == OUTSIDE else reason), stall
+        return reason, stall
 
     def _offer(self, uploader: Uploader, offered: str) -> str:
         """Read new metrics, and queue the newest checkpoint for upload unless it was already; returns its name."""
         newest = checkpoints.committed(self.job_dir / "checkpoints")[-1:]
-        self._metrics.read()  # now: a checkpoint appears after the metrics of its steps
+        if self._leads:
+            self._metrics.read()  # now: a checkpoint appears after the metrics of its steps
         if newest and newest[0].name != offered:
             uploader.offer(newest[0])
             return newest[0].name
@@ -199,11 +236,12 @@ class Supervisor:
     def _ended(self, group: ProcessGroup, uploader: Uploader, reason: str | None, stall: str | None) -> Exit:
         """Store what the process left, and say how it ended."""
         code = group.exit_code
-        uploader.drain(abandon=lambda: self._reporter.fenced.is_set() or self._reporter.stop == StopReason.CANCEL)
+        uploader.drain(abandon=lambda: self._reporter.fenced.is_set() or self._reporter.answer.stop == StopReason.CANCEL)
+        self._reference.finish()
         self._check_fenced()
         evidence = ExitEvidence.read(self.job_dir, self.workload.attempt)
         error: Mapping[str, Any] | None = None
-        if evidence is not None and evidence.outcome is Outcome.SUCCEEDED:
+        if self._leads and evidence is not None and evidence.outcome is Outcome.SUCCEEDED:
             step = max(self._metrics.last_step, evidence.step)
             try:
                 checkpoint_uploads.commit_final(
@@ -211,11 +249,12 @@ class Supervisor:
                     retries=self.final_retries,
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
-                error, evidence = _as_error(failed), None
+                error, evidence = as_error(failed), None
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
             self._free_space()
         body = None if evidence is None else asdict(evidence)
-        return Exit(exit_code=code, evidence=body, stop_reason=reason, stall=stall, error=error)
+        follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
+        return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
 
     def _free_space(self) -> None:
         freed = node_space.free(self._node_dir, self.workload.job)
@@ -223,13 +262,15 @@ class Supervisor:
         self._reporter.tell(Notice(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
 
     def _wanted_stop(self) -> str | None:
-        return self._reporter.stop or (OUTSIDE if self._asked_from_outside else None)
+        answer = self._reporter.answer
+        return answer.stop or (OUTSIDE if self._asked_from_outside else PEER if answer.peer_failed else None)
 
     def _check_stop(self) -> None:
         """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
+        self._moved()
         self._check_fenced()
         if (reason := self._wanted_stop()) is not None:
-            raise Stop(None if reason == OUTSIDE else reason)
+            raise Stop(reason)
 
     def _check_fenced(self, group: ProcessGroup | None = None) -> None:
         if self._reporter.fenced.is_set():
@@ -237,24 +278,39 @@ class Supervisor:
                 group.kill()
             raise Fenced("the control plane says so")
 
+    def _moved(self) -> None:
+        self._moved_at = time.monotonic()
+
+    def _hangs(self) -> str | None:
+        """Return what is observed if nothing arrives on this node; once the training process runs, :class:`Liveness` judges it."""
+        still_s = time.monotonic() - self._moved_at
+        if self._liveness is not None or still_s < self.hung_after_s:
+            return None
+        return f"the inputs did not arrive: no byte for {still_s:.0f} s (at most {self.hung_after_s:.0f})"
+
     def _state(self) -> State:
         """Return what the next heartbeat says; called by the reporter's thread."""
         metrics, liveness, uploader = self._metrics, self._liveness, self._uploader
         if liveness is None or uploader is None:
-            return State(phase=FETCH, facts=Facts(last_step=metrics.from_step))
+            return State(phase=FETCH, facts=Facts(last_step=metrics.from_step), address=self._address)
         own = max(uploader.committed, default=None)
         facts = Facts(
             last_step=metrics.last_step, began_at=metrics.began_at(), again_s=metrics.seconds_after(uploader.newest),
             kept_until=None if own is None else metrics.ended_at(own), silence_s=liveness.silence_s(),
         )  # fmt: skip
-        return State(phase=liveness.phase() or FETCH, facts=facts)
+        return State(phase=liveness.phase() or FETCH, facts=facts, address=self._address)
 
 
-def _environment() -> dict[str, str]:
+def _reported(reason: str | None) -> str | None:
+    """Return the reason for a stop as the control plane knows it."""
+    return None if reason in (OUTSIDE, PEER) else reason
+
+
+def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in STAGED_VARIABLES}
 
 
-def _as_error(error: Exception) -> dict[str, str | None]:
+def as_error(error: Exception) -> dict[str, str | None]:
     if isinstance(error, FtError):
         return error.to_dict()
     code = "disk_full" if is_disk_full(error) else "internal"

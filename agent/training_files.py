@@ -26,6 +26,7 @@ LOADING_S = 1800.0
 MAX_SILENT_S = {
     "setup": LOADING_S,
     "import": LOADING_S,
+    "reference": LOADING_S,
     "load": LOADING_S,
     "self_test": STUCK_AFTER_S,
     "train": STUCK_AFTER_S,

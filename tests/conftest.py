@@ -31,7 +31,6 @@ from control_plane.platform.webhook_targets import parse_networks
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
-from ft_assets.datasets import reference_step
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine, make_logins
 from resources.object_store import LocalObjectStore
@@ -274,10 +273,3 @@ def write_chat_rows(tmp_path: Path) -> Callable[..., Path]:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from what was imported so far: looking through all of it takes a second each time."""
     gc.freeze()
-
-
-@pytest.fixture
-def forked_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reference log-probabilities are computed by a forked process; a fresh one imports for seven seconds."""
-    forked_modules.address()
-    monkeypatch.setattr(reference_step, "RUNTIME", "tests.support.processes.forked_reference")

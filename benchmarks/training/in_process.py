@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from ft_assets.training import methods
@@ -15,14 +16,16 @@ from ft_assets.training.spec import RunFile
 def train(run: RunFile, progress: Progress | None = None) -> None:
     """Train `run` to its end: heartbeat, self-test, checkpoints and ``final/`` included."""
     progress = progress or Progress()
-    run.work_dir.mkdir(parents=True)
+    run.work_dir.mkdir(parents=True, exist_ok=True)
     vocab_size = int(json.loads((run.base_model_dir / "config.json").read_text())["vocab_size"])
     rows = pack_loader.load(run.pack_dir, run.spec, vocab_size=vocab_size)
     imports.import_stack(methods.get(run.spec.method), run.spec)
     from ft_assets.training.runtime import train
 
     stop = StopRequest(leave=lambda why: sys.exit(why))
-    heartbeat = Heartbeat(run.work_dir / "heartbeat.json", progress, attempt=run.attempt, on_beat=stop.enforce_deadline)
+    heartbeat = Heartbeat(
+        run.work_dir / f".heartbeat.rank{os.environ.get('RANK', '0')}.json", progress, attempt=run.attempt, on_beat=stop.enforce_deadline
+    )
     heartbeat.start()
     try:
         train.run(run, rows, vocab_size=vocab_size, progress=progress, heartbeat=heartbeat, stop=stop)

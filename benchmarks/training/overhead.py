@@ -117,14 +117,14 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write_pack(directory: Path, *, num_windows: int) -> Path:
+def write_pack(directory: Path, *, num_windows: int, length: int = LENGTH) -> Path:
     """Full windows of three examples each; a third of each example carries no loss."""
     import hashlib
 
     directory.mkdir(parents=True)
     rng = np.random.default_rng(ROWS_SEED)
-    lengths = [LENGTH // 4, LENGTH // 4, LENGTH // 2]
-    ids = rng.integers(10, 2000, (num_windows, LENGTH), dtype=np.int32)
+    lengths = [length // 4, length // 4, length // 2]
+    ids = rng.integers(10, 2000, (num_windows, length), dtype=np.int32)
     labels = ids.copy()
     start = 0
     for n in lengths:
@@ -136,7 +136,7 @@ def write_pack(directory: Path, *, num_windows: int) -> Path:
     pq.write_table(table, directory / "shard-00000.parquet")
     sha = hashlib.sha256((directory / "shard-00000.parquet").read_bytes()).hexdigest()
     shard = {"name": "shard-00000.parquet", "sha256": sha, "num_windows": num_windows}
-    body = {"fingerprint": "pk_bench", "kind": "windows", "max_seq_len": LENGTH, "shards": [shard], "validation": None}
+    body = {"fingerprint": "pk_bench", "kind": "windows", "max_seq_len": length, "shards": [shard], "validation": None}
     (directory / "manifest.json").write_text(json.dumps(body))
     return directory
 
@@ -205,10 +205,10 @@ def _model() -> Any:
 
 def _rows(pack: Path, steps: int) -> list[dict[str, list[int]]]:
     """Windows in the order in which ours trains on them."""
-    from ft_assets.training.runtime.randomness import DataOrder
+    from ft_assets.training.data_order import DataOrder
 
     table = pq.read_table(pack / "shard-00000.parquet").to_pylist()
-    order = DataOrder(num_rows=len(table), seed=3, per_device_batch_size=BATCH, accumulation_steps=1)
+    order = DataOrder(shard_rows=(len(table),), seed=3, per_device_batch_size=BATCH, accumulation_steps=1)
     return [table[r] for step in range(steps) for r in order.micro_batch(step, 0)]
 
 

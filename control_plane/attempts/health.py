@@ -160,6 +160,22 @@ def begin(platform: Platform, held: Claim) -> Watch:
     return Watch(platform=platform, held=held, signs=signs, raised=raised, reported=reported, tracked=tracked, seen=seen)
 
 
+def track_again(platform: Platform, held: Claim, *, outcome: str) -> None:
+    """Track an attempt that has ended from its events, and end its tracked run; what is tracked already stays as it is."""
+    with _unharmed("tracking"):
+        if platform.tracker is None:
+            return
+        tracked = platform.tracker.begin(run_of(held))
+        tracked.attach(of_spec(held.spec))
+        with platform.engine.connect() as conn:
+            this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
+            lived = conn.execute(sa.select(attempts.c.started_at, attempts.c.ended_at).where(this)).one()
+            during = job_events.c.created_at.between(lived.started_at, lived.ended_at)
+            tracked.log([row.data for row in conn.execute(_metrics_of(held.job_id).where(during).order_by(job_events.c.seq))])
+        tracked.attach(of_attempt(platform, held))
+        tracked.end(outcome=outcome)
+
+
 def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:
     """Attach `files` to a tracked run that has ended; :func:`flush` waits for them."""
     if platform.tracker is not None:

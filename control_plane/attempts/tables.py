@@ -37,14 +37,17 @@ attempts = sa.Table(
     sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
     sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt repeats
     timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+    timestamp("completed_at", nullable=True),  # when its log and its tracked run were complete, after its end
     sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
+    sa.Index("ix_attempts_incomplete", "job_id", postgresql_where=sa.text("completed_at IS NULL")),
 )  # fmt: skip
 
 agents = sa.Table(
     "agents", metadata,
     sa.Column("job_id", sa.Text, primary_key=True),
     sa.Column("attempt", sa.Integer, primary_key=True),
-    sa.Column("token", sa.Text, nullable=False, unique=True),  # what its agent authenticates with
+    sa.Column("node", sa.Integer, primary_key=True),  # number in the gang
+    sa.Column("token", sa.Text, nullable=False),  # what the attempt's agents authenticate with
     sa.Column("may_read", JSONB, nullable=False),  # object prefixes of its inputs
     sa.Column("reported_step", sa.Integer, nullable=False), sa.Column("reported_validation", sa.Integer, nullable=False),
     sa.Column("beat", sa.Integer, nullable=False),  # number of the last heartbeat
@@ -52,9 +55,11 @@ agents = sa.Table(
     timestamp("heartbeat_at", nullable=True),
     sa.Column("facts", JSONB),  # agent.messages.Facts of the last heartbeat
     sa.Column("exit", JSONB),  # agent.messages.Exit; null until it has ended
+    sa.Column("address", sa.Text),  # where it could lead the gang; null until it can start
+    sa.UniqueConstraint("token", "node"),
     sa.ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.attempt"]),
 )  # fmt: skip
-"""The agent of an attempt: what it may do, and what it last said. No tenant's call sees it."""
+"""The agent on one node of an attempt: what it may do, and what it last said. No tenant's call sees it."""
 
 checkpoints = sa.Table(
     "checkpoints", metadata,

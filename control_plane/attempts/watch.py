@@ -6,17 +6,21 @@ replaced by another one.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 
 from agent.messages import Exit, Facts
-from control_plane.attempts import endings, health
+from agent.workload import Kind
+from control_plane.attempts import endings, evaluation_endings, health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents
@@ -32,8 +36,10 @@ from ft_assets.errors import FtError
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.typed_json import from_json
 
-QUIET_S = 5.0
-"""Seconds without a heartbeat after which the API is asked whether it answers, and a workload that cannot be found counts as gone."""
+QUIET_S = 4.0
+"""Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""
+GANG_GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL for what is left of a gang: rank 0 of a replicated model can still commit its last step."""
 FORGET_AFTER = timedelta(hours=1)
 """How long the launcher keeps what is left of an ended workload, for operators."""
 
@@ -41,17 +47,63 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
-    """An attempt whose workload was started and whose reservation is not released."""
+class Node:
+    """What the agent on one node of a running attempt has reported."""
 
     tenant_id: str
     job_id: str
     attempt: int
     workload: str
     started_at: datetime
+    node: int
     heartbeat_at: datetime | None
+    silence_s: float
+    """Seconds since its last heartbeat, or since the start, by the clock of the database."""
     facts: Any
     exit: Any
+
+    @property
+    def last_sign(self) -> datetime:
+        return self.heartbeat_at or self.started_at
+
+    @property
+    def read_facts(self) -> Facts:
+        return Facts() if self.facts is None else from_json(Facts, self.facts)
+
+    @property
+    def read_exit(self) -> Exit | None:
+        return None if self.exit is None else from_json(Exit, self.exit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """An attempt whose workload was started and whose reservation is not released."""
+
+    nodes: tuple[Node, ...]
+    """In order; the first one leads."""
+
+    @property
+    def leader(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def workload(self) -> str:
+        return self.leader.workload
+
+    @property
+    def silence_s(self) -> float:
+        """Of the node that has been silent for longest; one that has reported its end is not."""
+        return max((node.silence_s for node in self.nodes if node.exit is None), default=0.0)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a heartbeat of a node that has not ended is late."""
+        return any(node.exit is None and node.silence_s > node.read_facts.next_s + QUIET_S for node in self.nodes)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every node has reported its end."""
+        return all(node.exit is not None for node in self.nodes)
 
 
 @dataclass(kw_only=True)
@@ -64,22 +116,28 @@ class Watcher:
     platform: Platform
     launcher: Launcher
     answers: Callable[[], bool]
+    _held: dict[str, Claim] = field(default_factory=dict)
     _watches: dict[str, health.Watch] = field(default_factory=dict)
+    """Of trainings."""
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    """When the launcher last saw a workload run."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
+    _silent: set[str] = field(default_factory=set)
+    """Workloads that were stopped because one of their nodes was silent."""
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
     """Completes logs and tracked runs, so that a store or tracker that hangs delays no other attempt."""
     _epilogues: list[Future[None]] = field(default_factory=list)
-    _away_at: datetime = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._away_at = self.platform.clock()
+    _took_over: bool = False
+    _away_at: float = field(default_factory=time.monotonic)
 
     def look(self) -> list[Ending]:
         """Look at every running attempt once; returns how those ended that have."""
+        if not self._took_over:
+            self._complete_left()
         ended, found = list[Ending](), self._running()
-        if any(self._silence_s(row) > QUIET_S for row in found) and not self.answers():
-            self._away_at = self.platform.clock()
+        if any(row.is_quiet for row in found) and not self.answers():
+            self._away_at = time.monotonic()
         for row in found:
             try:
                 ended += self._look_at(row)
@@ -87,10 +145,16 @@ class Watcher:
                 log.warning("%s cannot be watched now: %s", row.workload, error.message)
             except Exception:
                 log.exception("%s cannot be watched now", row.workload)
-        for gone in set(self._watches) - {row.workload for row in found}:
-            self._watches.pop(gone)
-            self._stops.pop(gone, None)
+        for gone in set(self._held) - {row.workload for row in found}:
+            for kept in (self._held, self._watches, self._seen_at, self._stops):
+                kept.pop(gone, None)
+            self._silent.discard(gone)
         return ended
+
+    def is_needed(self) -> bool:
+        """Whether a reservation is held, so that an attempt runs or may start."""
+        with self.platform.engine.connect() as conn:
+            return bool(conn.scalar(sa.select(sa.exists().where(reservations.c.released_at.is_(None)))))
 
     def settle(self) -> None:
         """Wait until the logs and tracked runs of ended attempts are complete."""
@@ -112,79 +176,131 @@ class Watcher:
 
     def _running(self, *only: sa.ColumnElement[bool]) -> list[Running]:
         a, r = attempts_table.c, reservations.c
+        silence = sa.func.clock_timestamp() - sa.func.coalesce(agents.c.heartbeat_at, a.started_at)
         query = (
-            sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
+            sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at)
+            .add_columns(agents.c.node, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
+            .add_columns(sa.cast(sa.func.extract("epoch", silence), sa.Float).label("silence_s"))
             .join(r.job_id.table, (r.job_id == a.job_id) & (r.attempt == a.attempt))
             .join(jobs, jobs.c.id == a.job_id)
             .join(agents, (agents.c.job_id == a.job_id) & (agents.c.attempt == a.attempt))
             .where(r.released_at.is_(None), a.started_at.is_not(None), *only)
-            .order_by(a.started_at, a.job_id)
+            .order_by(a.started_at, a.job_id, agents.c.node)
         )
         with self.platform.engine.connect() as conn:
-            return many(conn, query, Running)
+            found = many(conn, query, Node)
+        return [Running(nodes=tuple(nodes)) for _, nodes in itertools.groupby(found, key=lambda node: node.workload)]
 
     def _look_at(self, row: Running) -> list[Ending]:
-        watch = self._watches.get(row.workload)
-        if watch is None:
-            held = attempts.claim(self.platform, row.tenant_id, row.job_id)
-            if held.attempt != row.attempt:
+        held = self._held.get(row.workload)
+        if held is None:
+            held = attempts.claim(self.platform, row.leader.tenant_id, row.leader.job_id)
+            if held.attempt != row.leader.attempt:
                 return []
-            watch = self._watches[row.workload] = health.begin(self.platform, held)
-        watch.look()
+            self._held[row.workload] = held
+            if held.kind is Kind.TRAIN:
+                self._watches[row.workload] = health.begin(self.platform, held)
+        if (watch := self._watches.get(row.workload)) is not None:
+            watch.look()
         status = self.launcher.get(row.workload)
+        if status.phase is WorkloadPhase.RUNNING:
+            self._seen_at[row.workload] = self.platform.clock()
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
+            if status.broken:
+                self._stop(row.workload, "one of its nodes is gone", grace_s=GANG_GRACE_S)
             return []
         stop = self._stops.get(row.workload)
         if stop is not None and not stop.done():
             return []
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
-        if not fresh or (status.phase is not WorkloadPhase.EXITED and fresh[0].exit is None and self._silence_s(fresh[0]) < QUIET_S):
+        if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and not fresh[0].is_quiet):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
-        return [self._end(watch, fresh[0], status, stalled=stop is not None)]
+        return [self._end(held, fresh[0], status, stalled=row.workload in self._silent)]
 
-    def _silence_s(self, row: Running) -> float:
-        return (self.platform.clock() - max(row.heartbeat_at or row.started_at, row.started_at)).total_seconds()
-
-    def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
+    def _check_signs(self, row: Running, watch: health.Watch | None, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
         settings = self.platform.settings
-        silence_s = min(self._silence_s(row), (self.platform.clock() - self._away_at).total_seconds())
-        watch.record_silence(silence_s=silence_s + _facts(row).silence_s, running=running)
-        stop = self._stops.get(row.workload)
-        failed = stop.exception() if stop is not None and stop.done() else None
-        if silence_s <= settings.heartbeat_timeout_s or (stop is not None and failed is None):
+        silence_s = min(row.silence_s, time.monotonic() - self._away_at)
+        if watch is not None:
+            watch.record_silence(silence_s=silence_s + max(node.read_facts.silence_s for node in row.nodes), running=running)
+        if silence_s <= settings.heartbeat_timeout_s:
             return
         fresh = self._running(attempts_table.c.workload == row.workload)
-        if fresh and self._silence_s(fresh[0]) > settings.heartbeat_timeout_s:
-            log.warning("%s has been silent for %.0f s: it is stopped%s", row.workload, silence_s, f" again: {failed}" if failed else "")
-            self._stops[row.workload] = self._stopping.submit(self.launcher.stop, row.workload, grace_s=settings.heartbeat_grace_s)
+        if fresh and fresh[0].silence_s > settings.heartbeat_timeout_s:
+            self._silent.add(row.workload)
+            self._stop(row.workload, f"it has been silent for {silence_s:.0f} s", grace_s=settings.heartbeat_grace_s)
 
-    def _end(self, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
+    def _stop(self, workload: str, why: str, *, grace_s: float) -> None:
+        """Have the launcher stop the workload on every node, once more if that failed."""
+        stop = self._stops.get(workload)
+        failed = stop.exception() if stop is not None and stop.done() else None
+        if stop is None or failed is not None:
+            log.warning("%s is stopped%s: %s", workload, f" again ({failed})" if failed else "", why)
+            self._stops[workload] = self._stopping.submit(self.launcher.stop, workload, grace_s=grace_s)
+
+    def _end(self, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
         """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
-        ending = judge(self.platform, watch.held, row, status, stalled=stalled)
-        watch.judge_end(ending)
-        attempts.finish(self.platform, watch.held, ending)
+        seen_at, watch = self._seen_at.get(row.workload), self._watches.get(row.workload)
+        ending = judge(self.platform, held, row, status, stalled=stalled, seen_at=seen_at)
+        if watch is not None:
+            watch.judge_end(ending)
+        attempts.finish(self.platform, held, ending)
         self._epilogues = [task for task in self._epilogues if not task.done()]
-        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch, ending))
+        end_tracking = partial(watch.end_tracking, ending) if watch is not None else _nothing
+        self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end_tracking))
         return ending
 
+    def _complete_left(self) -> None:
+        """Complete attempts that ended while no watcher could, such as the one before this, which ended with its worker."""
+        a = attempts_table.c
+        query = sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.outcome).join(jobs, jobs.c.id == a.job_id)
+        left = query.where(a.completed_at.is_(None), a.ended_at.is_not(None), a.started_at.is_not(None))
+        with self.platform.engine.connect() as conn:
+            rows = conn.execute(left.order_by(a.ended_at)).all()
+        self._took_over = True
+        for row in rows:
+            try:
+                held = attempts.past_claim(self.platform, row.tenant_id, row.job_id, row.attempt)
+            except FtError as error:
+                log.warning("%s-a%d cannot be completed: %s", row.job_id, row.attempt, error.message)
+                continue
+            end = partial(health.track_again, self.platform, held, outcome=row.outcome) if held.kind is Kind.TRAIN else _nothing
+            self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end))
 
-def _complete(platform: Platform, watch: health.Watch, ending: Ending) -> None:
+
+def _nothing() -> None:
+    """An evaluation has no tracked run of its own."""
+
+
+def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None]) -> None:
     """Complete the log and the tracked run of an ended attempt."""
-    held = watch.held
+    stored = True
     try:
         job_logs.finish(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt))
     except (FtError, OSError) as error:
         log.warning("the log of %s stays in pieces: %s", held.workload, error)
-    watch.end_tracking(ending)
+        stored = False
+    end_tracking()
     health.flush(platform)
+    if stored:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(completed_at=platform.clock()))
 
 
-def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
-    """Return how the attempt ended, by what its agent reported and what the launcher saw."""
-    said = None if row.exit is None else from_json(Exit, row.exit)
-    facts = _facts(row)
+def judge(
+    platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False, seen_at: datetime | None = None
+) -> Ending:
+    """Return how the attempt ended, by what its agent reported and what the launcher saw.
+
+    If the launcher did not see it end, it ended when it was last seen (`seen_at`) or heard of.
+    """
+    seen, status = status.ended_at is not None, _ended(row, status, seen_at)
+    if held.kind is Kind.EVALUATE:
+        said = row.leader.read_exit
+        cancelled = said is None and _stop_reason(platform, held, said, stalled=stalled) is StopReason.CANCEL
+        return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled), seen=seen)
+    said, facts = cause(row), row.leader.read_facts
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)
     last_step = max(facts.last_step, evidence.step if evidence else 0)
@@ -201,10 +317,6 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
             history=endings.history(platform, held.job_id),
         )
     )
-    seen = status.ended_at is not None
-    if not seen:
-        last_sign = row.heartbeat_at or row.started_at
-        status = replace(status, ended_at=last_sign.timestamp(), started_at=row.started_at.timestamp())
     return Ending(
         outcome=failure.code if failure else "succeeded", failure=failure, last_step=last_step,
         trained_tokens=evidence.trained_tokens if evidence else 0, status=status, seen=seen, again_s=facts.again_s,
@@ -212,8 +324,41 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
     )  # fmt: skip
 
 
-def _facts(row: Running) -> Facts:
-    return Facts() if row.facts is None else from_json(Facts, row.facts)
+def _ended(row: Running, status: WorkloadStatus, seen_at: datetime | None) -> WorkloadStatus:
+    """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life, or when it was last seen."""
+    if status.ended_at is not None:
+        return status
+    last_sign = max((*(node.last_sign for node in row.nodes), *(() if seen_at is None else (seen_at,))))
+    return replace(status, ended_at=last_sign.timestamp(), started_at=row.leader.started_at.timestamp())
+
+
+def cause(row: Running) -> Exit | None:
+    """Return the report of the node that explains the end of the gang; None if that node did not report.
+
+    1. What a node's training process, or its agent, explains, unless that is an internal error: the leader's first. An internal error may
+       only be how another node's death looked.
+    2. A node that did not report: it was lost.
+    3. An internal error.
+    4. A node whose processes ended without explanation, and not because another node had ended.
+    5. What the leader reports, if all were stopped. Which of the nodes heard of the request to stop makes no difference.
+    """
+    reports = [node.read_exit for node in row.nodes]
+    known = [said for said in reports if said is not None]
+    explained = [
+        (said, found.outcome) for said in known if (found := _evidence(said)) is not None and found.outcome is not Outcome.PREEMPTED
+    ]
+    if told := [
+        said for said, outcome in explained if outcome is not Outcome.INTERNAL and (said is reports[0] or outcome is not Outcome.SUCCEEDED)
+    ]:
+        return told[0]
+    if None in reports:
+        return None
+    if internal := [said for said, outcome in explained if outcome is Outcome.INTERNAL]:
+        return internal[0]
+    asked = next((said.stop_reason for said in known if said.stop_reason is not None), None)
+    if asked is None and (alone := [said for said in known if said.evidence is None and not said.follows]):
+        return alone[0]
+    return replace(known[0], stop_reason=asked, stall=next((said.stall for said in known if said.stall), None))
 
 
 def _evidence(said: Exit | None) -> ExitEvidence | None:

@@ -52,8 +52,9 @@ class ObjectStore(Protocol):
     def read_url(self, key: str) -> str:
         """A URL that reads the object without credentials, for an hour: ``file:`` or presigned. ``NotFound`` where there is none."""
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
-        """URLs that write the parts of one object without credentials, for an hour: the store refuses bytes of other digests."""
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
+        """URLs that write the parts of one object without credentials, for an hour: the store refuses bytes of other digests. With the
+        `upload_id` of one that was begun, its URLs for another hour."""
 
     def complete_upload(self, completion: Completion) -> None:
         """Make the parts of an upload the object; repeating it is fine."""
@@ -77,13 +78,16 @@ class WorkloadStatus:
     started_at: float | None = None
     """Unix seconds of pod (process group) start: GPU time is billed from here."""
     ended_at: float | None = None
+    broken: bool = False
+    """It is running, but one of its agents was killed or lost."""
 
 
 class Launcher(Protocol):
     """Starts workloads that outlive the caller. A name is used once: one that was started and has disappeared is LOST."""
 
     def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        """Start `workload` unless it was started before, by any process. Its agent is given `token`, which is part of no description."""
+        """Start `workload` unless it was started before, by any process: an agent on each of its nodes. They get `token`, which is part
+        of no description."""
 
     def get(self, name: str) -> WorkloadStatus: ...
     def list(self) -> Sequence[WorkloadStatus]:

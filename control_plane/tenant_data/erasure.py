@@ -223,12 +223,15 @@ class TenantData:
 
     def directories(self, platform: Platform) -> Iterator[Path]:
         work, tenant = platform.settings.work_dir, layout.checked_id(self.tenant)
-        for name in ("datasets", "inputs", "packs", "references", "suite_indexes", "warm_starts"):
+        nodes = (work, *sorted(work.glob("nodes/*")))
+        for name in ("datasets", "packs", "references", "suite_indexes", "warm_starts"):
             yield work / name / tenant
+        yield from (node / "inputs" / tenant for node in nodes)
         yield from scratch.leftovers(work, tenant)
         for job_id in _column(platform, self._ids(jobs)):
-            yield work / "jobs" / layout.checked_id(job_id)
-            yield from sorted((work / "launcher").glob(f"{job_id}-*"))
+            for node in nodes:
+                yield node / "jobs" / layout.checked_id(job_id)
+                yield from sorted((node / "launcher").glob(f"{job_id}-*"))
         for adapter_id in _column(platform, self._ids(adapters)):
             yield from node_files.copies(platform, adapter_id)
 

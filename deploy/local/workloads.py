@@ -9,7 +9,7 @@ from agent.workload import Kind, Workload
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import Settings
 from ft_assets.training import checkpoints
-from resources.launcher import LocalLauncher
+from resources.launcher import LocalGangs
 
 GRACE_S = 30.0
 """A checkpoint may take 25 s after SIGTERM, and then the process has to exit."""
@@ -21,7 +21,7 @@ def running(settings: Settings) -> list[str]:
     directory = settings.work_dir / "launcher"
     if not directory.is_dir():
         return []
-    return [status.name for status in LocalLauncher(directory).list() if status.phase in LIVE]
+    return [status.name for status in LocalGangs(directory).list() if status.phase in LIVE]
 
 
 def describe_stopped(settings: Settings, names: Sequence[str]) -> str:
@@ -47,7 +47,7 @@ def stop_all(settings: Settings) -> list[str]:
     names = running(settings)
     if not names:
         return []
-    launcher = LocalLauncher(settings.work_dir / "launcher")
+    launcher = LocalGangs(settings.work_dir / "launcher")
     with ThreadPoolExecutor(max_workers=len(names)) as executor:
         list(executor.map(lambda n: launcher.stop(n, grace_s=GRACE_S), names))
     return names

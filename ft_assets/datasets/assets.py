@@ -11,7 +11,6 @@ import dagster as dg
 from control_plane.composition import open_platform
 from control_plane.platform.settings import load
 from ft_assets.datasets import step
-from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.histogram import histogram_svg, markdown_picture
 from ft_assets.partitions import DATASETS, JOBS, PinnedVersions, parse, partition_key
 from ft_assets.platform_resource import PlatformResource, check, checked, job_step
@@ -66,7 +65,7 @@ def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
 def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
     """The dataset, tokenized once and packed as its method requires; reused by every job with the same fingerprint.
 
-    Includes the reference log-probabilities, if the method needs them.
+    The reference log-probabilities that the method needs are named here, and computed by the first training that needs them.
     """
     with job_step(context, platform) as (opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
@@ -96,13 +95,13 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
     )
 
 
-def _reference_metadata(compared: Reference) -> Mapping[str, Any]:
+def _reference_metadata(compared: step.Reference) -> Mapping[str, Any]:
     """Returns the reference for the answers, and its location."""
     return {
-        "reference": compared.manifest.key,
-        "reference_reused": compared.reused,
-        "reference_precision": compared.manifest.precision,
-        "reference_quantization": compared.manifest.quantization or "none",
-        "reference_adapter": compared.manifest.adapter or "none",
+        "reference": compared.key,
+        "reference_reused": compared.stored,
+        "reference_precision": compared.precision,
+        "reference_quantization": compared.quantization or "none",
+        "reference_adapter": compared.adapter or "none",
         "reference_files": dg.MetadataValue.path(compared.uri),
     }

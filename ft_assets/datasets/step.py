@@ -39,7 +39,6 @@ from control_plane.platform.transfer import upload
 from control_plane.sandbox.sandbox_parent import CRASHED
 from ft_assets import layout
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets import reference_step
 from ft_assets.datasets.checks.quality import train_validation_overlap
 from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.pack_cache import fetch_pack
@@ -55,7 +54,6 @@ from ft_assets.datasets.packs.recount import differences
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
-from ft_assets.datasets.reference_step import Reference
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import automatic_fraction, part_of
@@ -63,8 +61,9 @@ from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
-from ft_assets.training import hyperparameters, methods, requested_hyperparameters
+from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters
 from ft_assets.training.methods import Method
+from ft_assets.training.spec import TrainingSpec
 from ft_assets.typed_json import JsonObject
 
 log = logging.getLogger(__name__)
@@ -161,6 +160,20 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """Reference log-probabilities of a pack; the first training that needs them computes them."""
+
+    key: str
+    stored: bool
+    """An earlier job computed them."""
+    precision: str
+    quantization: str | None
+    adapter: str | None
+    """Digest of the adapter of a warm start."""
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
     manifest: PackManifest
     reused: bool
@@ -171,7 +184,7 @@ class Packed:
     spec_sha256: str
     uri: str
     reference: Reference | None
-    """The method's reference; None if it needs none."""
+    """The log-probabilities that the method compares with; None if it needs none."""
 
 
 def pack(
@@ -201,8 +214,8 @@ def pack(
     )
     compared = None
     if method.needs_reference:
-        spec = replace(spec, reference=reference_step.key_for(spec))
-        compared = reference_step.for_spec(platform, tenant, spec, who=job_id, say=say)
+        spec = replace(spec, reference=reference_logps.key_for(spec))
+        compared = _reference(platform, tenant, spec)
     _doubt(platform, tenant, job, manifest, num_epochs=spec.optimization.num_epochs)
     steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
     expected = expected_time.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)
@@ -215,6 +228,19 @@ def pack(
         spec_sha256=spec.sha256,
         uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
         reference=compared,
+    )
+
+
+def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference:
+    key = str(spec.reference)
+    prefix = layout.reference_prefix(tenant, key)
+    return Reference(
+        key=key,
+        stored=platform.objects.exists(f"{prefix}/{reference_logps.MANIFEST}"),
+        precision=spec.precision,
+        quantization=reference_logps.quantization_label(spec.quantization),
+        adapter=None if spec.warm_start is None else spec.warm_start.manifest_sha256,
+        uri=platform.objects.uri(prefix),
     )
 
 

@@ -9,6 +9,9 @@
 A part that the manifest lists and the directory lacks is damage, and so is a part that it does not list: a resume that silently does
 without the optimizer or the schedule trains a different model. Random state is not stored: it is a function of seed and step.
 
+Of a sharded training on several nodes, each has a directory with the files of its own ranks, whose manifest says so; :func:`merged` makes
+the manifest of the whole.
+
 A saver calls ``begin``, fills the draft, and ``seal`` digests and commits it, in another thread while training continues.
 """
 
@@ -20,7 +23,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -63,6 +66,9 @@ class Manifest:
     strategy: str
     world_size: int
     """Number of ranks that wrote it."""
+    node: int = 0
+    num_nodes: int = 1
+    """More than 1: these are the files of one `node` of so many, and no checkpoint without those of the others."""
     required: tuple[str, ...]
     """Patterns that must each match a part: what the writer's strategy needs to resume."""
     files: Mapping[str, Part] = field(default_factory=dict)
@@ -94,6 +100,16 @@ def checkpoint_parts(spec: TrainingSpec) -> tuple[str, ...]:
     if spec.strategy.startswith("zero"):
         return ("zero/*optim_states.pt", "zero/*model_states.pt", "schedule.pt", STATE)
     return RESUMABLE
+
+
+def is_sharded(spec: TrainingSpec) -> bool:
+    """Returns whether each rank writes a part of the state; otherwise rank 0 writes all of it."""
+    return spec.adapter == "full" and (spec.strategy == "fsdp2" or spec.strategy.startswith("zero"))
+
+
+def part_manifest(node: int) -> str:
+    """Returns the name under which the manifest of one node's part is stored, beside the manifest of the whole."""
+    return f"part-{node}.json"
 
 
 def step_name(step: int) -> str:
@@ -167,15 +183,45 @@ def seal(draft: Path, target: Path, manifest: Manifest) -> Manifest:
     return written
 
 
+def place(draft: Path, target: Path, manifest: Manifest) -> None:
+    """Commits files that another node has sealed under `manifest`; raises ``IntegrityError`` if these are others."""
+    try:
+        (draft / MANIFEST).write_bytes(encoded(manifest))
+        verify(draft)
+        _put_in_place(draft, target)
+    finally:
+        discard(draft)
+
+
+def merged(parts: Sequence[Manifest]) -> Manifest:
+    """Returns the manifest of the checkpoint whose nodes wrote `parts`; raises ``IntegrityError`` if one is missing or of another one."""
+    ordered = sorted(parts, key=lambda part: part.node)
+    first = ordered[0]
+    if [part.node for part in ordered] != list(range(first.num_nodes)):
+        raise IntegrityError(f"step {first.step} has parts of nodes {[part.node for part in ordered]}, of {first.num_nodes}")
+    alike = ("step", "attempt", "spec_sha256", "resume_sha256", "world_size", "num_nodes", "format")
+    if other := next((name for name in alike for part in ordered if getattr(part, name) != getattr(first, name)), None):
+        raise IntegrityError(f"the parts of step {first.step} differ in {other}: they are not of one checkpoint")
+    files = {name: part for each in ordered for name, part in each.files.items()}
+    if len(files) < sum(len(part.files) for part in ordered):
+        raise IntegrityError(f"two nodes wrote the same file of step {first.step}")
+    return replace(first, files=files, num_nodes=1)
+
+
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Makes every file of `directory` durable, digests it, and writes `manifest` with the digests last."""
     names = _relative_files(directory)
     parts = in_threads(_durable_part, [directory / name for name in names])
-    body = asdict(replace(manifest, files=dict(zip(names, parts, strict=True))))
     path = directory / MANIFEST
-    path.write_text(json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True))
+    path.write_bytes(encoded(replace(manifest, files=dict(zip(names, parts, strict=True)))))
     for synced in (path, *(p for p in directory.rglob("*") if p.is_dir()), directory):
         sync_to_disk(synced)
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """Returns the manifest as it is stored: the same bytes for the same manifest."""
+    body = asdict(manifest)
+    return json.dumps({**body, "sha256": _own_digest(body)}, indent=1, sort_keys=True).encode()
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -269,11 +315,13 @@ def latest_valid(
 
     `required` are the parts that the strategy of `spec` reads. Torn, corrupt, incomplete and foreign checkpoints are skipped, newest first;
     each is passed to `on_skip` with the reason. A checkpoint written with another micro-batch, world size or strategy but the same global
-    batch is not foreign.
+    batch is not foreign. What one node of several wrote is passed over.
     """
     needed = tuple(required)
     for directory in reversed(committed(checkpoints_dir)):
         try:
+            if read_manifest(directory).num_nodes > 1:
+                continue
             verify_for(directory, spec, required=needed)
         except IntegrityError as e:
             if on_skip:

@@ -84,8 +84,8 @@ class ExitEvidence:
     def read(cls, work_dir: Path, attempt: int) -> ExitEvidence | None:
         """Reads the exit file of `attempt`; None if it is missing or torn, or if ranks only report that they lost one another.
 
-        A rank other than 0 writes its own file only when it failed by itself. Its explanation takes precedence over a leader that was only
-        stopped because of it, or only lost the connection to it.
+        A rank other than the first of its node writes its own file only when it failed by itself. Its explanation takes precedence over a
+        first one that was only stopped because of it, or only lost the connection to it.
         """
         leader = cls._parse(work_dir / f"exit-a{attempt}.json")
         if leader is not None and leader.outcome is not Outcome.PREEMPTED and not leader._lost_another():
@@ -105,6 +105,12 @@ class ExitEvidence:
             return None if found.outcome is None else found
         except (OSError, ValueError, AttributeError, TypeError):
             return None
+
+
+def lost_another_rank(work_dir: Path, attempt: int) -> bool:
+    """Whether any rank in `work_dir` says that it only lost the connection to another: the cause may be on another node."""
+    paths = (path for pattern in ("", ".rank*") for path in work_dir.glob(f"exit-a{attempt}{pattern}.json"))
+    return any(found._lost_another() for path in paths if (found := ExitEvidence._parse(path)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,12 +23,14 @@ import pyarrow.parquet as pq
 
 from ft_assets.durable_files import sha256_of, sync_to_disk, write_durable, write_json
 from ft_assets.errors import IntegrityError
-from ft_assets.training.spec import Quantization
+from ft_assets.training.spec import Quantization, TrainingSpec
 from ft_assets.typed_json import from_json
 
 REFERENCE_FORMAT = 2
 """Version of the files and their content; a change makes new keys."""
-MANIFEST, PARTIAL = "manifest.json", ".partial.json"
+MANIFEST = "manifest.json"
+ATTENTION = "sdpa"
+"""Attention of every reference: any machine has it, and it differs from training only by rounding."""
 SIDES: Mapping[str, Mapping[str, str]] = {
     "pairs": {"chosen_logp": "chosen_", "rejected_logp": "rejected_"},
     "judged": {"logp": "", "kl_logp": "kl_"},
@@ -81,6 +83,14 @@ class ReferenceManifest:
         sync_to_disk(directory)
 
 
+def key_for(spec: TrainingSpec) -> str:
+    """Returns the key of the reference that a training of `spec` needs."""
+    adapter = None if spec.warm_start is None else spec.warm_start.manifest_sha256
+    return reference_key(
+        spec.pack_fingerprint, spec.base_digest, spec.precision, ATTENTION, quantization=spec.quantization, adapter=adapter
+    )
+
+
 def reference_key(
     pack_fingerprint: str,
     base_digest: str,
@@ -114,12 +124,23 @@ def verify(directory: Path) -> ReferenceManifest:
     return manifest
 
 
+def partial_name(rank: int | str) -> str:
+    """Returns the name of the manifest of what a rank has computed so far."""
+    return f".partial-{rank}.json"
+
+
+def remove_partial(directory: Path) -> None:
+    """Removes the manifests of ranks, after the whole one was written."""
+    for path in directory.glob(partial_name("*")):
+        path.unlink(missing_ok=True)
+
+
 def usable_files(directory: Path, key: str) -> list[ReferenceFile]:
     """Returns the complete files that an earlier computation of `key` left, finished or not."""
     found: dict[str, ReferenceFile] = {}
-    for name in (MANIFEST, PARTIAL):
+    for path in (directory / MANIFEST, *directory.glob(partial_name("*"))):
         try:
-            manifest = ReferenceManifest.read(directory, name=name)
+            manifest = ReferenceManifest.read(directory, name=path.name)
         except IntegrityError:
             continue
         if manifest.key == key:

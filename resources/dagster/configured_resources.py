@@ -12,7 +12,7 @@ from pydantic import Field
 
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import Settings
-from resources.launcher import LocalLauncher
+from resources.launcher import LocalGangs
 
 
 class DatabaseResource(dg.ConfigurableResource[None]):
@@ -31,7 +31,7 @@ class LauncherResource(dg.ConfigurableResource[None]):
     directory: str = Field(description="State of this machine's workloads.")
 
     def open(self) -> Launcher:
-        return LocalLauncher(Path(self.directory))
+        return LocalGangs(Path(self.directory))
 
 
 class TrackerResource(dg.ConfigurableResource[None]):

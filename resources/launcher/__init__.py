@@ -2,12 +2,13 @@
 
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import Settings
+from resources.launcher.gangs import LocalGangs
 from resources.launcher.local_processes import LocalLauncher
 
 
 def open_launcher(settings: Settings) -> Launcher:
     """Return the launcher of this installation."""
-    return LocalLauncher(settings.work_dir / "launcher")
+    return LocalGangs(settings.work_dir / "launcher")
 
 
-__all__ = ["LocalLauncher", "open_launcher"]
+__all__ = ["LocalGangs", "LocalLauncher", "open_launcher"]

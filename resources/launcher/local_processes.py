@@ -1,4 +1,4 @@
-"""Workloads as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
+"""Workloads of one node as processes on this machine. All state is in files, so any process can adopt, watch and stop a workload."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Workload
+from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
@@ -37,25 +37,22 @@ POLL_S = 0.05
 
 
 class LocalLauncher:
-    """``control_plane.platform.protocols.Launcher`` by subprocesses: one directory per workload under `root`, beside which the node's
-    directories lie."""
+    """``control_plane.platform.protocols.Launcher`` by subprocesses, for one node: one directory per workload under `root`, beside which
+    the node's directories lie."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        """Start `workload` unless a workload of that name was started before, by any process; return its status."""
+    def start_or_adopt(self, workload: Workload, *, token: str = "", node: int = 0) -> WorkloadStatus:
+        """Start `workload` on this `node` of its gang unless one of that name was started here before, by any process."""
         directory = self._directory(workload.name)
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / "start.lock"):
             if not (directory / "launched").exists():
                 _write_secret(directory / "token", token)
                 (directory / "workload.json").write_text(workload.to_json())
-                sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, self._held())
-                with sharing as shared:
-                    numbers = workload.devices if shared is None else (shared.number,)
-                    write_json(directory / "launch.json", self._launch(directory, workload, numbers))
-                    self._watch(directory, workload, held=() if shared is None else (shared.descriptor,))
+                write_json(directory / "launch.json", self._launch(directory, workload, node))
+                self._watch(directory, workload)
         return self.get(workload.name)
 
     def list(self) -> list[WorkloadStatus]:
@@ -119,21 +116,14 @@ class LocalLauncher:
             elif path.name not in ("launched", "forgotten"):
                 path.unlink(missing_ok=True)
 
-    def _held(self) -> Collection[int]:
-        """Return the numbers of the GPUs that running workloads hold."""
-        running = [s.name for s in self.list() if s.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)]
-        return [n for name in running for n in Workload.from_json((self._directory(name) / "workload.json").read_text()).devices]
-
     def _directory(self, name: str) -> Path:
         return self._root / checked_id(name, what="workload")
 
-    def _watch(self, directory: Path, workload: Workload, *, held: Collection[int]) -> None:
-        """Start the watcher, which detaches itself, and wait until it has started the workload. Both keep the file descriptors `held`
-        open."""
+    def _watch(self, directory: Path, workload: Workload) -> None:
+        """Start the watcher, which detaches itself, and wait until it has started the workload."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute()), *map(str, held)],
-                pass_fds=held,
+                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute())],
                 cwd=REPOSITORY,
                 env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
                 stdin=subprocess.DEVNULL,
@@ -149,11 +139,12 @@ class LocalLauncher:
             time.sleep(POLL_S / 5)
         raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
-    def _launch(self, directory: Path, workload: Workload, numbers: Collection[int]) -> dict[str, Any]:
+    def _launch(self, directory: Path, workload: Workload, node: int) -> dict[str, Any]:
         own = {
-            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible())),
+            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(workload.devices_of(node), gpu_devices.visible())),
             VARIABLE: str(directory.absolute() / "workload.json"),
             TOKEN_FILE: str(directory.absolute() / "token"),
+            NODE: str(node),
             NODE_DIR: str(self._root.parent.absolute()),
         }
         return {

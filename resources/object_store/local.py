@@ -103,7 +103,7 @@ class LocalObjectStore:
             raise missing(key)
         return found.as_uri()
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:  # noqa: ARG002  # the agent reads the file back
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:  # noqa: ARG002  # read back
         return WriteGrant(parts=(PartGrant(url=self.uri(key)),))
 
     def complete_upload(self, completion: Completion) -> None:

@@ -135,19 +135,23 @@ class S3ObjectStore:
             self._client.head_object(Bucket=self._bucket, Key=self._key(key))
             return self._signed("get_object", Key=self._key(key))
 
-    def begin_upload(self, key: str, part_sha256: Sequence[str]) -> WriteGrant:
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
         sums = [base64.b64encode(bytes.fromhex(digest)).decode() for digest in part_sha256]
         target = {"Key": self._key(key)}
         if len(sums) == 1:
             return WriteGrant(parts=(self._grant("put_object", sums[0], target),))
-        with _translated(key):
-            self._abort_uploads(target["Key"])
-            made = self._client.create_multipart_upload(Bucket=self._bucket, ChecksumAlgorithm="SHA256", Key=self._key(key))
+        begun = upload_id or self._create_upload(key)
         parts = [
-            self._grant("upload_part", digest, {**target, "UploadId": made["UploadId"], "PartNumber": number})
+            self._grant("upload_part", digest, {**target, "UploadId": begun, "PartNumber": number})
             for number, digest in enumerate(sums, start=1)
         ]
-        return WriteGrant(parts=tuple(parts), upload_id=made["UploadId"])
+        return WriteGrant(parts=tuple(parts), upload_id=begun)
+
+    def _create_upload(self, key: str) -> str:
+        with _translated(key):
+            self._abort_uploads(self._key(key))
+            made = self._client.create_multipart_upload(Bucket=self._bucket, ChecksumAlgorithm="SHA256", Key=self._key(key))
+            return made["UploadId"]
 
     def _abort_uploads(self, key: str) -> None:
         """Abort earlier uploads of the object that were never completed: their parts are stored, and no listing shows them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 from agent.api_client import ApiClient
 from agent.checkpoint_uploads import commit, store_directory
-from agent.messages import PART_BYTES, Commit, Restored, WriteRequest
+from agent.messages import PART_BYTES, Commit, Completion, Restored, WriteGrant, WriteRequest
 from agent.objects import Objects
 from agent.restore import restore
 from agent.workload import StoredCheckpoint
@@ -224,6 +225,38 @@ def test_a_big_file_is_sent_in_parts_each_held_against_its_digest(
     objects.store(f"{prefix}/big", big, None)
     objects.fetch(f"{prefix}/big", tmp_path / "back")
     assert sha256_of(tmp_path / "back") == sha256_of(big)
+
+
+def test_parts_are_sent_at_once_and_their_urls_granted_again_before_they_expire(
+    store: ObjectStore, api: ApiClient, prefix: str, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as out:
+        out.truncate(2 * PART_BYTES)
+        out.seek(0, 2)
+        out.write(b"the end of it")
+    asked: list[WriteRequest] = []
+
+    class Counted(ApiClient):
+        def write_urls(self, request: WriteRequest) -> WriteGrant:
+            asked.append(request)
+            return api.write_urls(request)
+
+        def complete(self, completion: Completion) -> None:
+            api.complete(completion)
+
+    senders = set[int]()
+    with (
+        contextlib.closing(Counted("http://127.0.0.1:9", "")) as counted,
+        contextlib.closing(Objects(counted, renew_after_s=0.0)) as objects,
+    ):
+        objects.store(f"{prefix}/big", big, None, on_bytes=lambda: senders.add(threading.get_ident()))
+    assert len(senders - {threading.get_ident()}) == 3
+    begun, *renewed = asked
+    assert begun.upload_id is None and len(renewed) >= 3
+    assert len({request.upload_id for request in renewed}) == 1 and renewed[0].upload_id is not None, "the upload that was begun goes on"
+    with store.open(f"{prefix}/big") as stored:
+        assert hashlib.file_digest(stored, "sha256").hexdigest() == sha256_of(big)
 
 
 def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Objects, held: Claim, checkpoint: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.api.app import create_app
-from control_plane.attempts import stored_base_models
+from control_plane.attempts.inputs import stored_base_models
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
@@ -23,6 +23,7 @@ from control_plane.platform.context import Platform
 from control_plane.serving.tables import deployments, replica_adapters
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from ft_assets.base_models import Catalogue
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack
 from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.fleet_in_memory import ONE, TWO, Clock, Place, Servers
@@ -66,12 +67,13 @@ def job_id(platform: Platform, tenant: Tenant, training_file: str) -> str:
 
 @pytest.fixture
 def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Iterator[Callable[..., Job]]:
-    """Makes a packed job on a platform of its own, whose API is served; `objects` replaces its store."""
+    """Makes a packed job on a platform of its own, whose API is served; `objects` and `models` replace its own, `env` is the platform's."""
     made: list[Job] = []
     with contextlib.ExitStack() as servers:
 
-        def make(objects: Any = None, **changes: Any) -> Job:
-            platform = new_platform()
+        def make(objects: Any = None, *, env: Mapping[str, str] | None = None, models: Catalogue | None = None, **changes: Any) -> Job:
+            platform = new_platform(**(env or {}))
+            platform = replace(platform, models=models or platform.models)
             if objects is not None:
                 platform = replace(platform, objects=objects)
             url = servers.enter_context(served(create_app(platform)))

@@ -16,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training.checkpoints import RESUMABLE, committed, verify  # noqa: E402
+from ft_assets.training.data_order import DataOrder  # noqa: E402
 from ft_assets.training.runtime import (  # noqa: E402
     pack_loader,
     parallel,
@@ -25,6 +26,7 @@ from ft_assets.training.runtime.loop import Loop  # noqa: E402
 from ft_assets.training.runtime.run_errors import Preempted  # noqa: E402
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress  # noqa: E402
 from ft_assets.training.runtime.stop_request import STEP_GRACE_S, StopRequest  # noqa: E402
+from ft_assets.training.runtime.topology import Topology  # noqa: E402
 from ft_assets.training.runtime.train import build_objective, deterministic  # noqa: E402
 from ft_assets.training.spec import RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
@@ -77,13 +79,14 @@ def test_a_stop_in_a_long_step_commits_the_step_before_and_the_resume_is_exact(t
     strategy = parallel.build(SPEC)
     strategy.start()
     objective = Slow(build_objective(run, pack, strategy), at_micro_batch=(LONG_STEP - 1) * SPEC.optimization.accumulation_steps + 1)
-    strategy.wrap(objective.model, total_steps=SPEC.optimization.total_steps(num_rows=objective.num_rows, world_size=1))
-    progress = Progress()
+    progress = Progress(total_steps=SPEC.optimization.total_steps(num_rows=pack.train.num_rows, world_size=1))
+    strategy.wrap(objective.model, total_steps=progress.total_steps)
     loop = Loop(
         SPEC,
+        order=DataOrder.of(SPEC, pack.train.rows),
         objective=objective,
         strategy=strategy,
-        saver=Saver(run, strategy),
+        saver=Saver(run, strategy, Topology.of_environment()),
         metrics=MetricsLog(run.work_dir / "metrics.jsonl"),
         progress=progress,
         heartbeat=Heartbeat(run.work_dir / "heartbeat.json", progress, attempt=1, on_beat=lambda: None),

@@ -18,7 +18,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import hyperparameters, memory, model_shapes, requested_hyperparameters
+from ft_assets.training import cost_model, hyperparameters, memory, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit
 from ft_assets.training.model_shapes import ModelShape
@@ -152,6 +152,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
+        micro_batch_s=lambda tried: cost_model.micro_batch_s(tried, pool.gpu_type, tokens=tried.tokens),
     ).fit(case)
     requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
     return found

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from ft_assets.training.runtime import imports, pack_loader
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
 from ft_assets.training.runtime.status_files import Heartbeat, Progress, reserve_space, write_exit
 from ft_assets.training.runtime.stop_request import StopRequest
+from ft_assets.training.runtime.topology import Topology
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -34,13 +36,13 @@ class Attempt:
 
     def __init__(self, run: RunFile) -> None:
         self.run = run
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.here = Topology.of_environment()
         self.progress = Progress()
         self._lock = threading.RLock()
         self._leaver: int | None = None
         """Thread that writes the evidence: the first one to leave."""
         self.stop = StopRequest(leave=self._preempted)
-        path = run.work_dir / ("heartbeat.json" if self.rank == 0 else f".heartbeat.rank{self.rank}.json")
+        path = run.work_dir / ("heartbeat.json" if self.here.leads_node else f".heartbeat.rank{self.here.rank}.json")
         self.heartbeat = Heartbeat(path, self.progress, attempt=run.attempt, on_beat=self.stop.enforce_deadline)
 
     def _preempted(self, why: str) -> None:
@@ -60,7 +62,7 @@ class Attempt:
                 self.run.work_dir,
                 self.progress,
                 attempt=self.run.attempt,
-                rank=self.rank,
+                here=self.here,
                 outcome=outcome,
                 message=message,
                 detail=facts,
@@ -84,13 +86,26 @@ class Attempt:
                 os.environ.pop(name, None)
         method = pack_loader.method_of(self.run.spec)
         vocab_size = _vocab_size(self.run)
-        pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size)
+        pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size, waiting=self.progress.touch)
         self.heartbeat.enter("import")
         with spans.span("import"):
             imports.import_stack(method, self.run.spec)
             from ft_assets.training.runtime import train
 
-        return train.run(self.run, pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop)
+        return train.run(
+            self._with_reference(), pack, vocab_size=vocab_size, progress=self.progress, heartbeat=self.heartbeat, stop=self.stop
+        )
+
+    def _with_reference(self) -> RunFile:
+        """Returns the run file with the directory of the reference log-probabilities, if the method needs them."""
+        run = self.run
+        if run.spec.reference is None or run.reference_dir is not None:
+            return run
+        from ft_assets.training.runtime import reference
+
+        self.heartbeat.enter("reference")
+        with spans.span("reference"):
+            return replace(run, reference_dir=reference.compute_for(run, touch=self.progress.touch))
 
 
 def is_broken_connection(error: BaseException) -> bool:
@@ -170,6 +185,8 @@ def _carry_out(attempt: Attempt) -> NoReturn:
     except BaseException as e:
         broken = is_broken_connection(e)
         if broken and attempt.stop.requested:  # another rank has left, or another thread handles this one's stop
+            if attempt.here.node:  # nothing is committed here, and rank 0 needs no connection any more
+                attempt.leave(Outcome.PREEMPTED, "stop requested; the ranks of another node have left", {})
             attempt.stop.settle()
         log.error("%s", type(e).__name__, exc_info=True)
         outcome = Outcome.OOM if is_out_of_memory(e) else Outcome.DISK_FULL if is_disk_full(e) else Outcome.INTERNAL

@@ -1,7 +1,8 @@
 """Writes checkpoints of a running training: the state is copied between two steps, then written and committed by another thread.
 
 A step waits only for the copy, and for the previous checkpoint if that is still being written. Ranks that hold parts of the state write
-them into one directory on a shared file system; rank 0 commits when every part is there. All threads are started before the first step:
+them into the directory of their node, whose first rank seals it when all are there: on one node that is the checkpoint, of a gang of
+several it is one part, and their agents commit the whole. All threads are started before the first step:
 later, memory may be too short to start one, and a thread that dies while starting blocks its caller forever (CPython 3.11).
 """
 
@@ -22,12 +23,13 @@ from ft_assets import durable_files
 from ft_assets.training import checkpoints
 from ft_assets.training.disk_space import raising_disk_full
 from ft_assets.training.runtime.parallel import Strategy
+from ft_assets.training.runtime.topology import Topology
 from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
 
 PARTS_TIMEOUT_S = 600.0
-"""Seconds that rank 0 waits for the parts of the others, which write at the same time."""
+"""Seconds that the first rank of a node waits for the parts of the others, which write at the same time."""
 MAX_WRITE_S = 1800.0
 """Seconds, longer than any checkpoint takes: after this, waiting for one that hangs no longer counts as progress."""
 TOUCH_S = 5.0
@@ -37,11 +39,12 @@ TOUCH_S = 5.0
 class Saver:
     """Commits checkpoints of one run, one at a time."""
 
-    def __init__(self, run: RunFile, strategy: Strategy, *, touch: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, run: RunFile, strategy: Strategy, here: Topology, *, touch: Callable[[], None] = lambda: None) -> None:
         """`touch` is called while a step waits for a checkpoint that is being written."""
         self._run, self._strategy, self._touch = run, strategy, touch
+        self.here = here
         self._directory = run.work_dir / "checkpoints"
-        if strategy.rank == 0:
+        if self.here.leads_node:
             checkpoints.sweep(self._directory)  # of attempts that were killed; no rank saves before all have completed a step together
         durable_files.start_threads()
         self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -100,7 +103,8 @@ class Saver:
         self.wait()
 
     def await_committed(self, step: int) -> None:
-        """Waits until rank 0 has committed `step`, at most until the deadline."""
+        """Waits until rank 0 has committed `step`, at most until the deadline. On another node it is not seen: a broken connection ends the
+        rank that waits, once rank 0 has left."""
         target = self._directory / checkpoints.step_name(step)
         deadline = time.monotonic() + PARTS_TIMEOUT_S
         while not target.exists() and time.monotonic() < deadline:
@@ -118,26 +122,32 @@ class Saver:
             self._seal(draft, state, metrics)
         except BaseException as e:  # raised in the training thread by wait()
             self._failure, self.offered_step = e, self.committed_step
-            if self._strategy.rank == 0:
+            if self.here.leads_node:
                 shutil.rmtree(draft, ignore_errors=True)
             return
         self.committed_step = int(state["step"])
 
     def _seal(self, draft: Path, state: dict[str, Any], metrics: dict[str, Any]) -> None:
-        rank, world_size = self._strategy.rank, 1 if self._strategy.saves_alone else self._strategy.world_size
-        if rank:
-            (draft / f".part-{rank}").touch()
+        here, sharded = self.here, checkpoints.is_sharded(self._run.spec)
+        if not here.leads_node:
+            (draft / f".part-{here.rank}").touch()
             return
-        self._await_parts(draft, world_size)
-        (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
+        if not self._strategy.saves_alone:
+            self._await_parts(draft, here.followers)
+        if here.rank == 0:
+            (draft / checkpoints.STATE).write_text(json.dumps(state, sort_keys=True))
+        elif not sharded:  # rank 0 has gathered and written everything
+            checkpoints.discard(draft)
+            return
         step = int(state["step"])
         facts = {"step": step, "attempt": self._run.attempt, "created_at": time.time(), "metrics": metrics}
-        manifest = checkpoints.Manifest.of(self._run.spec, required=self.parts, **facts)
+        facts |= {"node": here.node, "num_nodes": here.num_nodes} if sharded else {}
+        manifest = checkpoints.Manifest.of(self._run.spec, required=() if here.rank else self.parts, **facts)
         checkpoints.seal(draft, self._directory / checkpoints.step_name(step), manifest)
         checkpoints.retain(self._directory, self._run.spec.checkpoint.keep_last, keep_step=self._best(state))
 
-    def _await_parts(self, draft: Path, world_size: int) -> None:
-        marks = [draft / f".part-{rank}" for rank in range(1, world_size)]
+    def _await_parts(self, draft: Path, ranks: range) -> None:
+        marks = [draft / f".part-{rank}" for rank in ranks]
         deadline = time.monotonic() + PARTS_TIMEOUT_S
         while missing := [m.name for m in marks if not m.exists()]:
             if time.monotonic() > deadline:

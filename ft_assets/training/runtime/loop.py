@@ -16,19 +16,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ft_assets.telemetry import spans
+from ft_assets.training.data_order import DataOrder
 from ft_assets.training.runtime import device_metrics
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.model import precision
 from ft_assets.training.runtime.objectives import Batch, Objective
 from ft_assets.training.runtime.parallel import Strategy, reduce_sum
-from ft_assets.training.runtime.randomness import DataOrder, seed_micro_batch
+from ft_assets.training.runtime.randomness import seed_micro_batch
 from ft_assets.training.runtime.run_errors import Diverged, Preempted
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
@@ -42,6 +43,8 @@ EXPLODED_STEPS = 10
 MAX_SKIPPED_STEPS = 20
 """fp16 only: consecutive steps that loss scaling may skip before the run counts as diverged; its scale starts at 2^16."""
 UTILIZATION_EVERY_S = 5.0
+STOP_CHECK_S = 0.5
+"""Seconds between two looks for a stop while the data is waited for."""
 """Steps between queries: asking the driver costs a millisecond."""
 
 
@@ -71,6 +74,7 @@ class Loop:
         self,
         spec: TrainingSpec,
         *,
+        order: DataOrder,
         objective: Objective,
         strategy: Strategy,
         saver: Saver,
@@ -80,17 +84,9 @@ class Loop:
         stop: StopRequest,
         vocab_size: int,
     ) -> None:
-        opt = spec.optimization
-        self.spec, self.objective, self.strategy, self.saver = spec, objective, strategy, saver
+        self.spec, self.order, self.objective, self.strategy, self.saver = spec, order, objective, strategy, saver
         self.metrics, self.progress, self.heartbeat, self.stop = metrics, progress, heartbeat, stop
-        self.order = DataOrder(
-            num_rows=objective.num_rows,
-            seed=spec.seed,
-            per_device_batch_size=opt.per_device_batch_size,
-            accumulation_steps=opt.accumulation_steps,
-            world_size=strategy.world_size,
-        )
-        self.total_steps = opt.total_steps(num_rows=objective.num_rows, world_size=strategy.world_size)
+        self.total_steps = progress.total_steps
         self.state = RunState()
         self._loss_limit = EXPLODED_OVER_UNIFORM * math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=EXPLODED_STEPS)
@@ -132,16 +128,26 @@ class Loop:
 
     def _train(self) -> None:
         """Runs the steps; the batches of the next one are made while the current one computes."""
-        with ThreadPoolExecutor(1, thread_name_prefix="collate") as ahead:
+        ahead = ThreadPoolExecutor(1, thread_name_prefix="collate")
+        try:
             batches = ahead.submit(self._collate, self.state.step)
             while self.state.step < self.total_steps:
                 began = time.monotonic()
-                micro_batches = batches.result()
+                micro_batches = self._await(batches)
                 waited = time.monotonic() - began
                 batches = ahead.submit(self._collate, min(self.state.step + 1, self.total_steps - 1))
                 self._step(micro_batches, began=began, waited=waited)
                 if self._end_of_step():
                     return
+        finally:
+            ahead.shutdown(wait=False)  # it may wait for a shard that never arrives
+
+    def _await(self, batches: Future[list[Batch]]) -> list[Batch]:
+        """Returns the step's batches; a stop does not wait for a shard that is still on its way."""
+        while not wait((batches,), timeout=STOP_CHECK_S).done:
+            if self.strategy.world_size == 1:
+                self._leave_on_stop_request()
+        return batches.result()
 
     def _collate(self, step: int) -> list[Batch]:
         rank = self.strategy.rank

@@ -1,13 +1,17 @@
-"""Loads the pack as a table, verified against its manifest and checked row by row before a model is loaded.
+"""Reads the pack, verified against its manifest and checked row by row: shards that are there before a model is loaded, later ones as
+they arrive.
 
 Needs only numpy and pyarrow, so that a damaged pack is refused within a second of the start.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from numpy.typing import NDArray
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.methods import Method, PackKind
+from ft_assets.training.pack_stream import ARRIVING, GROUP_SHARDS
 from ft_assets.training.runtime.run_errors import BadExample, BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
@@ -40,14 +45,79 @@ MAX_VALIDATION_WINDOWS = 100
 """Limits a validation pass at a checkpoint to seconds; standard error under a tenth of the loss's spread."""
 
 
+POLL_S = 0.05
+KEPT_SHARDS = 2 * GROUP_SHARDS
+"""Shards in memory, 8 bytes per token: those of the present group, and of the next one, which a batch may already reach into."""
+
+
+class Shards:
+    """The shards of a part of a pack. Each is read and checked when it is first needed, which may be before it has arrived."""
+
+    def __init__(
+        self,
+        directory: Path,
+        entries: Sequence[Mapping[str, Any]],
+        check: Callable[[pa.Table, int], None],
+        *,
+        kind: PackKind,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._directory, self._entries, self._check, self._kind, self._waiting = directory, entries, check, kind, waiting
+        self.rows = tuple(int(entry["num_windows"]) for entry in entries)
+        """Rows of each shard."""
+        self._starts = [sum(self.rows[:n]) for n in range(len(self.rows))]
+        self.read = functools.lru_cache(maxsize=KEPT_SHARDS)(self._read)
+        """Returns the table of a shard by its number."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.rows)
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Returns the shard of a row, and its number in it."""
+        shard = bisect_right(self._starts, row) - 1
+        return shard, row - self._starts[shard]
+
+    def read_present(self) -> None:
+        """Reads the first shard, and the others that are not on their way, as far as they are kept: errors in them end the run at once."""
+        arriving = (self._directory / ARRIVING).exists()
+        for shard in range(min(len(self.rows), KEPT_SHARDS)):
+            if not shard or not arriving or self._path(shard).exists():
+                self.read(shard)
+
+    def whole(self) -> pa.Table:
+        """Returns all rows in one table."""
+        tables = [schema_of(self._kind).empty_table(), *(self.read(shard) for shard in range(len(self.rows)))]
+        return pa.concat_tables(tables).combine_chunks()
+
+    def _path(self, shard: int) -> Path:
+        return self._directory / str(self._entries[shard]["name"])
+
+    def _read(self, shard: int) -> pa.Table:
+        entry, path = self._entries[shard], self._path(shard)
+        self._await(path)
+        table = _read_shard(path, entry, self._kind)
+        self._check(table, self._starts[shard])
+        return table
+
+    def _await(self, path: Path) -> None:
+        marker = self._directory / ARRIVING
+        while not path.exists() and marker.exists():
+            self._waiting()
+            time.sleep(POLL_S)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    train: pa.Table
+    train: Shards
     validation: pa.Table | None
 
 
-def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
-    """Reads and checks the pack of `spec`. The whole table is held in memory: 8 bytes per token."""
+def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
+    """Reads and checks what has arrived of the pack of `spec`, at least its first shard and its validation part.
+
+    `waiting` is called again and again while a shard is waited for, now or later.
+    """
     kind = method_of(spec).pack
     try:
         manifest = json.loads((pack_dir / "manifest.json").read_text())
@@ -57,16 +127,22 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int) -> Pack:
         raise BadSpec(f"{pack_dir} is pack {manifest['fingerprint']}, but the spec requires {spec.pack_fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
         raise BadSpec(f"{pack_dir} is a pack of {found}, method {spec.method} trains on {kind}; pack the dataset for this method")
-    train = _read_shards(pack_dir, manifest["shards"], kind)
+
+    def part(entries: Sequence[Mapping[str, Any]], name: str) -> Shards:
+        def check(table: pa.Table, first: int) -> None:
+            _check(table, name, spec, kind, vocab_size, first=first)
+
+        return Shards(pack_dir, entries, check, kind=kind, waiting=waiting)
+
+    train = part(manifest["shards"], "train")
     if not train.num_rows:
         raise BadExample(f"the pack has no {WORD[kind]}s: every example was dropped; see the dataset's report")
-    _check(train, "train", spec, kind, vocab_size)
-    if kind == "windows" and not pc.any(pc.not_equal(_flat(train, "labels"), -100)).as_py():
+    if manifest.get("num_trained_tokens") == 0:
         raise BadExample("no token of the pack carries loss: check weights and train_on_inputs")
+    train.read_present()
     validation = None
     if manifest.get("validation"):
-        validation = _read_shards(pack_dir, manifest["validation"]["shards"], kind).slice(0, MAX_VALIDATION_WINDOWS)
-        _check(validation, "validation", spec, kind, vocab_size)
+        validation = part(manifest["validation"]["shards"], "validation").whole().slice(0, MAX_VALIDATION_WINDOWS)
     return Pack(train=train, validation=validation if validation is not None and validation.num_rows else None)
 
 
@@ -78,66 +154,74 @@ def method_of(spec: TrainingSpec) -> Method:
         raise BadSpec(e.message) from e
 
 
-def _read_shards(pack_dir: Path, shards: list[dict[str, Any]], kind: PackKind) -> pa.Table:
+def schema_of(kind: PackKind) -> pa.Schema:
+    """Returns the columns that a training reads from a pack of `kind`."""
     ids = pa.list_(pa.int32())
-    schema = pa.schema([(name, ids) for pair in SEQUENCES[kind].items() for name in pair] + list(OTHERS[kind].items()))
-    tables = [schema.empty_table()]
-    for shard in shards:
-        path = pack_dir / shard["name"]
-        try:
-            with path.open("rb") as f:
-                digest = hashlib.file_digest(f, "sha256").hexdigest()
-        except OSError as e:
-            raise BadInput(f"{path} cannot be read ({e}); fetch the pack again") from e
-        if digest != shard["sha256"]:
-            raise BadInput(f"{path} has digest {digest[:12]}, the manifest says {shard['sha256'][:12]}; fetch the pack again")
-        try:
-            tables.append(pq.read_table(path, columns=schema.names).select(schema.names).cast(schema))
-        except (pa.ArrowInvalid, KeyError) as e:
-            raise BadInput(f"{path} does not have the columns of a pack of {kind} ({str(e)[:120]}); pack the dataset again") from e
-    return pa.concat_tables(tables).combine_chunks()
+    return pa.schema([(name, ids) for pair in SEQUENCES[kind].items() for name in pair] + list(OTHERS[kind].items()))
 
 
-def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int) -> None:
-    """Refuses the first row that would train on garbage or crash a kernel, by its number."""
+def _read_shard(path: Path, entry: Mapping[str, Any], kind: PackKind) -> pa.Table:
+    schema = schema_of(kind)
+    try:
+        with path.open("rb") as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise BadInput(f"{path} cannot be read ({e}); fetch the pack again") from e
+    if digest != entry["sha256"]:
+        raise BadInput(f"{path} has digest {digest[:12]}, the manifest says {entry['sha256'][:12]}; fetch the pack again")
+    try:
+        table = pq.read_table(path, columns=schema.names).select(schema.names).cast(schema).combine_chunks()
+    except (pa.ArrowInvalid, KeyError) as e:
+        raise BadInput(f"{path} does not have the columns of a pack of {kind} ({str(e)[:120]}); pack the dataset again") from e
+    if table.num_rows != entry["num_windows"]:
+        raise BadInput(f"{path} has {table.num_rows} rows, the manifest says {entry['num_windows']}; pack the dataset again")
+    return table
+
+
+def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int, *, first: int) -> None:
+    """Refuses the first row that would train on garbage or crash a kernel, by its number in the part; the table's first is `first`."""
+
+    def refuse(bad: NDArray[np.bool_], why: str) -> None:
+        _refuse(bad, why, table, split, kind, first=first)
+
     if not table.num_rows:
         return
     for ids, labels in SEQUENCES[kind].items():
         of = "" if kind == "windows" else f"{ids} "
         lengths = _lengths(table, ids)
-        _refuse(lengths == 0, f"{of}is empty", table, split, kind)
-        _refuse(lengths > spec.max_seq_len, f"{of}is longer than max_seq_len {spec.max_seq_len}", table, split, kind)
-        _refuse(lengths != _lengths(table, labels), f"{of}has a different number of labels than tokens", table, split, kind)
+        refuse(lengths == 0, f"{of}is empty")
+        refuse(lengths > spec.max_seq_len, f"{of}is longer than max_seq_len {spec.max_seq_len}")
+        refuse(lengths != _lengths(table, labels), f"{of}has a different number of labels than tokens")
         values = _flat(table, ids).to_numpy()
         outside = (values < 0) | (values >= vocab_size)
         if outside.any():
             at = int(outside.argmax())
             bad = np.arange(table.num_rows) == np.searchsorted(np.cumsum(lengths), at, side="right")
-            _refuse(bad, f"{of}holds token {int(values[at])}, but the vocabulary ends at {vocab_size - 1}", table, split, kind)
+            refuse(bad, f"{of}holds token {int(values[at])}, but the vocabulary ends at {vocab_size - 1}")
         if kind != "windows":
-            _check_answers(table, ids, labels, split, kind)
+            _check_answers(table, ids, labels, refuse)
     if kind == "windows":
         sums = _sums(table, "seq_lengths", _flat(table, "seq_lengths").to_numpy())
-        _refuse(_lengths(table, "input_ids") != sums, "has seq_lengths that do not add up to its tokens", table, split, kind)
+        refuse(_lengths(table, "input_ids") != sums, "has seq_lengths that do not add up to its tokens")
 
 
-def _check_answers(table: pa.Table, ids: str, labels: str, split: str, kind: PackKind) -> None:
+def _check_answers(table: pa.Table, ids: str, labels: str, refuse: Callable[[NDArray[np.bool_], str], None]) -> None:
     """Checks that every answer carries loss, and only on its own tokens: the trainers know which tokens are scored, not their labels."""
     values, wanted = _flat(table, ids).to_numpy(), _flat(table, labels).to_numpy()
     scored = wanted != -100
     first = values_and_offsets(table, ids)[1][:-1]
-    _refuse(scored[first], f"{labels} has a label on the first token, which cannot be predicted", table, split, kind)
-    _refuse(_sums(table, labels, scored) == 0, f"{labels} has no token that carries loss", table, split, kind)
-    _refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that differ from its tokens", table, split, kind)
+    refuse(scored[first], f"{labels} has a label on the first token, which cannot be predicted")
+    refuse(_sums(table, labels, scored) == 0, f"{labels} has no token that carries loss")
+    refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that differ from its tokens")
 
 
-def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind) -> None:
+def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind, *, first: int) -> None:
     """Raises ``BadExample`` for the first row of `table` where `bad` holds."""
     if not bad.any():
         return
     at = int(bad.argmax())
-    detail: dict[str, Any] = {"split": split, "row": at}
-    where = f"{split} {WORD[kind]} {at}"
+    detail: dict[str, Any] = {"split": split, "row": first + at}
+    where = f"{split} {WORD[kind]} {first + at}"
     if "row" in table.column_names:
         detail["uploaded_row"] = table["row"][at].as_py()
         where += f" (row {detail['uploaded_row']} of the uploaded file)"

@@ -1,21 +1,18 @@
-"""Computes the reference log-probabilities of a pack of pairs or judged answers, file by file; reuses complete files of an earlier run.
+"""Computes the reference log-probabilities of a pack of pairs or judged answers, file by file; reuses complete files of an earlier attempt.
 
-    python -m ft_assets.training.runtime.reference --pack DIR --base DIR --base-digest SHA --out DIR [--precision fp32]
-        [--adapter DIR] [--quantization nf4 [--single-quantization]]
-
-The reference is the model that training starts from: the base, quantized as for training, with the adapter of a warm start on it. For each
-answer: the sum of the log-probabilities of the tokens that carry loss, like TRL's ``precompute_ref_log_probs``. torch is imported only if
-there is something to compute.
+A training does this first, on its own GPUs, unless they are stored already. The reference is the model that training starts from: the base,
+quantized as for training, with the adapter of a warm start on it. For each answer: the sum of the log-probabilities of the tokens that
+carry loss, like TRL's ``precompute_ref_log_probs``. torch is used only if there is something to compute.
 """
 
 from __future__ import annotations
 
-import argparse
+import gc
 import json
 import logging
-import sys
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,37 +23,54 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ft_assets.base_models import model_digest
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.durable_files import sha256_of
-from ft_assets.errors import FtError
-from ft_assets.parent_death import die_with
-from ft_assets.training.failures import EXIT_CODES
 from ft_assets.training.reference_logps import (
+    ATTENTION,
     MANIFEST,
-    PARTIAL,
     SIDES,
     ReferenceFile,
     ReferenceManifest,
+    partial_name,
     quantization_label,
     reference_key,
+    remove_partial,
     usable_files,
     write_logps,
 )
-from ft_assets.training.runtime.imports import go_offline
 from ft_assets.training.runtime.pack_loader import values_and_offsets
-from ft_assets.training.runtime.run_errors import BadInput, BadSpec, RunEnded
-from ft_assets.training.spec import Quantization
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec
+from ft_assets.training.spec import Quantization, RunFile
 
 log = logging.getLogger(__name__)
 
-PRECISIONS = ("fp32", "bf16", "fp16")
-ATTENTION = ("sdpa", "eager")
-UNUSED = ("bitsandbytes", "deepspeed", "scipy")
-"""Modules that the libraries probe for and import, which takes seconds each; not needed here."""
+DIRECTORY = "reference"
+"""Where a training's work directory holds them."""
+POLL_S = 0.2
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 BATCH_TOKENS = 16_384
 """Tokens per batch, including padding: hidden states of an 8B model take 130 MB per layer. Halved when memory runs out."""
+
+
+def compute_for(run: RunFile, *, touch: Callable[[], None]) -> Path:
+    """Computes what a training needs, each rank of a node its share of the files, and returns their directory; calls `touch` meanwhile."""
+    spec, directory = run.spec, run.work_dir / DIRECTORY
+    found = compute(
+        run.pack_dir,
+        run.base_model_dir,
+        directory,
+        base_digest=spec.base_digest,
+        precision=spec.precision,
+        attention=ATTENTION,
+        quantization=spec.quantization,
+        adapter_dir=run.warm_start_dir,
+        rank=int(os.environ.get("LOCAL_RANK", "0")),
+        num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        touch=touch,
+    )
+    if found.key != spec.reference:
+        raise BadInput(f"the reference log-probabilities of these files have key {found.key}, but the spec requires {spec.reference}")
+    return directory
 
 
 def compute(
@@ -70,8 +84,14 @@ def compute(
     quantization: Quantization | None = None,
     adapter_dir: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    rank: int = 0,
+    num_ranks: int = 1,
+    touch: Callable[[], None] = lambda: None,
 ) -> ReferenceManifest:
-    """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing."""
+    """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing.
+
+    Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there.
+    """
     pack = verify_pack(pack_dir)
     if pack.kind not in SIDES:
         raise BadSpec(f"{pack_dir} is a pack of {pack.kind}; reference log-probabilities require answers: build a preference pack")
@@ -92,8 +112,8 @@ def compute(
         files=(),
     )
     missing = [name for name in wanted if name not in done]
-    if missing:
-        (out_dir / MANIFEST).unlink(missing_ok=True)
+    own = missing[rank::num_ranks]
+    if own:
         model = Model(
             base_dir,
             precision=precision,
@@ -101,17 +121,23 @@ def compute(
             quantization=quantization,
             adapter_dir=adapter_dir,
             batch_tokens=batch_tokens,
+            rank=rank,
+            touch=touch,
         )
-    for name in missing:
-        started = time.monotonic()
-        done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
-        replace(manifest, files=tuple(done.values())).write(out_dir, name=PARTIAL)
-        log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
+        for name in own:
+            started = time.monotonic()
+            done[name] = _compute_file(model, pack_dir / name, out_dir, kind=pack.kind)
+            replace(manifest, files=tuple(done.values())).write(out_dir, name=partial_name(rank))
+            log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
+        model.close()
+    log.info("%s: %d files computed, %d found", key, len(own), len(wanted) - len(missing))
+    while len(done := {entry.of: entry for entry in usable_files(out_dir, key)}) < len(wanted):
+        touch()
+        time.sleep(POLL_S)
     whole = replace(manifest, files=tuple(done[name] for name in wanted))
-    if missing or not (out_dir / MANIFEST).is_file():
+    if rank == 0:
         whole.write(out_dir)
-    (out_dir / PARTIAL).unlink(missing_ok=True)
-    log.info("%s: %d files computed, %d found", key, len(missing), len(wanted) - len(missing))
+        remove_partial(out_dir)
     return whole
 
 
@@ -158,8 +184,9 @@ class Model:
         quantization: Quantization | None,
         adapter_dir: Path | None,
         batch_tokens: int,
+        rank: int,
+        touch: Callable[[], None],
     ) -> None:
-        go_offline(unused=UNUSED if quantization is None else ())
         import torch
         import transformers
         from trl.trainer.utils import add_fused_lm_head
@@ -167,14 +194,21 @@ class Model:
         transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._torch = torch
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._batch_tokens = batch_tokens
+        self._device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+        self._batch_tokens, self._touch = batch_tokens, touch
         loaded = self._load(directory, precision=precision, attention=attention, quantization=quantization)
         if adapter_dir is not None:
             loaded = _with_adapter(loaded, adapter_dir)
         add_fused_lm_head(loaded)  # scores the labels in tiles, without logits of the whole batch
         self._model = loaded.eval()
         self._vocab_size = int(loaded.get_input_embeddings().num_embeddings)
+
+    def close(self) -> None:
+        """Gives the memory back, which the training needs next."""
+        del self._model
+        gc.collect()
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
 
     def _load(self, directory: Path, *, precision: str, attention: str, quantization: Quantization | None) -> Any:
         torch = self._torch
@@ -210,6 +244,7 @@ class Model:
         out = np.empty(len(ids), np.float32)
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         while order:
+            self._touch()
             batch = order[: max(1, self._batch_tokens // len(ids[order[0]]))]
             try:
                 out[batch] = self._forward([ids[i] for i in batch], [labels[i] for i in batch])
@@ -245,50 +280,3 @@ def _with_adapter(base: Any, directory: Path) -> Any:
         return PeftModel.from_pretrained(base, str(directory)).get_base_model()
     except (OSError, ValueError, RuntimeError) as e:
         raise BadInput(f"the adapter in {directory} cannot be put on the base model: {str(e)[:300]}") from e
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(message)s")
-    if options.die_with_parent is not None and not die_with(options.die_with_parent):
-        return 1
-    try:
-        compute(
-            options.pack,
-            options.base,
-            options.out,
-            base_digest=options.base_digest or model_digest(options.base),
-            precision=options.precision,
-            attention=options.attention,
-            quantization=options.quantization and Quantization(kind=options.quantization, double=not options.single_quantization),
-            adapter_dir=options.adapter,
-            batch_tokens=options.batch_tokens,
-        )
-    except RunEnded as e:
-        log.error("%s", e.message)
-        return EXIT_CODES[e.outcome]
-    except FtError as e:
-        log.error("%s", json.dumps(e.to_dict()))
-        return EXIT_CODES[BadInput.outcome]
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ft_assets.training.runtime.reference", description=__doc__.split("\n")[0] if __doc__ else None
-    )
-    for name in ("pack", "base", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--base-digest", help="digest of the base model; default: computed from its files")
-    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
-    parser.add_argument("--attention", choices=ATTENTION, default="sdpa")
-    parser.add_argument("--quantization", choices=("nf4", "fp4"), help="4-bit type of the base; default: not quantized")
-    parser.add_argument("--single-quantization", action="store_true", help="do not quantize the quantization constants")
-    parser.add_argument("--adapter", type=Path, help="directory of the adapter that training starts from, with its manifest")
-    parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
-    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process does")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ft_assets.durable_files import write_json
 from ft_assets.training.failures import Outcome
+from ft_assets.training.runtime.topology import Topology
 
 RESERVE = ".reserve"
 RESERVE_BYTES = 128 << 10
@@ -111,12 +112,12 @@ def _step_of(line: str) -> int | None:
 
 
 def write_exit(
-    work_dir: Path, progress: Progress, *, attempt: int, rank: int, outcome: Outcome, message: str, detail: Mapping[str, Any]
+    work_dir: Path, progress: Progress, *, attempt: int, here: Topology, outcome: Outcome, message: str, detail: Mapping[str, Any]
 ) -> None:
-    """Writes ``exit-a<N>.json``; a rank other than 0 writes its own file, and only about a failure of its own."""
-    if rank and outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED):
+    """Writes ``exit-a<N>.json``; a rank other than the first of its node writes its own file, and only about a failure of its own."""
+    if not here.leads_node and outcome in (Outcome.SUCCEEDED, Outcome.PREEMPTED):
         return
-    name = f"exit-a{attempt}.json" if rank == 0 else f"exit-a{attempt}.rank{rank}.json"
+    name = f"exit-a{attempt}.json" if here.leads_node else f"exit-a{attempt}.rank{here.rank}.json"
     body = {
         "outcome": str(outcome),
         "step": progress.step,

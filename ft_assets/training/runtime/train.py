@@ -20,6 +20,7 @@ from ft_assets.errors import IntegrityError
 from ft_assets.telemetry import spans
 from ft_assets.training import checkpoints, methods
 from ft_assets.training.checkpoints import STATE
+from ft_assets.training.data_order import DataOrder
 from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
@@ -28,10 +29,11 @@ from ft_assets.training.runtime.model.compilation import compile_blocks
 from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
-from ft_assets.training.runtime.parallel import Strategy
+from ft_assets.training.runtime.parallel import Strategy, checkpoint_exchange
 from ft_assets.training.runtime.run_errors import BadInput
 from ft_assets.training.runtime.status_files import Heartbeat, MetricsLog, Progress
 from ft_assets.training.runtime.stop_request import StopRequest
+from ft_assets.training.runtime.topology import Topology
 from ft_assets.training.spec import RunFile
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("load"):
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
-    progress.total_steps = spec.optimization.total_steps(num_rows=objective.num_rows, world_size=spec.world_size)
+    progress.total_steps = spec.optimization.total_steps(num_rows=pack.train.num_rows, world_size=spec.world_size)
     compiled = compile_blocks(objective.model, spec, total_steps=progress.total_steps)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
@@ -58,10 +60,11 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     log.info("self-test: %s", ", ".join(f"{k} {v:.3g}" for k, v in tested.items()))
 
     heartbeat.enter("setup")  # reading a large checkpoint takes as long as loading a large model
-    saver = Saver(run_file, strategy, touch=progress.touch)
+    saver = Saver(run_file, strategy, Topology.of_environment(), touch=progress.touch)
     metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
     loop = Loop(
         spec,
+        order=DataOrder.of(spec, pack.train.rows),
         objective=objective,
         strategy=strategy,
         saver=saver,
@@ -83,7 +86,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("final"):
         kept = _return_to_best(run_file, strategy, saver, loop)
         require_finite(objective.model)
-        _write_final(run_file, strategy, progress, kept)
+        _write_final(run_file, strategy, saver.here, progress, kept)
     return {
         "self_test": dict(tested),
         "compiled_blocks": compiled,
@@ -100,7 +103,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
 def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
     """Builds the method's objective over the loaded base model, with the initial weights."""
     spec = run_file.spec
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device)
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, mesh=strategy.mesh)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights
@@ -130,21 +133,24 @@ def deterministic(seed: int) -> None:
 def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> str | None:
     """Loads the newest checkpoint from which the run resumes exactly; returns its name, or None to start from the beginning.
 
-    Every rank finds the same one. Newer ones, damaged or of another training, are removed: they would count as the newest.
+    The first node has it, and the others get it from there. Newer ones, damaged or of another training, are removed: they would count as
+    the newest.
     """
-    directory = run_file.work_dir / "checkpoints"
+    directory, here = run_file.work_dir / "checkpoints", saver.here
     parallel.reduce_sum([0.0], strategy.device)  # rank 0 first completes a rename that a crash interrupted, before others look
-    found = checkpoints.latest_valid(
-        directory, run_file.spec, required=saver.parts, on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why)
-    )
-    step = 0 if found is None else checkpoints.read_manifest(found).step
-    (total,) = parallel.reduce_sum([float(step)], strategy.device)
-    if total != step * strategy.world_size:
-        raise BadInput(f"ranks do not see the same checkpoints (this one: step {step}); {directory} must be shared by all of them")
-    if strategy.rank == 0:
-        checkpoints.set_aside_newer(directory, step)
-    if found is None:
+    step = 0 if here.node else _newest(run_file, saver)
+    (agreed,) = parallel.reduce_sum([0.0 if here.rank else float(step)], strategy.device)
+    if here.node == 0 and agreed != step:
+        raise BadInput(
+            f"ranks do not see the same checkpoints (step {step} and step {agreed:.0f}); {directory} must be shared by all of a node"
+        )
+    if here.leads_node:
+        checkpoints.set_aside_newer(directory, int(agreed))
+    if not agreed:
         return None
+    found = directory / checkpoints.step_name(int(agreed))
+    if here.num_nodes > 1 and not checkpoint_exchange.bring(found, here, strategy.device):
+        raise BadInput(f"{found.name} could not be brought to every node of the gang")
     state = json.loads((found / STATE).read_text())
     strategy.load(found)
     last = state.pop("last")
@@ -153,13 +159,26 @@ def _resume(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> 
     return found.name
 
 
+def _newest(run_file: RunFile, saver: Saver) -> int:
+    """Step of the newest checkpoint on this node from which the run resumes exactly; 0 for none."""
+    found = checkpoints.latest_valid(
+        run_file.work_dir / "checkpoints",
+        run_file.spec,
+        required=saver.parts,
+        on_skip=lambda path, why: log.warning("skipped %s: %s", path.name, why),
+    )
+    return 0 if found is None else checkpoints.read_manifest(found).step
+
+
 def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: Loop) -> int:
     """After an early stop, loads the weights of the best validation if its checkpoint exists; returns the step of the kept weights."""
     best = loop.state.best_step
     if not loop.progress.ended_early or best in (None, loop.state.step):
         return loop.state.step
-    directory = run_file.work_dir / "checkpoints" / checkpoints.step_name(int(best or 0))
+    directory, here = run_file.work_dir / "checkpoints" / checkpoints.step_name(int(best or 0)), saver.here
     try:
+        if here.num_nodes > 1 and not checkpoint_exchange.bring(directory, here, strategy.device):
+            raise IntegrityError(f"{directory.name} could not be brought to every node of the gang")
         checkpoints.verify(directory, required=saver.parts)
     except IntegrityError as e:
         log.warning("the best validation was at step %d, but its checkpoint cannot be used; the last weights are kept: %s", best, e.message)
@@ -169,10 +188,10 @@ def _return_to_best(run_file: RunFile, strategy: Strategy, saver: Saver, loop: L
     return int(best or 0)
 
 
-def _write_final(run_file: RunFile, strategy: Strategy, progress: Progress, step: int) -> None:
+def _write_final(run_file: RunFile, strategy: Strategy, here: Topology, progress: Progress, step: int) -> None:
     spec = run_file.spec
     target = run_file.work_dir / "final"
-    draft = checkpoints.begin(target, token=f"a{run_file.attempt}")
+    draft = checkpoints.begin(target, token=f"a{run_file.attempt}") if here.node == 0 else target  # only rank 0 writes
     strategy.save_weights(draft, base_model=spec.base_model)
     if strategy.rank:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,19 +11,26 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
+import sqlalchemy as sa
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.workload import VARIABLE
 from control_plane.api.app import create_app
 from control_plane.attempts import start
+from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.attempts.watch import Watcher
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
+from ft_assets.errors import Unavailable
 from ft_assets.layout import attempt_prefix
+from resources.object_store import LocalObjectStore
+from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.followed_jobs import Job, plain_weights, until
 from tests.support.processes.scripted_training import Scenario
 from tests.support.servers.served_app import served
@@ -157,3 +165,60 @@ def test_calls_whose_answers_are_lost_take_effect_once(new_job: Callable[..., Jo
     log = job.platform.objects.get_bytes(f"{attempt_prefix(job.tenant, job.id, 1)}/train.log")
     assert log.decode().splitlines() == [f"step {step} hello" for step in range(1, 9)]
     assert job.weights() == plain_weights(8)
+
+
+class Hangs(LocalObjectStore):
+    """A store whose pack is read through a pipe that nothing writes to, as from a file server that is gone."""
+
+    pipe: Path | None = None
+
+    def read_url(self, key: str) -> str:
+        return self.pipe.as_uri() if self.pipe is not None and "/packs/" in key else super().read_url(key)
+
+
+def test_a_node_on_which_no_input_arrives_is_given_up_and_the_job_goes_on(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    store = Hangs(tmp_path / "objects")
+    job = new_job(store)
+    store.pipe = tmp_path / "pipe"
+    os.mkfifo(store.pipe)
+    ending, state = job.train(Scenario(steps=6))
+    assert (ending.outcome, state) == ("stalled", JobState.QUEUED)
+    assert ending.failure is not None and "the inputs did not arrive: no byte for 1" in ending.failure.message
+    store.pipe = None
+    assert job.run() is JobState.EVALUATING
+    assert job.weights() == plain_weights(6)
+
+
+class TakesNoLog(LocalObjectStore):
+    """A store that is away when the log of an attempt is completed, as if the worker had ended at that moment."""
+
+    away = True
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        if self.away and key.endswith("/train.log"):
+            raise Unavailable("the object store is away", code="object_store_unavailable")
+        super().put_bytes(key, data)
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_what_a_worker_left_of_an_ended_attempt_is_completed_by_the_next_one(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    store = TakesNoLog(tmp_path / "objects")
+    job = new_job(store)
+    assert job.train(Scenario(steps=4, says="hello"))[1] is JobState.EVALUATING
+    log = f"{attempt_prefix(job.tenant, job.id, 1)}/train.log"
+    assert not store.exists(log)
+    store.away = False
+    tracker = MlflowTracker(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    for _ in range(2):
+        with contextlib.closing(
+            Watcher(platform=replace(job.platform, tracker=tracker), launcher=job.launcher, answers=lambda: True)
+        ) as watcher:
+            assert watcher.look() == []
+            watcher.settle()
+    assert store.get_bytes(log).decode().splitlines() == [f"step {step} hello" for step in range(1, 5)]
+    (run,) = MlflowClient(tracker.uri).search_runs(["1"])
+    assert (run.info.status, run.data.metrics["train_loss"]) == ("FINISHED", 0.25)
+    with job.platform.engine.connect() as conn:
+        assert conn.execute(sa.select(attempts_table.c.completed_at).where(attempts_table.c.job_id == job.id)).scalar_one() is not None

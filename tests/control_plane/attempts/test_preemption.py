@@ -32,6 +32,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue import snapshot as queue_reading
+from control_plane.queue.scheduler import Evaluation
 from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
@@ -279,7 +280,7 @@ def heartbeat_at(job: Job) -> datetime:
 
 def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(new_job: Callable[..., Job]) -> None:
     job = new_job()
-    job.launcher = Impatient(job.launcher.real._root)
+    job.launcher = Impatient(job.launcher.real.root)
     held, thread, endings = job.following(Scenario(steps=9, every=2, hold_at=5, step_s=0.2, deaf=True))
     until(lambda: row(job).step == 5 and 4 in job.steps())
     ask(job, held)
@@ -334,7 +335,7 @@ class RefusesOnce(Scripted):
 def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.platform = replace(job.platform, settings=replace(job.platform.settings, heartbeat_timeout_s=3.0, heartbeat_grace_s=0.5))
-    root = job.launcher.real._root
+    root = job.launcher.real.root
     job.launcher = launcher = RefusesOnce(root)
     held, thread, endings = job.following(Scenario(steps=9, hold_at=3))
     until(lambda: row(job).step == 3)
@@ -395,7 +396,8 @@ def test_a_job_that_is_evaluated_holds_no_gpus_that_could_be_asked_for(new_job: 
     job = new_job()
     assert job.train(Scenario(steps=2))[1] is JobState.EVALUATING
     snapshot = queue_reading.queue_snapshot(job.platform)
-    assert (snapshot.running, snapshot.waiting) == ([], [])
+    (waiting,) = snapshot.waiting
+    assert (snapshot.running, waiting.job_id, waiting.evaluation) == ([], job.id, Evaluation(id=None))
 
 
 def test_a_stop_while_the_platform_paused_it_for_the_cap_is_the_cap_s(new_job: Callable[..., Job]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from agent.workload import Workload
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
-from resources.launcher import LocalLauncher
+from resources.launcher import LocalGangs
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs.followed_jobs import Job, plain_weights
 from tests.support.processes.scripted_training import Scenario
@@ -51,8 +51,8 @@ class SeparateNodes:
     def node(self, name: str) -> Path:
         return self._root / name
 
-    def _of(self, name: str) -> LocalLauncher:
-        return LocalLauncher(self.node(name) / "launcher")
+    def _of(self, name: str) -> LocalGangs:
+        return LocalGangs(self.node(name) / "launcher")
 
 
 SECRET = "hunter2-of-the-bucket"

@@ -28,10 +28,10 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import Tenant
 from deploy.local.stack_services import DEMO_MODEL, demo_model_dir
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.reference_step import reference
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import Finding, Verdict
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub
@@ -64,8 +64,7 @@ class Base:
         return add_adapter(self.platform, self.tenant.id, name=name, **(values | changes))
 
     def judge(self, evaluation_id: str | None, *findings: Finding) -> None:
-        held = evaluations.claim(self.platform, str(evaluation_id))
-        assert held is not None
+        held = begin(self.platform, str(evaluation_id))
         outcome: Any = "quarantined" if findings else "passed"
         report: Any = None
         found = Evaluated(report=report, verdict=Verdict(outcome=outcome, findings=findings), advice=(), key="k")
@@ -259,11 +258,3 @@ def test_the_local_server_starts_with_the_bytes_that_the_id_stands_for(base: Bas
     assert demo_model_dir(settings) == base.dir
     base_updates.apply(base.platform, DEMO_MODEL)
     assert demo_model_dir(settings) == new
-
-
-def test_a_reference_is_computed_with_the_bytes_that_were_promised(base: Base, new: Path) -> None:
-    base_updates.stage_local(base.platform, base.id, new)
-    base_updates.apply(base.platform, base.id)
-    for digest, why in ((base.old.digest, "holds no pack manifest"), ("0" * 64, "was pinned when it was chosen")):
-        with pytest.raises(IntegrityError, match=why):
-            reference(base.platform, "t", pack_fingerprint="pk_1", model=base.id, base_digest=digest, who="ftjob-1")

@@ -71,9 +71,7 @@ def test_a_job_is_pinned_and_packed_with_what_a_person_wants_to_see(platform: Pl
     assert told, "packing says how far it is"
 
 
-@pytest.mark.usefixtures("forked_reference")
 def test_judged_answers_show_their_labels_and_what_they_are_compared_with(platform: Platform, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs the training environment")
     rows = tmp_path / "judged.jsonl"
     made = [{"prompt": f"What is {i} and {i}?", "completion": f"It is {2 * i}.", "label": i % 3 > 0} for i in range(120)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in made))

@@ -56,12 +56,16 @@ SPEC = TrainingSpec(
 )
 
 
-def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1) -> Path:
+def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1, shards: int = 1) -> Path:
     """A pack of random windows, two to four examples each; the first third of an example carries no loss."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     body: dict[str, Any] = {"fingerprint": SPEC.pack_fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
-    body |= _write_shard(directory / "shard-00000.parquet", [_window(rng, length) for _ in range(num_windows)])
+    windows = [_window(rng, length) for _ in range(num_windows)]
+    parts = [_write_shard(directory / f"shard-{n:05d}.parquet", windows[n * num_windows // shards : (n + 1) * num_windows // shards])
+             for n in range(shards)]  # fmt: skip
+    body |= {name: sum(part[name] for part in parts) for name in ("num_windows", "num_examples", "num_tokens")}
+    body["shards"] = [shard for part in parts for shard in part["shards"]]
     body["validation"] = None
     if validation:
         body["validation"] = _write_shard(directory / "val-00000.parquet", [_window(rng, length) for _ in range(validation)])
@@ -128,25 +132,33 @@ class Job:
         self.started.append(process)
         return process
 
-    def start_ranks(self, *, module: str = RUNTIME) -> list[Forked]:
-        """The next attempt on several ranks, each of them told its place as torchrun tells it; no agent watches over them."""
+    def work_of(self, node: int) -> Path:
+        """Work directory of a node."""
+        return self.root / f"work-{node}" if node else self.work
+
+    def start_ranks(self, *, module: str = RUNTIME, apart: bool = False) -> list[Forked]:
+        """The next attempt on several ranks, each of them told its place as torchrun tells it; no agent watches over them.
+
+        `apart`: each is on a node of its own.
+        """
         self.attempts += 1
-        path = self._run_file()
+        paths = [self._run_file(rank if apart else 0) for rank in range(self.spec.world_size)]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         ranks = []
         for rank in range(self.spec.world_size):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.spec.world_size, "LOCAL_WORLD_SIZE": self.spec.world_size}
+            place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": rank, "GROUP_WORLD_SIZE": len(paths)} if apart else {}
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **{k: str(v) for k, v in place.items()}}
             log = self.root / f"log-a{self.attempts}{f'-rank{rank}' if rank else ''}"
-            ranks.append(forked_modules.start(module, [str(path)], env=env, cwd=self.root, log=log))
+            ranks.append(forked_modules.start(module, [str(paths[rank])], env=env, cwd=self.root, log=log))
         self.started += ranks
         return ranks
 
-    def _run_file(self) -> Path:
-        path = self.root / f"run-a{self.attempts}.json"
-        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=self.work).write(path)
+    def _run_file(self, node: int = 0) -> Path:
+        path, work = self.root / f"run-a{self.attempts}{f'-{node}' if node else ''}.json", self.work_of(node)
+        RunFile(spec=self.spec, attempt=self.attempts, base_model_dir=self.base, pack_dir=self.pack, work_dir=work).write(path)
         return path
 
     def train(self, *, fresh: bool = False) -> int:

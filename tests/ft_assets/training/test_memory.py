@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 
 from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
+from ft_assets.training.cost_model import micro_batch_s
 from ft_assets.training.memory import GPUS, Case, Fit, Placement, estimate
 from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
+from ft_assets.training.memory.gpu_fit import MICRO_BATCH_S
 from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
 
@@ -37,6 +41,7 @@ def fit(
 ) -> Fit:  # fmt: skip
     place = Placement(
         gpu=GPUS[gpu], max_gpus=max_gpus, global_batch=global_batch, num_gpus=num_gpus, strategy=strategy, memory_bytes=memory_bytes,
+        micro_batch_s=lambda tried: micro_batch_s(tried, gpu, tokens=tried.tokens),
         fixed_batch="per_device_batch_size" in fields, fixed_checkpointing="gradient_checkpointing" in fields,
     )  # fmt: skip
     return place.fit(Case(**{"shape": shape, "gradient_checkpointing": fields["max_seq_len"] > 1024, **fields}))
@@ -230,6 +235,35 @@ def test_a_refusal_for_length_names_the_length_that_fits() -> None:
     assert placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=length)
     with pytest.raises(InvalidRequest):
         placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=2 * length)
+
+
+def test_a_sharded_micro_batch_is_short_enough_for_a_stop() -> None:
+    widest = fit(NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, global_batch=512, num_gpus=32, attention="flash_attention_2")
+    tried = Case(
+        shape=NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, world_size=32, strategy="fsdp2", attention="flash_attention_2",
+        per_device_batch_size=widest.per_device_batch_size, gradient_checkpointing=widest.gradient_checkpointing,
+    )  # fmt: skip
+    assert widest.strategy == "fsdp2" and micro_batch_s(tried, "h100-80gb", tokens=tried.tokens) <= MICRO_BATCH_S
+    wider = replace(tried, per_device_batch_size=2 * tried.per_device_batch_size)
+    too_long = micro_batch_s(wider, "h100-80gb", tokens=wider.tokens) > MICRO_BATCH_S
+    assert too_long or estimate(wider).total_bytes > 0.95 * GPUS["h100-80gb"].memory_bytes, "no larger one would do"
+
+
+def test_a_sharded_micro_batch_that_no_stop_can_wait_for_is_refused_with_a_length_that_is_short_enough() -> None:
+    long = {
+        "adapter": "full",
+        "attention": "flash_attention_2",
+        "strategy": "fsdp2",
+        "num_gpus": 32,
+        "global_batch": 32,
+        "gpu": "h200-141gb",
+    }
+    with pytest.raises(InvalidRequest, match=r"about \d+ s on 32 x h200-141gb.*lower max_seq_len to (\d+)") as refused:
+        fit(NAMED["llama-3.1-70b"], max_seq_len=32_768, **long)
+    assert refused.value.code == "micro_batch_too_long"
+    found = re.search(r"max_seq_len to (\d+)", refused.value.message)
+    assert found is not None
+    assert fit(NAMED["llama-3.1-70b"], max_seq_len=int(found[1]), **long).strategy == "fsdp2"
 
 
 def test_a_cpu_takes_the_recipes_batch_and_refuses_only_what_clearly_exceeds_its_memory() -> None:

@@ -26,7 +26,7 @@ from control_plane.platform.transfer import upload
 from control_plane.queue import cycle
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
-from resources.launcher import LocalLauncher
+from resources.launcher import LocalGangs
 from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 
@@ -35,7 +35,7 @@ class Scripted:
     """The local launcher, but that the agent of every workload runs the scripted training without torchrun."""
 
     def __init__(self, root: Path) -> None:
-        self.real = LocalLauncher(root)
+        self.real = LocalGangs(root)
         self.names: list[str] = []
         self.looked_at: Callable[[], object] = lambda: None
 
@@ -76,7 +76,7 @@ class Job:
         cycle.run_cycle(self.platform)
         return attempts.claim(self.platform, self.tenant, self.id)
 
-    def follow(self, held: Claim, *, answers: Callable[[], bool] = lambda: True) -> Ending:
+    def follow(self, held: Claim, *, answers: Callable[[], bool] = lambda: True, timeout_s: float = 120.0) -> Ending:
         """Start the workload as the step does, and watch it as the worker does until the attempt has ended; `answers`: whether the API
         does."""
         unbegun = start.start_or_adopt(self.platform, self.launcher, held)
@@ -84,7 +84,7 @@ class Job:
             attempts.finish(self.platform, held, unbegun)
             return unbegun
         watcher = Watcher(platform=self.platform, launcher=self.launcher, answers=answers)
-        deadline = time.monotonic() + 120.0
+        deadline = time.monotonic() + timeout_s
         while not (ended := watcher.look()):
             assert time.monotonic() < deadline, self.launcher.read_log(held.workload).decode()
             time.sleep(0.05)

@@ -15,16 +15,17 @@ from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
+from ft_assets.training.spec import TrainingSpec
 from tests.support.jobs.training_specs import SPEC
 
 
-def start_job(platform: Platform, write_chat_rows: Callable[..., Any]) -> Claim:
+def start_job(platform: Platform, write_chat_rows: Callable[..., Any], *, model: str = "tiny-base", spec: TrainingSpec = SPEC) -> Claim:
     """The first attempt of a new job of a new tenant."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
-    mark_packed(platform, owner.id, job.id, spec=SPEC, total_steps=1000, expected_s=60.0)
+    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": model, "training_file": file.id})).job
+    mark_packed(platform, owner.id, job.id, spec=spec, total_steps=1000, expected_s=60.0)
     cycle.run_cycle(platform)
     claim = attempts.claim(platform, owner.id, job.id)
     attempts.mark_started(platform, claim, started_at=1000.0)

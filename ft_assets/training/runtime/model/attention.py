@@ -66,7 +66,8 @@ def reference(model: Any) -> Iterator[None]:
 
 
 def _flex(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any) -> Any:
-    return flex_attention_forward(module, *_cast(query, key, value), attention_mask, **options)
+    query, key, value = _cast(query, key, value)
+    return flex_attention_forward(module, query, key, value, attention_mask, **options)
 
 
 def varlen_attention(
@@ -92,8 +93,10 @@ def varlen_attention(
     if cu_seq_lens_q is None:
         cu_seq_lens_q = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
     left = -1 if sliding_window is None else sliding_window - 1
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in _cast(query, key, value)]
-    found = varlen_attn(*flat, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(left, 0), **GROUPED)
+    query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in _cast(query, key, value))
+    found: Any = varlen_attn(
+        query, key, value, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(left, 0), **GROUPED
+    )
     return found.unflatten(0, (rows, tokens)), None
 
 

@@ -12,9 +12,11 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from ft_assets.training.runtime.model import attention
+from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.run_errors import BadInput, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 
@@ -24,11 +26,12 @@ SHARD_BYTES = 4 * 2**30
 """Bytes per file of full weights."""
 
 
-def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> tuple[Any, Any]:
+def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, mesh: DeviceMesh | None = None) -> tuple[Any, Any]:
     """Loads the frozen or trainable base model and its tokenizer. Safetensors only; no code of the repository is run.
 
     A trainable base is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller than a 256th of
-    themselves. A frozen one is held in the spec's precision, or in 4 bits.
+    themselves. A frozen one is held in the spec's precision, or in 4 bits. `mesh`: ranks that each read a part of it, if its files allow
+    that (``sharded_weights.py``).
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
     implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len)
@@ -38,9 +41,13 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device) -> t
     if spec.quantization is not None:
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options
-        )
+        model: Any = None
+        if mesh is not None:
+            model = load_shards(directory, mesh, dtype=dtype, attention=implementation, device=device)
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options
+            )
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ImportError, ValueError, SafetensorError) as e:
         raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e

@@ -26,8 +26,6 @@ class Objective(Protocol):
 
     model: Any
     """The model to train: the base under PEFT, or the bare model for full parameters. Strategies wrap it afterwards."""
-    num_rows: int
-    """Number of rows of the training part; the loop requests them by number."""
 
     def collate(self, rows: Sequence[int]) -> Batch:
         """Makes the micro-batch of these training rows. Pure: draws no random numbers."""

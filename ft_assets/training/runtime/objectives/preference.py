@@ -89,7 +89,7 @@ def parts(given: Ingredients, rows: Callable[..., Rows], train: Table | None, va
     """Returns both parts of the pack as `rows` with their references, by the names of arguments of :class:`Preference`."""
     pad, held_out = given.tokenizer.pad_token_id or 0, given.pack.validation
     return {
-        "train": rows(given.pack.train, train, pad=pad),
+        "train": rows(given.pack.train.whole(), train, pad=pad),
         "validation": None if held_out is None else rows(held_out, validation, pad=pad),
     }
 
@@ -139,7 +139,6 @@ class Preference:
         hold_trained_in_fp32(self.model)
         # Otherwise TRL gathers a dozen numbers over the ranks for its metrics.
         trainer.accelerator.gather = trainer.accelerator.gather_for_metrics = _as_it_is
-        self.num_rows = train.num_rows
         self._names = methods.get(given.spec.method).metrics
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)

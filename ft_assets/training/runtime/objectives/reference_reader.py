@@ -34,7 +34,7 @@ def load(run: RunFile, pack: Pack) -> tuple[pa.Table, pa.Table | None]:
         raise BadInput(e.message) from e
     _require_same(manifest, spec)
     body = json.loads((run.pack_dir / "manifest.json").read_text())
-    train = _read(run.reference_dir, manifest, body["shards"], pack.train, "training")
+    train = _read(run.reference_dir, manifest, body["shards"], pack.train.whole(), "training")
     if pack.validation is None:
         return train, None
     return train, _read(run.reference_dir, manifest, body["validation"]["shards"], pack.validation, "validation")

@@ -6,6 +6,7 @@ TRL's ``SFTTrainer`` prepares the model; the loss is its ``nll``, the mean over 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
-from ft_assets.training.runtime.pack_loader import values_and_offsets
+from ft_assets.training.runtime.pack_loader import KEPT_SHARDS, Shards, values_and_offsets
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
 
 SELF_TEST_WINDOWS = 2
@@ -32,13 +33,20 @@ PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
 
 
+class Unmoved(SFTTrainer):  # type: ignore[misc]
+    """Leaves the model where it was loaded: moving it copies every weight, and the strategy places it."""
+
+    def _move_model_to_device(self, *_: Any) -> None:
+        return None
+
+
 def build(given: Ingredients) -> Tokens:
     token_logps.install(given.base)
-    trainer = SFTTrainer(
+    trainer = Unmoved(
         given.base,
         args=SFTConfig(
             output_dir=str(given.run.work_dir),
-            use_cpu=True,  # the strategy places the model
+            use_cpu=True,
             seed=given.spec.seed,  # draws the first weights of the adapter
             bf16=False,  # the loop casts
             activation_checkpointing=False,  # enabled with the base model
@@ -49,7 +57,7 @@ def build(given: Ingredients) -> Tokens:
             report_to="none",
             save_strategy="no",
         ),
-        train_dataset=Dataset(given.pack.train.slice(0, PREPARED)),
+        train_dataset=Dataset(given.pack.train.read(0).slice(0, PREPARED)),
         processing_class=given.tokenizer,
         peft_config=lora_config(given.spec, given.base),
     )
@@ -65,10 +73,9 @@ class Tokens:
         self._spec, self._device = given.spec, given.device
         self._joined = given.spec.attention == attention.FLASH
         self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
-        self._train = _Windows(given.pack.train)
+        self._train = _ShardedWindows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
         self._pad = given.tokenizer.pad_token_id or 0
-        self.num_rows = self._train.num_rows
         self._correct = torch.zeros((), dtype=torch.int64, device=given.device)
         self._labelled = 0
 
@@ -114,8 +121,9 @@ class Tokens:
         return {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
 
     def self_test(self, model: Any) -> Mapping[str, float]:
-        """Verifies on the first windows with several examples that packing is exact (see ``self_test.py``)."""
-        windows = [self._train.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, self.num_rows))]
+        """Verifies on the first shard's first windows with several examples that packing is exact (see ``self_test.py``)."""
+        first = self._train.shard(0)
+        windows = [first.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, first.num_rows))]
         count = self._spec.optimization.per_device_batch_size
         chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
         with quiet(model):
@@ -160,6 +168,18 @@ class _Windows:
     def window(self, row: int) -> Window:
         ids, labels, lengths = (values[offsets[row] : offsets[row + 1]] for values, offsets in self._columns.values())
         return Window(input_ids=ids, labels=labels, seq_lengths=lengths)
+
+
+class _ShardedWindows:
+    """Windows of a pack's training part by number; waits for their shard."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self.shard = functools.lru_cache(maxsize=KEPT_SHARDS)(lambda shard: _Windows(shards.read(shard)))
+
+    def window(self, row: int) -> Window:
+        shard, row = self._shards.find(row)
+        return self.shard(shard).window(row)
 
 
 def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:

@@ -21,6 +21,8 @@ class Strategy(Protocol):
     device: torch.device
     rank: int
     world_size: int
+    mesh: Any
+    """Ranks that each read a part of the base model, once :meth:`start` has run; None: every rank reads it whole."""
     saves_alone: bool
     """Whether rank 0 holds the whole state and can save while the other ranks compute."""
 

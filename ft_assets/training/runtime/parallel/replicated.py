@@ -24,6 +24,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=40)
 
 
 class Replicated:
+    mesh = None
     saves_alone = True
 
     def __init__(self, spec: TrainingSpec) -> None:

@@ -36,6 +36,7 @@ ADAM_STATE = ("exp_avg", "exp_avg_sq")
 
 
 class Zero:
+    mesh = None
     saves_alone = False
 
     def __init__(self, spec: TrainingSpec) -> None:

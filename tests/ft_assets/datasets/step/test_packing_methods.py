@@ -1,4 +1,4 @@
-"""Every method's rows become its own kind of pack, with what it compares with, before the job waits for GPUs."""
+"""Every method's rows become its own kind of pack before the job waits for GPUs, and what it compares with has a name."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
-from ft_assets.datasets import reference_step, step
-from ft_assets.durable_files import sha256_of
+from ft_assets.datasets import step
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.reference_logps import verify
+from ft_assets.training.reference_logps import key_for
 from ft_assets.training.spec import Quantization, TrainingSpec, WarmStart
 from tests.ft_assets.datasets.step.test_packing_builders import platform_on
 from tests.support.models.tiny_model import build_tiny_model
@@ -121,51 +120,49 @@ def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body:
     return made, TrainingSpec.from_dict(job.spec), job
 
 
-def fetched(platform: Platform, job: Job, spec: TrainingSpec, target: Path) -> Path:
-    """The reference as the workload of the job's first attempt names it, every byte verified."""
-    held = Claim(
-        tenant=job.tenant_id, job_id=job.id, attempt=1, pool="local", num_gpus=1, placement=(), model=job.model, spec=spec, workload="w"
+def claim_of(job: Job, spec: TrainingSpec) -> Claim:
+    return Claim(
+        tenant=job.tenant_id,
+        job_id=job.id,
+        attempt=1,
+        pool="local",
+        num_gpus=1,
+        placement=(),
+        model=job.model,
+        workload="w",
+        frozen_spec=spec,
     )
-    (reference,) = (found for found in start.describe(platform, held).inputs if found.name == start.REFERENCE)
-    for file in reference.files:
-        platform.objects.get_file(file.key, target / file.path)
-        assert sha256_of(target / file.path) == file.sha256
-    return target
 
 
-@pytest.mark.parametrize(("method", "row"), [("dpo", preferences), pytest.param("kto", judgements, marks=pytest.mark.slow)])
-def test_the_reference_is_there_before_the_job_waits_for_gpus_and_serves_the_next_job(
-    platform: Platform,
-    tenant: Tenant,
-    machine: Callable[[str], Platform],
-    upload: Callable[..., str],
-    tmp_path: Path,
-    method: str,
-    row: Callable[[int], dict[str, Any]],
+@pytest.mark.parametrize(("method", "row"), [("dpo", preferences), ("kto", judgements)])
+def test_a_reference_is_named_before_training_and_given_to_the_next_job_once_one_has_computed_it(
+    platform: Platform, tenant: Tenant, upload: Callable[..., str], method: str, row: Callable[[int], dict[str, Any]]
 ) -> None:
     packed, spec, job = prepared(platform, tenant, upload(row), method)
     assert (job.state, packed.manifest.kind) == ("queued", methods.get(method).pack)
-    assert packed.reference is not None and not packed.reference.reused
-    assert spec.reference == packed.reference.manifest.key == reference_step.key_for(spec)
-    assert packed.reference.manifest.pack_fingerprint == spec.pack_fingerprint
-    assert platform.objects.exists(f"{layout.reference_prefix(tenant.id, spec.reference)}/manifest.json")
-    manifest = verify(fetched(machine(f"trainer-{method}"), job, spec, tmp_path / "fetched"))
-    validation = packed.manifest.validation
-    assert validation is not None
-    assert sum(f.num_rows for f in manifest.files) == packed.manifest.num_rows + validation["num_windows"] == 120
+    assert packed.reference is not None and not packed.reference.stored
+    assert spec.reference == packed.reference.key == key_for(spec)
+    workload = start.describe(platform, claim_of(job, spec))
+    assert workload.reference_prefix == layout.reference_prefix(tenant.id, spec.reference)
+    assert start.reference_input(platform.objects, claim_of(job, spec)) is None, "the workload computes it"
     if method == "kto":
         assert packed.manifest.num_desirable and packed.manifest.num_undesirable
-    second, other, _ = prepared(platform, tenant, upload(row), method, hyperparameters={"beta": 0.3})
-    assert second.reused and second.reference is not None and second.reference.reused
+    body = {"files": [{"name": "w/ref-shard-00000.parquet", "of": "shard-00000.parquet", "sha256": "0" * 64, "num_rows": 1}]}
+    platform.objects.put_bytes(f"{workload.reference_prefix}/manifest.json", json.dumps(body).encode())
+    second, other, next_job = prepared(platform, tenant, upload(row), method, hyperparameters={"beta": 0.3})
+    assert second.reused and second.reference is not None and second.reference.stored
     assert other.reference == spec.reference and other.method_settings["beta"] == 0.3
+    found = start.reference_input(platform.objects, claim_of(next_job, other))
+    assert found is not None and found in start.describe(platform, claim_of(next_job, other)).inputs
+    assert found.optional and [file.path for file in found.files] == ["manifest.json", "w/ref-shard-00000.parquet"]
+    assert found.files[1].key == f"{workload.reference_prefix}/w/ref-shard-00000.parquet"
 
 
-@pytest.mark.slow
 def test_under_qlora_the_reference_is_quantized_as_the_policy_is(platform: Platform, tenant: Tenant, upload: Callable[..., str]) -> None:
     _, plain, _ = prepared(platform, tenant, upload(preferences), "dpo")
     packed, spec, _ = prepared(platform, tenant, upload(preferences), "dpo", adapter="qlora")
     assert spec.quantization is not None and packed.reference is not None
-    assert packed.reference.manifest.quantization == "nf4-double"
+    assert packed.reference.quantization == "nf4-double"
     assert spec.reference != plain.reference
 
 
@@ -180,9 +177,9 @@ def test_the_key_of_a_reference_covers_the_start_of_the_training(platform: Platf
         replace(spec, precision="fp16"),
         replace(spec, base_digest="other"),
     ]
-    assert len({reference_step.key_for(s) for s in changed}) == len(changed)
-    assert reference_step.key_for(renamed) == reference_step.key_for(starts[0])
-    assert reference_step.key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == reference_step.key_for(spec)
+    assert len({key_for(s) for s in changed}) == len(changed)
+    assert key_for(renamed) == key_for(starts[0])
+    assert key_for(replace(spec, seed=spec.seed + 1, attention="flash_attention_2")) == key_for(spec)
 
 
 @pytest.mark.parametrize("method", ["orpo", "simpo"])
@@ -238,7 +235,6 @@ def test_the_evaluation_asks_for_answers_that_are_wanted(
         assert [m["role"] for m in prompt] == ["user"]
 
 
-@pytest.mark.usefixtures("forked_reference")
 @pytest.mark.parametrize(
     ("row", "method"), [(preferences, "dpo"), (preferences, "simpo"), (judgements, "kto"), (documents, "cpt"), (chats, "sft")]
 )

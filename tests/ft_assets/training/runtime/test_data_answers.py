@@ -37,7 +37,7 @@ def write(directory: Path, method: str, rows: list[dict[str, Any]], *, kind: str
     fields += [(f"{prefix}{what}", IDS) for prefix in SEQUENCES[method] for what in ("input_ids", "labels")]
     file = directory / "shard-00000.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields)), file)
-    shards = [{"name": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}]
+    shards = [{"name": file.name, "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "num_windows": len(rows)}]
     body = {"fingerprint": SPEC.pack_fingerprint, "kind": kind or KIND[method], "shards": shards, "validation": None}
     (directory / "manifest.json").write_text(json.dumps(body))
     return directory
@@ -52,7 +52,7 @@ def test_a_good_pack_is_read_as_it_is(tmp_path: Path, method: str) -> None:
     rows = [row_of(method, n) for n in range(3)]
     pack = load(write(tmp_path / "pack", method, rows), method)
     assert pack.validation is None and pack.train.num_rows == 3
-    for found, row in zip(pack.train.to_pylist(), rows, strict=True):
+    for found, row in zip(pack.train.whole().to_pylist(), rows, strict=True):
         assert found == {name: row[name] for name in found}
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,13 @@ from tests.ft_assets.training.preference_packs import build_judged, build_prefer
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[4]
+COMPUTE = """
+import logging, sys
+from pathlib import Path
+from ft_assets.training.runtime import reference
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+reference.compute(*map(Path, sys.argv[1:4]), base_digest="d", precision="fp32", attention="sdpa", batch_tokens=400)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -146,16 +156,9 @@ def test_the_size_of_batches_changes_nothing(pack: Path, base: Path, whole: Path
 def test_a_second_run_makes_no_forward_pass(pack: Path, whole: Path, tmp_path: Path) -> None:
     manifest = verify(whole)
     assert compute(pack, tmp_path / "no model here", whole) == manifest
-    code = "\n".join(
-        [
-            "import sys",
-            "from ft_assets.training.runtime import reference",
-            "assert reference.main(sys.argv[1:]) == 0",
-            "assert 'torch' not in sys.modules",
-        ]
-    )
-    arguments = [f"--pack={pack}", f"--base={tmp_path}", "--base-digest=d", f"--out={whole}"]
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, cwd=REPOSITORY)
+    code = f"{COMPUTE}assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, str(pack), str(tmp_path), str(whole)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, cwd=REPOSITORY)
 
 
 def test_only_a_damaged_file_is_computed_again(pack: Path, base: Path, tmp_path: Path) -> None:
@@ -173,9 +176,8 @@ def test_only_a_damaged_file_is_computed_again(pack: Path, base: Path, tmp_path:
 def test_a_killed_run_goes_on_where_it_was(base: Path, tmp_path: Path) -> None:
     pack, out = tmp_path / "pack", tmp_path / "out"
     build_preferences(pack, base, count=600)
-    command = [sys.executable, "-m", "ft_assets.training.runtime.reference", f"--pack={pack}", f"--base={base}", f"--out={out}"]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    arguments = [*command, "--base-digest=d", "--batch-tokens=400"]
+    arguments = [sys.executable, "-c", COMPUTE, str(pack), str(base), str(out)]
     process = subprocess.Popen(arguments, env=env, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while len(list(out.glob("ref-*.parquet"))) < 3:
@@ -193,10 +195,27 @@ def test_a_killed_run_goes_on_where_it_was(base: Path, tmp_path: Path) -> None:
     assert {name: (out / name).read_bytes() for name in before} == before
 
 
+def test_ranks_of_a_node_share_the_files(pack: Path, base: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    touched = [0, 0]
+
+    def run(rank: int) -> Any:
+        def touch() -> None:
+            touched[rank] += 1
+
+        return compute(pack, base, tmp_path, rank=rank, num_ranks=2, touch=touch)
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(run, (0, 1))
+    assert one == other == verify(tmp_path) and not list(tmp_path.glob(".*"))
+    computed = sorted(int(m.group(1)) for m in re.finditer(r"(\d+) files computed", caplog.text))
+    assert len(computed) == 2 and computed[0] >= 1 and sum(computed) == len(one.files)
+    assert all(touched)
+    np.testing.assert_allclose(found(tmp_path, pack), found(whole, pack), atol=1e-4)
+
+
 def test_what_cannot_be_computed_is_refused_with_the_reason(pack: Path, base: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be loaded"):
         compute(pack, tmp_path / "nothing", tmp_path / "a")
-    assert reference.main([f"--pack={pack}", f"--base={tmp_path}", "--base-digest=d", f"--out={tmp_path / 'b'}"]) != 0
     from ft_assets.datasets.packs.build import PackSettings, build_pack
     from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
     from tests.ft_assets.datasets.examples_of import varied_chats
@@ -226,13 +245,14 @@ def test_judged_answers_are_scored_with_those_of_other_prompts(base: Path, tmp_p
 QUANTIZED = """
 import json, sys
 from ft_assets.training.runtime import reference
+from ft_assets.training.spec import Quantization
 from tests.ft_assets.training.runtime.test_reference_logps import Path, pairs_of, plain_logps, torch
 from ft_assets.training.runtime.model.weights import keep_layout
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 pack, base, out = sys.argv[1:]
-arguments = [f"--pack={pack}", f"--base={base}", "--base-digest=d", f"--out={out}", "--quantization=nf4"]
-assert reference.main(arguments) == 0
+options = {"base_digest": "d", "precision": "fp32", "attention": "sdpa", "quantization": Quantization()}
+reference.compute(Path(pack), Path(base), Path(out), **options)
 config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
 model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, quantization_config=config).eval()
 keep_layout(model)

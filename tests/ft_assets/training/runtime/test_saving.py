@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="needs the training environment")
 from ft_assets.training.checkpoints import RESUMABLE, committed, read_manifest, step_name, verify
 from ft_assets.training.runtime import checkpoint_writer
 from ft_assets.training.runtime.checkpoint_writer import Saver
+from ft_assets.training.runtime.topology import Topology
 from ft_assets.training.spec import EarlyStopping, RunFile, TrainingSpec
 from tests.ft_assets.training.attempts import SPEC
 
@@ -75,7 +76,9 @@ class Held(SmallState):
 
 
 def saver_of(strategy: Any, work_dir: Path, *, spec: TrainingSpec = SPEC, **more: Any) -> Saver:
-    return Saver(RunFile(spec=spec, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir), strategy, **more)
+    run = RunFile(spec=spec, attempt=1, base_model_dir=work_dir, pack_dir=work_dir, work_dir=work_dir)
+    alone = Topology(rank=strategy.rank, local_rank=strategy.rank, local_world_size=strategy.world_size, node=0, num_nodes=1)
+    return Saver(run, strategy, more.pop("here", alone), **more)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from ft_assets.training.runtime.randomness import DataOrder  # noqa: E402
+from ft_assets.training.data_order import DataOrder  # noqa: E402
 from ft_assets.training.spec import Optimization, RunFile  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
 from tests.ft_assets.training.in_process import Training  # noqa: E402
@@ -108,7 +108,7 @@ def plain_run(base: Path, pack: Path, *, schedule: str, max_grad_norm: float) ->
 
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     optimizer, found = Plain(model), []
-    order = DataOrder(num_rows=21, seed=SPEC.seed, per_device_batch_size=2, accumulation_steps=2)
+    order = DataOrder(shard_rows=(21,), seed=SPEC.seed, per_device_batch_size=2, accumulation_steps=2)
     for step in range(STEPS):
         loss = mean_loss(model, examples(pack, order.step(step).tolist()))
         loss.backward()

@@ -19,6 +19,8 @@ pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import ADAPTER
+from ft_assets.training.reference_logps import verify
+from ft_assets.training.runtime import reference
 from ft_assets.training.spec import LoraSettings, RunFile
 from tests.ft_assets.training.attempts import REPOSITORY
 from tests.ft_assets.training.runtime.objectives.preference_runs import Site
@@ -62,8 +64,8 @@ def weights(run: RunFile) -> list[bytes]:
     return [(run.work_dir / "final" / name).read_bytes() for name in ADAPTER]
 
 
-def test_a_run_reports_the_methods_metrics_and_proves_its_reference(site: Site, tmp_path: Path) -> None:
-    run = replace(site.run("dpo"), work_dir=tmp_path)
+def test_a_run_computes_its_reference_proves_it_and_reports_the_methods_metrics(site: Site, tmp_path: Path) -> None:
+    run = replace(site.run("dpo"), work_dir=tmp_path, reference_dir=None)
     found = train(run)
     assert set(found[0]) >= set(methods.get("dpo").metrics)
     assert found[0]["loss"] == pytest.approx(0.693147, abs=1e-5), "policy and reference are one before the first step"
@@ -73,7 +75,24 @@ def test_a_run_reports_the_methods_metrics_and_proves_its_reference(site: Site, 
     assert validations[-1]["eval_loss"] < validations[0]["eval_loss"] and validations[-1]["eval_rewards/accuracies"] > 0.9
     evidence = json.loads((tmp_path / "exit-a1.json").read_text())
     assert evidence["detail"]["self_test"]["reference"] < 1e-4
+    assert verify(tmp_path / reference.DIRECTORY).key == run.spec.reference
     assert "arning" not in (tmp_path / "log-a1").read_text(), "a tenant reads this log"
+
+
+@pytest.mark.slow
+def test_a_run_that_computes_its_reference_ends_with_the_weights_of_one_that_is_given_it(site: Site, tmp_path: Path) -> None:
+    given = replace(site.run("kto"), work_dir=tmp_path / "given")
+    computes = replace(given, work_dir=tmp_path / "computes", reference_dir=None)
+    assert train(given) == train(computes)
+    assert weights(given) == weights(computes)
+
+
+@pytest.mark.slow
+def test_a_reference_of_other_files_ends_the_run(site: Site, tmp_path: Path) -> None:
+    run = site.run("dpo")
+    other = replace(run, spec=replace(run.spec, reference="rf_of_another_base"), work_dir=tmp_path, reference_dir=None)
+    assert start(other).wait(timeout=120) != 0
+    assert "the spec requires rf_of_another_base" in json.loads((tmp_path / "exit-a1.json").read_text())["message"]
 
 
 @pytest.mark.slow
@@ -81,7 +100,8 @@ def test_a_run_reports_the_methods_metrics_and_proves_its_reference(site: Site, 
 def test_two_ranks_train_what_one_rank_does_in_two_micro_batches(site: Site, tmp_path: Path, method: str) -> None:
     one = replace(site.run(method), work_dir=tmp_path / "one")
     opt = replace(one.spec.optimization, accumulation_steps=1)
-    two = replace(one, spec=replace(one.spec, world_size=2, strategy="ddp", optimization=opt), work_dir=tmp_path / "two")
+    shared = replace(one.spec, world_size=2, strategy="ddp", optimization=opt)
+    two = replace(one, spec=shared, work_dir=tmp_path / "two", reference_dir=None)
     alone, together = train(one), train(two, module=torchrun(2))
     for mine, theirs in zip(alone, together, strict=True):
         assert theirs == pytest.approx(mine, rel=1e-5, abs=1e-6)

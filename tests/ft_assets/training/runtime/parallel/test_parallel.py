@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ft_assets.training.checkpoints import committed, step_name
+from ft_assets.training.data_order import DataOrder
 from ft_assets.training.failures import ExitEvidence, Outcome
-from ft_assets.training.runtime.randomness import DataOrder
 from tests.ft_assets.training.attempts import RUNTIME, SPEC, Job, job
 from tests.ft_assets.training.runtime.parallel import small_slices
 from tests.ft_assets.training.runtime.test_endings import _rewrite
@@ -126,7 +126,11 @@ def slices(made: Job, labelled: list[int]) -> list[tuple[int, ...]]:
     """For each step, how many slices the micro-batch of each rank is scored in."""
     opt, ranks = made.spec.optimization, made.spec.world_size
     order = DataOrder(
-        num_rows=len(labelled), seed=made.spec.seed, per_device_batch_size=opt.per_device_batch_size, accumulation_steps=1, world_size=ranks
+        shard_rows=(len(labelled),),
+        seed=made.spec.seed,
+        per_device_batch_size=opt.per_device_batch_size,
+        accumulation_steps=1,
+        world_size=ranks,
     )
     steps = opt.total_steps(num_rows=len(labelled), world_size=ranks)
     return [

@@ -1,0 +1,91 @@
+"""A pack's shards arrive in the order in which the training reads them, also from a store that is slow, full of errors or wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.api_client import ApiClient
+from agent.inputs import NodeInputs, Stream
+from agent.objects import Objects
+from agent.workload import Input
+from control_plane.attempts import agents, start
+from control_plane.attempts.claims import Claim
+from control_plane.platform.context import Platform
+from ft_assets import layout
+from ft_assets.errors import IntegrityError
+from ft_assets.training.pack_stream import ARRIVING, arrival_order
+from tests.ft_assets.training.attempts import SPEC, write_pack
+from tests.support.jobs.followed_jobs import until
+
+SHARDS = 9
+PACK = "pack_streamed"
+
+
+@pytest.fixture
+def pack(platform: Platform, held: Claim, tmp_path: Path) -> Input:
+    """A stored pack of nine shards, as a workload names it."""
+    directory, prefix = write_pack(tmp_path / "pack", num_windows=27, shards=SHARDS), layout.pack_prefix(held.tenant, PACK)
+    for path in sorted(directory.iterdir()):
+        platform.objects.put_file(f"{prefix}/{path.name}", path)
+    return start.pack_input(platform.objects, prefix)
+
+
+@pytest.fixture
+def objects(platform: Platform, internal_url: str, held: Claim) -> Iterator[Objects]:
+    token = agents.introduce(platform, held, may_read=[f"{layout.pack_prefix(held.tenant, PACK)}/"])
+    with contextlib.closing(ApiClient(internal_url, token)) as api, contextlib.closing(Objects(api)) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(objects: Objects, pack: Input, held: Claim, tmp_path: Path) -> Callable[[], tuple[Path, Callable[[int], Stream]]]:
+    """Have the first files; returns their directory, and what begins the stream."""
+
+    def begin() -> tuple[Path, Callable[[int], Stream]]:
+        inputs = NodeInputs(
+            objects, (pack,), cache=tmp_path / "node" / "inputs", tenant=held.tenant, target=tmp_path / "node" / "inputs-a1"
+        )
+        directory = inputs.stage(lambda: None)[start.PACK]
+        return directory, lambda step: inputs.stream(SPEC, step, make_room=lambda: None)
+
+    return begin
+
+
+def arrived(directory: Path) -> list[str]:
+    found = sorted(directory.glob("shard-*"), key=lambda path: path.lstat().st_ctime_ns)
+    return [path.name for path in found]
+
+
+@pytest.mark.parametrize("step", [0, 4])
+def test_shards_arrive_in_the_order_of_their_use(stage: Callable[[], tuple[Path, Callable[[int], Stream]]], pack: Input, step: int) -> None:
+    directory, begin = stage()
+    assert arrived(directory) == ["shard-00000.parquet"] and (directory / "val-00000.parquet").exists()
+    begin(step)
+    assert (directory / ARRIVING).exists()
+    until(lambda: not (directory / ARRIVING).exists())
+    expected = [f"shard-{n:05d}.parquet" for n in arrival_order(SPEC, [3] * SHARDS, step=step) if n]
+    assert arrived(directory)[1:] == expected
+
+
+def test_a_shard_with_other_bytes_ends_the_stream_and_says_which(
+    stage: Callable[[], tuple[Path, Callable[[int], Stream]]], platform: Platform, pack: Input
+) -> None:
+    directory, begin = stage()
+    wrong = next(file for file in pack.later if file.path == "shard-00005.parquet")
+    platform.objects.put_bytes(wrong.key, b"not that shard")
+    stream = begin(0)
+    until(lambda: stream.error is not None)
+    assert isinstance(stream.error, IntegrityError) and wrong.key in str(stream.error)
+    assert (directory / ARRIVING).exists() and not (directory / wrong.path).exists(), "the training waits until it is ended"
+
+
+def test_a_closed_stream_begins_no_further_shard(stage: Callable[[], tuple[Path, Callable[[int], Stream]]]) -> None:
+    directory, begin = stage()
+    begin(0).close()
+    time.sleep(1.0)
+    assert len(arrived(directory)) < SHARDS
