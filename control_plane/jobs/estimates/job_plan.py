@@ -125,7 +125,10 @@ def shape_of(model: BaseModel) -> ModelShape:
 
 
 def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FOR) -> Fit:
-    """Fit the plan into a GPU of `pool`; requested GPUs, strategy and micro-batch are kept or refused."""
+    """Fit the plan into a GPU of `pool`; requested GPUs, strategy and micro-batch are kept or refused.
+
+    On a GPU activations are recomputed only if they would not fit: it costs a third of the speed (benchmarks/gpu_h200_202611.json).
+    """
     _check_width(plan, pool, tier)
     asked = plan.requested.get("per_device_batch_size")
     on_cpu = memory.GPUS[pool.gpu_type].is_cpu
@@ -141,7 +144,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         attention=plan.attention,
         quantization=plan.quantization or Quantization(),
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
-        gradient_checkpointing=plan.gradient_checkpointing,
+        gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )
     found = memory.Placement(
         gpu=memory.GPUS[pool.gpu_type],

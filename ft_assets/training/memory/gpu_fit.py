@@ -2,7 +2,7 @@
 
 1. GPU counts from small to large: a second GPU halves the time but not the cost, so more are used only for memory or on request.
 2. For a count, the strategy with the least exchange: one process or copies, then shards of the parameters.
-3. No gradient checkpointing unless the length requires it, then with it.
+3. No gradient checkpointing, then with it.
 4. The largest micro-batch that divides the batch of the step.
 
 Ranks that share a model agree on a stop between micro-batches, and none of them can save it alone: a sharded micro-batch must be short.
