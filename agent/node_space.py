@@ -53,15 +53,18 @@ def locked(job_dir: Path, *, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         yield
 
 
-def free(node_dir: Path, job: str) -> int:
+def free(node_dir: Path, job: str, *, trains: bool = False) -> int:
     """Delete what is not needed now; returns the bytes.
 
-    Of `job`, all checkpoints but the two newest and the best one that an early stop returns to. Of jobs that no agent holds, all but the
+    Of `job`, all checkpoints but the two newest and the best one that an early stop returns to, unless it `trains`: then its process and
+    the uploads are at work on them. Of jobs that no agent holds, all but the
     newest, and that too if the job has finished its training; their links to inputs; and then inputs to which no job links.
     """
     freed = 0
     for job_dir in sorted((node_dir / "jobs").iterdir()):
         directory = job_dir / "checkpoints"
+        if job_dir.name == job and trains:
+            continue
         if job_dir.name == job:
             freed += _discard([*_dispensable(directory), *directory.glob(".tmp-*"), job_dir / "uploads"])
             continue

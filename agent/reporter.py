@@ -130,6 +130,7 @@ class Reporter:
     def _run(self) -> None:
         log_sent_at = 0.0
         while not self._ended.is_set():
+            began = time.monotonic()
             try:
                 more = self._beat()
                 self._failures = 0
@@ -147,7 +148,11 @@ class Reporter:
             except Exception:
                 log.exception("a report failed")
                 more = False
-            self._ended.wait(0.0 if more else self.answer.next_s if not self._failures else RETRIES.wait_s(self._failures))
+            self._ended.wait(0.0 if more else self._pause_s(time.monotonic() - began))
+
+    def _pause_s(self, took_s: float) -> float:
+        """Return how long to wait for the next heartbeat: a slow log does not make it later."""
+        return RETRIES.wait_s(self._failures) if self._failures else max(0.0, self.answer.next_s - took_s)
 
     def _give_up(self, stall: str) -> NoReturn:
         log.error("the agent gives up: %s", stall)

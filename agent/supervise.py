@@ -137,7 +137,7 @@ class Supervisor:
             run_file = self._prepare(inputs)
         if self.workload.num_nodes > 1:
             self._meet()
-        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=self._free_space)
+        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=lambda: self._free_space(trains=True))
         return run_file
 
     def _meet(self) -> None:
@@ -202,8 +202,9 @@ class Supervisor:
         offered = ""
         while group.exit_code is None:
             self._check_fenced(group)
-            if self._stream and self._stream.error:
-                raise self._stream.error
+            if self._stream and self._stream.error and reason is None:
+                reason = OUTSIDE  # the steps so far are kept
+                group.stop(self.workload.grace_s)
             self._reference.look()
             try:
                 offered = self._offer(uploader, offered)
@@ -250,14 +251,16 @@ class Supervisor:
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
                 error, evidence = as_error(failed), None
+        elif self._stream and self._stream.error:
+            error, evidence = as_error(self._stream.error), None
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
             self._free_space()
         body = None if evidence is None else asdict(evidence)
         follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
         return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
 
-    def _free_space(self) -> None:
-        freed = node_space.free(self._node_dir, self.workload.job)
+    def _free_space(self, *, trains: bool = False) -> None:
+        freed = node_space.free(self._node_dir, self.workload.job, trains=trains)
         message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
         self._reporter.tell(Notice(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
 

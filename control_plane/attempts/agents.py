@@ -69,7 +69,8 @@ MAX_HEARTBEAT_S = 15.0
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
     """Return the token of the attempt's agents, the same at each call; `may_read` are the object prefixes of its inputs.
 
-    The steps and validations that earlier attempts reported are not reported again: a repeated step is bit-identical.
+    A second description may name inputs that the first one did not have. The steps and validations that earlier attempts reported are not
+    reported again: a repeated step is bit-identical.
     """
     earlier = agents.alias()
     this = earlier.c.job_id == held.job_id
@@ -82,7 +83,11 @@ def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> st
         "reported_step": step, "reported_validation": validation, "beat": 0, "notices": 0,
     }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(insert(agents).values([{**values, "node": node} for node in range(held.num_nodes)]).on_conflict_do_nothing())
+        conn.execute(
+            insert(agents)
+            .values([{**values, "node": node} for node in range(held.num_nodes)])
+            .on_conflict_do_update(index_elements=["job_id", "attempt", "node"], set_={"may_read": values["may_read"]})
+        )
         return str(conn.execute(sa.select(agents.c.token).where(_of(held, 0))).scalar_one())
 
 
@@ -107,8 +112,12 @@ def released() -> Conflict:
 def _known_by_token() -> sa.Select[Any]:
     a, leader, r, others = agents.c, agents.alias(), reservations.c, reservations.alias().c
     columns = (jobs.c.tenant_id.label("tenant"), jobs.c.state, attempts.STOP_REQUESTED, a.job_id, a.attempt, a.beat, a.notices)
-    num_running = sa.select(sa.func.count(others.job_id)).where(others.released_at.is_(None)).scalar_subquery()
-    gang = agents.alias().c
+    gang, every = agents.alias().c, agents.alias().c
+    num_running = (
+        sa.select(sa.func.count(every.node))
+        .where(sa.exists().where(others.job_id == every.job_id, others.attempt == every.attempt, others.released_at.is_(None)))
+        .scalar_subquery()
+    )
     num_nodes = sa.select(sa.func.count(gang.node)).where(gang.job_id == a.job_id, gang.attempt == a.attempt).scalar_subquery()
     return (
         sa.select(*columns, r.kind, r.evaluation_id, leader.c.reported_step, leader.c.reported_validation)
@@ -117,7 +126,8 @@ def _known_by_token() -> sa.Select[Any]:
         .join(leader, (leader.c.job_id == a.job_id) & (leader.c.attempt == a.attempt) & (leader.c.node == 0))
         .join(jobs, jobs.c.id == a.job_id)
         .where(a.token == sa.bindparam("token"), a.node == sa.bindparam("node"))
-        .with_for_update(of=reservations)
+        # What a heartbeat before this one wrote while this statement waited is read again, but only of locked rows.
+        .with_for_update(of=[reservations, agents, leader])
     )
 
 
@@ -142,7 +152,7 @@ class Known:
     reported_step: int
     reported_validation: int
     num_running: int
-    """Attempts that hold a reservation."""
+    """Agents of all attempts that hold a reservation."""
     num_nodes: int
     """Of this attempt."""
 

@@ -36,7 +36,7 @@ PREEMPT = "preempt"
 PREEMPTION_REQUESTED = "preemption_requested"
 """Event code: the job is asked to make room."""
 LOCK_WAIT_MS = 500
-"""Reports of agents lock them once a second, for a few milliseconds. Half of the server's ``deadlock_timeout``, so that in a deadlock
+"""Reports of agents lock them every 1 to 15 s, for a few milliseconds. Half of the server's ``deadlock_timeout``, so that in a deadlock
 the scheduling cycle gives way."""
 LOCK_ERRORS = ("55P03", "40P01")
 """PostgreSQL error codes for a lock timeout and a deadlock."""
@@ -208,7 +208,7 @@ RELEASE_OVERDUE = "release_overdue"
 
 
 STOPPED_WITHIN = timedelta(seconds=120)
-"""From the request to stop: the trainer checks every half second, saving may take 25 s, and the workload is killed after 30 s; four
+"""From the request to stop: the agent hears of it within 15 s, saving may take 25 s, and the workload is killed after 30 s; nearly three
 times that is a fault."""
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters import promotions
 from control_plane.adapters.tables import adapters, exports
-from control_plane.attempts.tables import checkpoints, health_verdicts
+from control_plane.attempts.tables import agents, checkpoints, health_verdicts
 from control_plane.datasets.tables import datasets, eval_suites, files, loose_objects, upload_parts, uploads
 from control_plane.evaluations.tables import eval_scores, evaluations
 from control_plane.jobs import service as jobs_service
@@ -287,7 +287,9 @@ def _writing(platform: Platform, tenant: str) -> str | None:
     writers = {
         "job {} was worked on": sa.select(jobs.c.id).where(jobs.c.tenant_id == tenant, jobs.c.heartbeat_at > since),
         "file {} was validated": sa.select(files.c.id).where(files.c.tenant_id == tenant, claimed_at > since.timestamp()),
-        "evaluation {} ran": sa.select(evaluations.c.id).where(evaluations.c.tenant_id == tenant, evaluations.c.beat_at > since),
+        "a workload of job {} ran": sa.select(agents.c.job_id)
+        .join(jobs, jobs.c.id == agents.c.job_id)
+        .where(jobs.c.tenant_id == tenant, agents.c.heartbeat_at > since),
         "export {} was made": sa.select(exports.c.id).where(
             exports.c.tenant_id == tenant, exports.c.status == "running", exports.c.beat_at > since
         ),

@@ -48,7 +48,9 @@ LEFT_OUT: Mapping[str, str] = {
     "outbox": "repeats job events and adapters for webhooks; deliveries lists what was sent",
     **dict.fromkeys(("idempotency_keys", "upload_parts", "loose_objects", "deletion_objects", "rate_limits"), "work in progress"),
     **dict.fromkeys(("eval_scores", "unbilled_attempts", "quota_holds"), "derived: reports, meter events and jobs hold the same"),
-    **dict.fromkeys(("agents", "reservations", "run_launches", "deployments", "replica_adapters"), "the platform's nodes and servers"),
+    **dict.fromkeys(
+        ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters"), "the platform's nodes and servers"
+    ),
     **dict.fromkeys(("operator_keys", "node_drains", "scheduler_state", "mirrors", "adapter_stage_moves"), "not about a tenant"),
 }
 """Tables that are not exported, and why."""

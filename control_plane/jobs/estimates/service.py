@@ -106,7 +106,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         gpu_hours=round(gpu_seconds / 3600, 6),
         price_micros=prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=round(gpu_seconds * 1000)),
         seconds_to_start=None if start is None else round(start - now, 1),
-        seconds_to_finish=None if start is None else round(start - now + seconds, 1),
+        seconds_to_finish=None if start is None else round(start - now + seconds + evaluation_s, 1),
         estimated_start=None if start is None else int(start),
         estimated_finish=None if start is None else int(start + seconds),
         starts_within_s=tier_named(tier).starts_within_s,

@@ -43,9 +43,9 @@ EXPLODED_STEPS = 10
 MAX_SKIPPED_STEPS = 20
 """fp16 only: consecutive steps that loss scaling may skip before the run counts as diverged; its scale starts at 2^16."""
 UTILIZATION_EVERY_S = 5.0
+"""Seconds between queries: asking the driver costs a millisecond."""
 STOP_CHECK_S = 0.5
 """Seconds between two looks for a stop while the data is waited for."""
-"""Steps between queries: asking the driver costs a millisecond."""
 
 
 @dataclass(kw_only=True)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.durable_files import sha256_of
+from ft_assets.training.pack_stream import ARRIVING
 from ft_assets.training.reference_logps import (
     ATTENTION,
     MANIFEST,
@@ -53,8 +54,14 @@ BATCH_TOKENS = 16_384
 
 
 def compute_for(run: RunFile, *, touch: Callable[[], None]) -> Path:
-    """Computes what a training needs, each rank of a node its share of the files, and returns their directory; calls `touch` meanwhile."""
+    """Computes what a training needs, each rank of a node its share of the files, and returns their directory; calls `touch` meanwhile.
+
+    Every file of the pack is scored, so all of them are waited for.
+    """
     spec, directory = run.spec, run.work_dir / DIRECTORY
+    while (run.pack_dir / ARRIVING).exists():
+        touch()
+        time.sleep(POLL_S)
     found = compute(
         run.pack_dir,
         run.base_model_dir,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.rules import HEARTBEAT_LIMIT_S
 from control_plane.attempts.tables import agents as agents_table
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing.metering import service as metering
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
@@ -226,6 +228,37 @@ def test_a_heartbeat_without_news_is_one_transaction_of_two_statements(queued: C
     assert [word for word in seen if word != "SET"] == ["BEGIN", "SELECT", "UPDATE"]
 
 
+def test_a_heartbeat_that_waited_for_another_one_reports_nothing_twice(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    """The client gave up on the first and sent its lines again, while the first was still being stored."""
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    token = agents.introduce(platform, held, may_read=[])
+    lines = [{"step": n, "total_steps": 10, "loss": 1.0, "time": 1.0} for n in (1, 2)]
+    mine = (reservations.c.job_id == job_id) & reservations.c.released_at.is_(None)
+    with ThreadPoolExecutor(1) as pool:
+        with platform.engine.begin() as conn:
+            conn.execute(sa.select(reservations.c.job_id).where(mine).with_for_update())
+            second = pool.submit(agents.heartbeat, platform, token, Heartbeat(phase="train", metrics=lines, number=2))
+            while not conn.execute(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one():
+                assert not second.done()
+            conn.execute(sa.update(agents_table).where(agents_table.c.job_id == job_id).values(reported_step=2, beat=1))
+        second.result(timeout=30)
+    with platform.engine.connect() as conn:
+        told = (
+            conn.execute(sa.select(job_events.c.data).where(job_events.c.job_id == job_id, job_events.c.type == "metrics")).scalars().all()
+        )
+    assert told == []
+
+
+def test_a_second_description_may_name_other_inputs(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    token = agents.introduce(platform, held, may_read=["one/"])
+    assert agents.introduce(platform, held, may_read=["one/", "two/"]) == token
+    platform.objects.put_bytes("two/object", b"there")
+    assert set(agents.read_urls(platform, held, ["two/object"]).urls) == {"two/object"}
+
+
 def test_agents_of_many_attempts_report_seldom_and_their_silence_is_noticed_all_the_same() -> None:
     every_s = agents.heartbeat_interval_s
     assert every_s(1) == every_s(20) == HEARTBEAT_S
@@ -245,8 +278,13 @@ def test_the_interval_that_an_agent_is_told_is_stored_with_its_heartbeat(queued:
         conn.execute(sa.insert(jobs_table), [{**job, "id": other} for other in others])
         row = {"attempt": 1, "pool": held.pool, "num_gpus": 1, "granted_at": now}
         conn.execute(sa.insert(reservations), [{**row, "job_id": other} for other in others])
+        attempt = {"attempt": 1}
+        conn.execute(sa.insert(attempts_table), [{**attempt, "job_id": other, "workload": f"{other}-a1"} for other in others])
+        agent = {"attempt": 1, "may_read": [], "reported_step": 0, "reported_validation": 0, "beat": 0, "notices": 0}
+        gangs = [{**agent, "job_id": other, "node": node, "token": f"{other}-{node}"} for other in others for node in range(2)]
+        conn.execute(sa.insert(agents_table), gangs)
     answer = agents.heartbeat(platform, token, Heartbeat(phase="train"))
-    assert answer.next_s >= agents.heartbeat_interval_s(100) > HEARTBEAT_S
+    assert answer.next_s >= agents.heartbeat_interval_s(199) > agents.heartbeat_interval_s(100) > HEARTBEAT_S
     with platform.engine.begin() as conn:
         stored = conn.execute(sa.select(agents_table.c.facts).where(agents_table.c.job_id == job_id)).scalar_one()
         conn.execute(sa.update(reservations).where(reservations.c.job_id.in_(others)).values(released_at=now))

@@ -16,13 +16,15 @@ import sqlalchemy as sa
 from control_plane.adapters import lineage, promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as table
+from control_plane.attempts.tables import agents as agents_table
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.attempts.tables import checkpoints
 from control_plane.billing.tables import ledger_entries
 from control_plane.datasets import validation_state
 from control_plane.datasets.tables import datasets
 from control_plane.datasets.tables import files as files_table
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations.tables import eval_scores, evaluations
+from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
@@ -299,9 +301,11 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
     id_ = world.delete_data(tenant)
     job_id, now = world.row(adapter_id).job_id, world.clock.now
     file_id = world_file(world, tenant)
-    links = {"id": "ev-1", "tenant_id": tenant, "job_id": job_id, "adapter_id": adapter_id, "base_model": "tiny-base", "base_digest": "d"}
+    agent = {"job_id": job_id, "attempt": 9, "node": 0, "token": "t", "may_read": [], "heartbeat_at": now}
+    agent |= dict.fromkeys(("reported_step", "reported_validation", "beat", "notices"), 0)
     with world.platform.engine.begin() as conn:
-        conn.execute(sa.insert(evaluations).values(**links, kind="manual", state="running", created_at=now, beat_at=now))
+        conn.execute(sa.insert(attempts_table).values(job_id=job_id, attempt=9, workload=f"{job_id}-a9"))
+        conn.execute(sa.insert(agents_table).values(agent))
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(heartbeat_at=now))
         conn.execute(sa.update(files_table).where(files_table.c.id == file_id).values(status="uploaded"))
     validation_state.Work(world.platform, file_id).begin()
@@ -315,7 +319,7 @@ def test_a_deletion_waits_for_whoever_was_at_work_just_now(world: World) -> None
         with world.platform.engine.begin() as conn:
             conn.execute(over)
     assert not deletion.carry_out(world.platform, id_)
-    assert "evaluation ev-1" in str(deletion.get(world.platform, tenant, id_).waiting_for)
+    assert f"a workload of job {job_id}" in str(deletion.get(world.platform, tenant, id_).waiting_for)
     assert world.keys(layout.tenant_prefix(tenant)), "nothing is deleted under somebody's hands"
     world.clock.now += 2 * erasure.QUIET
     assert world.carried_out(id_)

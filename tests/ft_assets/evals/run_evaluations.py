@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ft_assets.evals.run import run_file, runner
+from ft_assets.evals.run import run_status, runner
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import suite_items
 from tests.support.models.tiny_adapter import build_tiny_adapter
@@ -24,20 +24,20 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def start(run: EvalRun) -> subprocess.Popen[bytes]:
-    path = run.out_dir / run_file.RUN_NAME
+    path = run.out_dir / "run.json"
     run.write(path)
     return subprocess.Popen([sys.executable, "-m", "ft_assets.evals.run.runner", str(path)], cwd=ROOT, env=ENV, stderr=subprocess.PIPE)
 
 
 def evaluate(run: EvalRun) -> tuple[int, dict[str, Any]]:
     """Run it in this process: torch is imported once for all tests."""
-    run.write(run.out_dir / run_file.RUN_NAME)
+    run.write(run.out_dir / "run.json")
     before = signal.getsignal(signal.SIGTERM)
     try:
-        code = runner.main([str(run.out_dir / run_file.RUN_NAME)])
+        code = runner.main([str(run.out_dir / "run.json")])
     finally:
         signal.signal(signal.SIGTERM, before)
-    return code, run_file.read_result(run.out_dir)
+    return code, dict(run_status.read_result(run.out_dir))
 
 
 def holdout_items(num: int = 7) -> list[suite_items.Item]:

@@ -219,7 +219,7 @@ def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> 
 def test_a_run_file_survives_the_disk(place: Path, tmp_path: Path) -> None:
     run = EvalRun(
         **common(place), adapter_dir=place / "adapter", task_dirs=(place,), capability=("a", "b"), known={"base": {"d": {"answers": {}}}},
-        judge=JudgeSettings(url="http://j/v1", model="m", max_items=3), lease=tmp_path / "lease", out_dir=tmp_path,
+        judge=JudgeSettings(url="http://j/v1", model="m", max_items=3), out_dir=tmp_path,
     )  # fmt: skip
     run.write(tmp_path / "run.json")
     assert EvalRun.read(tmp_path / "run.json") == run
@@ -282,12 +282,3 @@ def test_sigterm_stops_it_and_keeps_what_was_answered(place: Path) -> None:
     assert process.returncode == run_file.EXIT_STOPPED
     assert not list(run.out_dir.glob("*eval-result*"))
     assert journal_lines(run) >= 1
-
-
-def test_it_stops_when_nobody_waits_for_it_any_more(place: Path) -> None:
-    run = replace(slow_run(place, "abandoned"), lease=place / "lease", lease_s=0.2)
-    (place / "lease").touch()
-    process = start(run)
-    process.communicate(timeout=60)
-    assert process.returncode == run_file.EXIT_STOPPED
-    assert not list(run.out_dir.glob("*eval-result*"))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import ADAPTER
+from ft_assets.training.pack_stream import ARRIVING
 from ft_assets.training.reference_logps import verify
 from ft_assets.training.runtime import reference
 from ft_assets.training.spec import LoraSettings, RunFile
@@ -77,6 +81,22 @@ def test_a_run_computes_its_reference_proves_it_and_reports_the_methods_metrics(
     assert evidence["detail"]["self_test"]["reference"] < 1e-4
     assert verify(tmp_path / reference.DIRECTORY).key == run.spec.reference
     assert "arning" not in (tmp_path / "log-a1").read_text(), "a tenant reads this log"
+
+
+def test_a_reference_is_computed_once_the_whole_pack_is_there(site: Site, tmp_path: Path) -> None:
+    run = replace(site.run("dpo"), work_dir=tmp_path / "work", pack_dir=tmp_path / "pack", reference_dir=None)
+    shutil.copytree(site.run("dpo").pack_dir, run.pack_dir)
+    last = sorted(run.pack_dir.glob("shard-*"))[-1]
+    assert last.name != "shard-00000.parquet"
+    held_back = last.rename(tmp_path / last.name)
+    (run.pack_dir / ARRIVING).touch()
+    touched = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        computing = pool.submit(reference.compute_for, run, touch=touched.set)
+        assert touched.wait(60) and not computing.done()
+        held_back.rename(last)
+        (run.pack_dir / ARRIVING).unlink()
+        assert verify(computing.result(timeout=120)).key == run.spec.reference
 
 
 @pytest.mark.slow
