@@ -46,7 +46,7 @@ def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled
     1. Cancelled: its result was no longer needed.
     2. The process ended by itself and its result was stored: succeeded.
     3. The agent names an error. What the process refused, and what took too long, fails again, so it is final.
-    4. It was stopped because it was silent.
+    4. It was stopped because it was silent, or its agent gave up because nothing went on.
     5. It was stopped from outside: it goes on elsewhere, and that is no failure.
     6. It was killed, or its node was lost.
     """
@@ -58,8 +58,8 @@ def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled
         failure = None
     elif said is not None and said.error is not None:
         failure = _reported(said)
-    elif stalled:
-        failure = _failure("evaluation_stalled", "nothing was heard of it")
+    elif stalled or (said is not None and said.stop_reason == StopReason.STALLED):
+        failure = _failure("evaluation_stalled", (said and said.stall) or "nothing was heard of it")
     elif said is not None:
         failure = _failure(Outcome.PREEMPTED, "its node took it back")
     elif status.phase is WorkloadPhase.EXITED:
