@@ -128,9 +128,9 @@ def _error(held: Claim, failure: FailureClass) -> FtError:
     return FtError(message, code=FAILED if failure.code in ("node_lost", Outcome.PREEMPTED) else failure.code)
 
 
-def refused(held: Claim, error: FtError) -> Ending:
-    """Return the end of an attempt whose workload was not started because of `error`; it is free."""
+def refused(status: WorkloadStatus, error: FtError) -> Ending:
+    """Return the end of an attempt whose workload was not started, or was stopped, because of `error`; it is free."""
     final = isinstance(error, InvalidRequest | Conflict)
     failure = _failure(error.code, error.message, retry=Retry.NEVER if final else Retry.RESUME)
-    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
-    return Ending(outcome=error.code, failure=failure, last_step=0, trained_tokens=0, status=status)
+    seen = status.ended_at is not None
+    return Ending(outcome=error.code, failure=failure, last_step=0, trained_tokens=0, status=status, seen=seen)

@@ -188,7 +188,8 @@ def test_an_order_that_fails_is_tried_again_and_after_three_attempts_it_is_over(
         assert cycle.run_cycle(platform) == [], "one at a time"
         held = attempts.claim(platform, order.tenant_id, order.job_id)
         assert (held.evaluation_id, held.attempt) == (order.id, run + 1)
-        attempts.finish(platform, held, evaluation_endings.refused(held, FtError("no memory", code="evaluation_failed")))
+        unstarted = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+        attempts.finish(platform, held, evaluation_endings.refused(unstarted, FtError("no memory", code="evaluation_failed")))
     cycle.run_cycle(platform)
     assert waiting(platform, order.id) is None
     row = evaluations.find(platform, order.id)
