@@ -243,6 +243,26 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
         assert conn.execute(sa.select(held_devices)).all() == []
 
 
+def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    for _ in range(evaluations.MAX_RUNS):
+        cycle.run_cycle(platform)
+        held = attempts.claim(platform, order.tenant_id, order.job_id)
+        taken_back = Exit(exit_code=None, evidence=None, stop_reason=StopReason.PREEMPT)
+        status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0)
+        attempts.finish(platform, held, evaluation_endings.judge(taken_back, status, cancelled=False, stalled=False))
+    cycle.run_cycle(platform)
+    for _ in range(evaluations.MAX_RUNS - 1):
+        due = waiting(platform, order.id)
+        assert due is not None
+        evaluations.replace_run(platform, due, "ended FAILURE")
+    assert evaluations.find(platform, order.id).state == "running"
+    due = waiting(platform, order.id)
+    assert due is not None
+    evaluations.replace_run(platform, due, "ended FAILURE")
+    assert evaluations.find(platform, order.id).state == "failed"
+
+
 def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:
     found = [replace(FAILED, rule=rule, code=rule, blocking=False) for rule in ("task", "golden", "regression")]
     monitored = replace(evaluated(), verdict=Verdict(outcome="passed", findings=tuple(found), mode="monitor"))
