@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from agent.messages import REFUSED, TIMED_OUT, Exit
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts
-from control_plane.evaluations.tables import evaluations
+from control_plane.evaluations.tables import evaluations, is_free
 from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import fail_in
 from control_plane.platform.job_states import JobState
@@ -29,8 +29,6 @@ MAX_FAILURES = 3
 """Attempts of one evaluation that may fail; what was killed three times (for its memory, say) will be again."""
 UNCOUNTED = (Outcome.PREEMPTED, StopReason.CANCEL)
 """Outcomes of attempts that were stopped from outside."""
-BASE_UPDATE = "base_update"
-"""Kind of evaluation that the platform orders, and pays."""
 
 
 def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
@@ -84,8 +82,7 @@ def _failure(code: str, message: str, *, fault: Fault = Fault.PLATFORM, retry: R
 
 def settled(conn: Connection, held: Claim, ending: Ending) -> Ending:
     """Mark an evaluation that the platform ordered as free."""
-    kind = sa.select(evaluations.c.kind).where(evaluations.c.id == held.evaluation_id)
-    return replace(ending, free=conn.execute(kind).scalar() == BASE_UPDATE)
+    return replace(ending, free=bool(conn.execute(sa.select(is_free(sa.literal(held.evaluation_id)))).scalar()))
 
 
 def move(conn: Connection, held: Claim, job: Job, ending: Ending, now: datetime) -> JobState:

@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import attempts
 from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import BASE_UPDATE as BASE_UPDATE
 from control_plane.evaluations.tables import Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -38,7 +39,7 @@ from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.suites import task_files
 
-GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
+GATE, MONITOR, MANUAL = "gate", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
 OPEN = (QUEUED, RUNNING)
 MAX_RUNS = 3

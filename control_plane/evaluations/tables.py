@@ -35,6 +35,15 @@ evaluations = sa.Table(
 )  # fmt: skip
 
 
+BASE_UPDATE = "base_update"
+"""Kind of evaluation that the platform orders, and pays."""
+
+
+def is_free(evaluation_id: sa.ColumnElement[str | None]) -> sa.ColumnElement[bool]:
+    """Whether a reservation with this `evaluation_id` is of an evaluation that the platform pays."""
+    return sa.exists().where(evaluations.c.id == evaluation_id, evaluations.c.kind == BASE_UPDATE)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """An evaluation as it was ordered, and its verdict once it has one."""

@@ -6,8 +6,19 @@ import dataclasses
 
 import pytest
 
-from control_plane.queue.scheduler import Reason, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, projected_start, schedule
-from control_plane.queue.scheduler.model import Evaluation
+from control_plane.queue.scheduler import (
+    Evaluation,
+    Reason,
+    Reservation,
+    Rules,
+    Running,
+    Snapshot,
+    Start,
+    Wait,
+    Waiting,
+    projected_start,
+    schedule,
+)
 from tests.control_plane.queue.scheduler.queue_cases import NOW, decide, pool, running, waiting
 
 STILL = Rules(slicing=False)
