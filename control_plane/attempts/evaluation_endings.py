@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from agent.messages import REFUSED, TIMED_OUT, Exit
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts
-from control_plane.evaluations.tables import evaluations
+from control_plane.evaluations.tables import evaluations, is_free
 from control_plane.jobs.tables import Job, jobs
 from control_plane.jobs.transitions import fail_in
 from control_plane.platform.job_states import JobState
@@ -29,8 +29,6 @@ MAX_FAILURES = 3
 """Attempts of one evaluation that may fail; what was killed three times (for its memory, say) will be again."""
 UNCOUNTED = (Outcome.PREEMPTED, StopReason.CANCEL)
 """Outcomes of attempts that were stopped from outside."""
-BASE_UPDATE = "base_update"
-"""Kind of evaluation that the platform orders, and pays."""
 
 
 def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
@@ -46,7 +44,7 @@ def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled
     1. Cancelled: its result was no longer needed.
     2. The process ended by itself and its result was stored: succeeded.
     3. The agent names an error. What the process refused, and what took too long, fails again, so it is final.
-    4. It was stopped because it was silent.
+    4. It was stopped because it was silent, or its agent gave up because nothing went on.
     5. It was stopped from outside: it goes on elsewhere, and that is no failure.
     6. It was killed, or its node was lost.
     """
@@ -58,8 +56,8 @@ def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled
         failure = None
     elif said is not None and said.error is not None:
         failure = _reported(said)
-    elif stalled:
-        failure = _failure("evaluation_stalled", "nothing was heard of it")
+    elif stalled or (said is not None and said.stop_reason == StopReason.STALLED):
+        failure = _failure("evaluation_stalled", (said and said.stall) or "nothing was heard of it")
     elif said is not None:
         failure = _failure(Outcome.PREEMPTED, "its node took it back")
     elif status.phase is WorkloadPhase.EXITED:
@@ -84,8 +82,7 @@ def _failure(code: str, message: str, *, fault: Fault = Fault.PLATFORM, retry: R
 
 def settled(conn: Connection, held: Claim, ending: Ending) -> Ending:
     """Mark an evaluation that the platform ordered as free."""
-    kind = sa.select(evaluations.c.kind).where(evaluations.c.id == held.evaluation_id)
-    return replace(ending, free=conn.execute(kind).scalar() == BASE_UPDATE)
+    return replace(ending, free=bool(conn.execute(sa.select(is_free(sa.literal(held.evaluation_id)))).scalar()))
 
 
 def move(conn: Connection, held: Claim, job: Job, ending: Ending, now: datetime) -> JobState:
@@ -128,9 +125,9 @@ def _error(held: Claim, failure: FailureClass) -> FtError:
     return FtError(message, code=FAILED if failure.code in ("node_lost", Outcome.PREEMPTED) else failure.code)
 
 
-def refused(held: Claim, error: FtError) -> Ending:
-    """Return the end of an attempt whose workload was not started because of `error`; it is free."""
+def refused(status: WorkloadStatus, error: FtError) -> Ending:
+    """Return the end of an attempt whose workload was not started, or was stopped, because of `error`; it is free."""
     final = isinstance(error, InvalidRequest | Conflict)
     failure = _failure(error.code, error.message, retry=Retry.NEVER if final else Retry.RESUME)
-    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
-    return Ending(outcome=error.code, failure=failure, last_step=0, trained_tokens=0, status=status)
+    seen = status.ended_at is not None
+    return Ending(outcome=error.code, failure=failure, last_step=0, trained_tokens=0, status=status, seen=seen)

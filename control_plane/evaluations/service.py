@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import attempts
 from control_plane.evaluations.reports import Evaluated
+from control_plane.evaluations.tables import BASE_UPDATE as BASE_UPDATE
 from control_plane.evaluations.tables import Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -38,11 +39,11 @@ from ft_assets.evals import config as eval_config
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.suites import task_files
 
-GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
+GATE, MONITOR, MANUAL = "gate", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
 OPEN = (QUEUED, RUNNING)
 MAX_RUNS = 3
-"""Runs of one evaluation that may end without it; three in a row are not a coincidence."""
+"""Runs of one attempt that may end without it; three in a row are not a coincidence."""
 MAX_OPEN = 10
 """Open evaluations per tenant: each takes a GPU for minutes."""
 MAX_PAGE = 100
@@ -181,17 +182,23 @@ def _reserved(evaluation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> None:
-    """Give up on a run that ended before the evaluation did: the next pass requests another one, unless there were enough."""
+    """Give up on a run that ended before the evaluation did: the next pass requests another one, unless the attempt has had enough."""
     runs = int(due_evaluation.run_key.rpartition("#")[2]) + 1
-    this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.state == RUNNING) & (evaluations.c.runs == runs)
+    this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.runs == runs)
     error = FtError(f"the run ended before the evaluation: {why}", code="evaluation_lost")
     over = {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(evaluations).where(this).values({"runs": runs + 1} if runs < MAX_RUNS else over))
+        row = one_or_none(conn, sa.select(evaluations).where(this).with_for_update(), Evaluation)
+        if row is None:
+            return
+        again = {"runs": runs + 1, "replaced_runs": row.replaced_runs + 1}
+        is_over = row.state != RUNNING or row.replaced_runs + 1 >= MAX_RUNS
+        if row.state == RUNNING:
+            conn.execute(sa.update(evaluations).where(this).values(over if is_over else again))
         a, r = attempts.c, reservations.c
         unstarted = sa.select(r.attempt).join(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
         unstarted = unstarted.where(_reserved(sa.literal(due_evaluation.id)), a.started_at.is_(None))
-        attempt = conn.execute(unstarted).scalar() if runs >= MAX_RUNS else None
+        attempt = conn.execute(unstarted).scalar() if is_over else None
     if attempt is not None:  # one that was started stops by itself, because its result is no longer wanted
         cycle.release(platform, due_evaluation.job_id, attempt)
 

@@ -28,10 +28,20 @@ evaluations = sa.Table(
     sa.Column("error", JSONB),
     sa.Column("eval_config", JSONB),  # rules of its own; null: those of the adapter's job
     sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # workloads and Dagster runs that were started for it
+    sa.Column("replaced_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt that ended without it
     timestamp("created_at"), timestamp("started_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
     sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
 )  # fmt: skip
+
+
+BASE_UPDATE = "base_update"
+"""Kind of evaluation that the platform orders, and pays."""
+
+
+def is_free(evaluation_id: sa.ColumnElement[str | None]) -> sa.ColumnElement[bool]:
+    """Whether a reservation with this `evaluation_id` is of an evaluation that the platform pays."""
+    return sa.exists().where(evaluations.c.id == evaluation_id, evaluations.c.kind == BASE_UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +64,7 @@ class Evaluation:
     eval_config: Mapping[str, Any] | None
     """As requested; see :func:`ft_assets.evals.config.parse`."""
     runs: int
+    replaced_runs: int
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -82,7 +82,7 @@ def _begin_evaluations(conn: Connection, starts: Sequence[scheduler.Start], now:
     own = _still_waiting(conn, [s.job_id for s in starts if s.job_id not in ordered.values()], jobs.c.state == JobState.EVALUATING)
     e = evaluations.c
     begun = sa.update(evaluations).where(among(e.id, ordered), e.state == "queued")
-    begun = begun.values(state="running", runs=e.runs + 1, started_at=now)
+    begun = begun.values(state="running", runs=e.runs + 1, replaced_runs=0, started_at=now)
     return own | ({ordered[id_] for id_ in conn.execute(begun.returning(e.id)).scalars()} if ordered else set())
 
 

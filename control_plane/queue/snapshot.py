@@ -18,7 +18,7 @@ from agent.workload import Kind
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.pools import Pool
-from control_plane.evaluations.tables import evaluations
+from control_plane.evaluations.tables import BASE_UPDATE, evaluations, is_free
 from control_plane.jobs.estimates import rules as estimates
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -76,18 +76,20 @@ def _own_evaluations() -> sa.Select[Any]:
     j = jobs.c
     query = sa.select(
         j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, sa.func.coalesce(j.queued_at, j.created_at).label("since"),
-        sa.null().label("evaluation_id"),
+        sa.null().label("evaluation_id"), sa.false().label("free"),
     )  # fmt: skip
     return query.where(j.state == JobState.EVALUATING, ~has_result(j.id, None))
 
 
 def _ordered_evaluations() -> sa.Select[Any]:
-    """Evaluations that were ordered; of each job the oldest, because a job holds one reservation at most."""
+    """Evaluations that were ordered; of each job the tenant's oldest, because a job holds one reservation at most."""
     j, e = jobs.c, evaluations.c
+    free = e.kind == BASE_UPDATE
     query = sa.select(
         j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, e.created_at.label("since"), e.id.label("evaluation_id"),
+        free.label("free"),
     ).join(evaluations, e.job_id == j.id)  # fmt: skip
-    return query.where(e.state == "queued").ext(distinct_on(j.id)).order_by(j.id, e.created_at, e.id)
+    return query.where(e.state == "queued").ext(distinct_on(j.id)).order_by(j.id, free, e.created_at, e.id)
 
 
 def has_result(job_id: sa.ColumnElement[str], evaluation_id: sa.ColumnElement[str] | None) -> sa.ColumnElement[bool]:
@@ -149,7 +151,7 @@ def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
         queued_at=_unix(r.since),
         expected_s=float(r.evaluation_s or SETUP_S),
         job_class=r.job_class,
-        evaluation=scheduler.Evaluation(id=r.evaluation_id),
+        evaluation=scheduler.Evaluation(id=r.evaluation_id, free=r.free),
     )
 
 
@@ -289,7 +291,8 @@ _SEEN: WeakKeyDictionary[ConnectionPool, _Seen] = WeakKeyDictionary()
 
 
 def recent_use(conn: Connection, now: datetime) -> dict[str, float]:
-    """Return GPU-seconds held by each tenant within :data:`WINDOW`; those :data:`HALF_LIFE_S` ago count half."""
+    """Return GPU-seconds held by each tenant within :data:`WINDOW`, without those that the platform pays; those :data:`HALF_LIFE_S` ago
+    count half."""
     seen = _SEEN.get(conn.engine.pool)
     if seen is None or not timedelta(0) <= now - seen.at < SEEN_FOR:
         seen = _SEEN[conn.engine.pool] = _Seen(at=now, used=_summed(conn, now))
@@ -310,7 +313,7 @@ def _summed(conn: Connection, now: datetime) -> dict[str, float]:
     query = (
         sa.select(jobs.c.tenant_id, sa.func.sum(held))
         .join(jobs, jobs.c.id == reservations.c.job_id)
-        .where(recent)
+        .where(recent, ~is_free(reservations.c.evaluation_id))
         .group_by(jobs.c.tenant_id)
     )
     return {tenant: float(seconds) for tenant, seconds in conn.execute(query) if seconds > 0}

@@ -19,6 +19,7 @@ from sqlalchemy.pool import Pool
 
 from control_plane.attempts.tables import attempts
 from control_plane.billing.tables import ledger_entries
+from control_plane.evaluations.tables import is_free
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
@@ -265,7 +266,8 @@ def cap_reached(tenant: Tenant, at: Standing, now: datetime) -> str:
 
 
 def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """Return GPU-seconds used in the month by tenant: attempts in the ledger, running ones, and ended ones not entered yet."""
+    """Return GPU-seconds used in the month by tenant: attempts in the ledger, and those that run, or are not entered yet, and that the
+    platform does not pay."""
     month = month_of(now)
     entry = ledger_entries
     others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
@@ -275,8 +277,7 @@ def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) 
         .where(entry.c.kind == "usage", others)
         .group_by(entry.c.tenant_id)
     )
-    live = sa.or_(jobs.c.state.not_in([s.value for s in FINAL]), jobs.c.finished_at > now - METERING_LAG)
-    mine = (jobs.c.tenant_id.in_(tenant_ids), live, jobs.c.id != without if without else sa.true())
+    mine = (jobs.c.tenant_id.in_(tenant_ids), jobs.c.id != without if without else sa.true(), ~is_free(reservations.c.evaluation_id))
     running = (
         sa.select(jobs.c.tenant_id, sa.literal("running_s"), sa.func.sum(_elapsed(now, since=month.begins)))
         .select_from(jobs.join(reservations, reservations.c.job_id == jobs.c.id).join(attempts, _same_attempt()))

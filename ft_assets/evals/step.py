@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from agent.workload import Kind, Workload
 from control_plane.attempts import evaluation_endings, health, start
 from control_plane.attempts import service as attempts
-from control_plane.attempts.claims import Claim
+from control_plane.attempts.claims import STOP_GRACE_S, Claim
 from control_plane.attempts.tables import Checkpoint, checkpoints
 from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache
@@ -120,7 +120,7 @@ def run_evaluation(
     makes the same report of its result again. ``NotAdmitted`` without a reservation and without a result.
     """
     held = _held(platform, tenant, job_id, evaluation_id)
-    judged, items = _unless_refused(platform, held, lambda: _with_items(platform, subject()))
+    judged, items = _unless_refused(platform, launcher, held, lambda: _with_items(platform, subject()))
     requested = judged.eval_config
     if held is not None:
         _answer(platform, launcher, held, judged, items)
@@ -161,13 +161,17 @@ def _held(platform: Platform, tenant: str, job_id: str, evaluation_id: str | Non
     return held if held.evaluation_id == evaluation_id else None
 
 
-def _unless_refused(platform: Platform, held: Claim | None, make: Callable[[], T]) -> T:
-    """Returns what `make` returns; if it finds that the evaluation cannot be carried out, the attempt ends with the error."""
+def _unless_refused(platform: Platform, launcher: Launcher, held: Claim | None, make: Callable[[], T]) -> T:
+    """Returns what `make` returns; if it finds that the evaluation cannot be carried out, the attempt ends with the error.
+
+    A workload that an earlier step started is stopped first: the reservation's GPU is granted to another job at once.
+    """
     try:
         return make()
     except FtError as error:
         if held is not None and not isinstance(error, Unavailable | NotAdmitted):
-            attempts.finish(platform, held, evaluation_endings.refused(held, error))
+            status = launcher.stop(held.workload, grace_s=STOP_GRACE_S)
+            attempts.finish(platform, held, evaluation_endings.refused(status, error))
         raise
 
 
@@ -187,7 +191,7 @@ def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged,
             workloads.show_plan(platform, held, asked.run, num_subjects=2 if asked.previous is None else 3)
             return workloads.describe(platform, held, asked)
 
-    unbegun = _unless_refused(platform, held, lambda: start.start_or_adopt(platform, launcher, held, describe))
+    unbegun = _unless_refused(platform, launcher, held, lambda: start.start_or_adopt(platform, launcher, held, describe))
     if unbegun is not None:
         attempts.finish(platform, held, unbegun)
     ended = start.wait_for_end(platform, held)

@@ -90,12 +90,14 @@ def test_whatever_changes_the_queue_is_heard_once_it_is_committed(
     with fresh_platform.engine.begin() as conn:
         held = {"job_id": job_id, "attempt": 1, "pool": "local", "num_gpus": 1, "granted_at": fresh_platform.clock()}
         conn.execute(sa.insert(reservations).values(held))
+    until(lambda: len(heard) == 4)
+    with fresh_platform.engine.begin() as conn:
         conn.execute(sa.update(reservations).where(reservations.c.job_id == job_id).values(released_at=fresh_platform.clock()))
         time.sleep(0.2)
-        assert len(heard) == 3, "what is not committed is not told"
-    until(lambda: len(heard) == 4)
-    jobs.cancel(fresh_platform, tenant, job_id)
+        assert len(heard) == 4, "what is not committed is not told"
     until(lambda: len(heard) == 5)
+    jobs.cancel(fresh_platform, tenant, job_id)
+    until(lambda: len(heard) == 6)
 
 
 def test_a_burst_is_a_few_rounds(fresh_platform: Platform, heard: list[float]) -> None:

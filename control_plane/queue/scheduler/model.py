@@ -49,6 +49,8 @@ class Evaluation:
     id: str | None
     """The ordered evaluation; None: the one that follows the job's training, whose time was held against the hard cap with that of the
     training, so that the cap does not bar it."""
+    free: bool = False
+    """The platform ordered it, and pays."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +136,7 @@ class Snapshot:
     suspended: Mapping[str, str] = field(default_factory=dict)
     """Suspended tenants, with the reason in words."""
     used: Mapping[str, float] = field(default_factory=dict)
-    """Recent GPU-seconds of each tenant, decayed over time: the basis of fair share."""
+    """Recent GPU-seconds of each tenant, without those that the platform pays, decayed over time: the basis of fair share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

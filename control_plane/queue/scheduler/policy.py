@@ -15,6 +15,8 @@ from control_plane.queue.scheduler.rules import DEFAULT, Rules
 
 _Kind = tuple[int, str, bool, tuple[str, ...]]
 """Kind of a job that others may be stopped for: width, tier, whether it is due, pools."""
+_Limit = tuple[str, str, bool]
+"""What limits the number of reservations: pool, tier, and whether it is that of evaluations."""
 PASSES = 3
 """Most passes over the queue in one cycle: when a job with a reservation starts, GPUs kept for it become available to others."""
 
@@ -26,8 +28,8 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
     2. Pools are tried in the order of :func:`control_plane.capacity.pools.in_order`: spot first for jobs that may use it.
     3. A gang starts whole or not at all, on nodes chosen by :class:`.placement.PoolTimeline`.
     4. Nothing starts that would delay a reservation (:class:`.placement.ReservationPlan`). In each pool and tier,
-       :attr:`.rules.Rules.reservations` blocked jobs have one, those that needed one first; jobs that start now, and jobs that others are
-       stopped for, do not count.
+       :attr:`.rules.Rules.promises` blocked jobs have one, those that needed one first, and as many blocked evaluations; jobs that start
+       now, and jobs that others are stopped for, do not count.
     5. Running jobs are stopped (:mod:`.preemption`), and their GPUs reserved for the job that needs them, unless it has a reservation that
        starts as early,
 
@@ -83,10 +85,10 @@ class _Round:
                 self.stopping_for[r.stopping_for] = self.stopping_for.get(r.stopping_for, 0) + 1
                 if r.stopping_since is None or now < r.stopping_since + rules.handshake_s:
                     self.served.add(r.stopping_for)
-        self.slots: dict[tuple[str, str], int] = {}
-        """Number of blocked jobs with one of the limited reservations, by pool and tier."""
-        self.heads: dict[str, tuple[str, str]] = {}
-        """Those jobs, with pool and tier."""
+        self.slots: dict[_Limit, int] = {}
+        """Number of blocked jobs with one of the limited reservations."""
+        self.heads: dict[str, _Limit] = {}
+        """Those jobs, with what limits them."""
         self.failed: dict[_Kind, float] = {}
         """Shortest length for which no victims were found, by kind of job: longer jobs find none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
@@ -207,10 +209,10 @@ class _Round:
         self._preempt(job, pools)
 
     def _open(self, job: Waiting) -> list[str]:
-        """Return the pools in which another job of its tier may get a reservation; any pool if others are stopped for it."""
+        """Return the pools in which another job of its tier and kind may get a reservation; any pool if others are stopped for it."""
         if job.job_id in self.stopping_for:
             return self.names(job)
-        return [name for name in self.names(job) if self.slots.get((name, job.tier), 0) < self.rules.promises]
+        return [name for name in self.names(job) if self.slots.get(_limit(job, name), 0) < self.rules.promises]
 
     def _sooner(self, job: Waiting) -> None:
         """Move its reservation to an earlier start, or make one if it may have one."""
@@ -223,7 +225,7 @@ class _Round:
         """Count its reservation among the limited ones of its pool and tier, unless it starts now or others are stopped for it."""
         promise = self.reservations.of[job.job_id]
         if job.job_id not in self.stopping_for and promise.start > self.now + TIE_S:
-            key = self.heads[job.job_id] = (promise.pool, job.tier)
+            key = self.heads[job.job_id] = _limit(job, promise.pool)
             self.slots[key] = self.slots.get(key, 0) + 1
 
     def _uncount(self, job: Waiting) -> bool:
@@ -357,6 +359,10 @@ class _Round:
             due_at=self.due[job.job_id],
             promise=promise,
         )
+
+
+def _limit(job: Waiting, pool: str) -> _Limit:
+    return pool, job.tier, job.evaluation is not None
 
 
 def never(job: Waiting) -> tuple[Reason, str]:

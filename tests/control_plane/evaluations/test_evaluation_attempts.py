@@ -18,7 +18,8 @@ import sqlalchemy as sa
 from agent.messages import Commit, WriteRequest
 from control_plane.attempts import agents
 from control_plane.attempts.tables import agents as agents_table
-from control_plane.billing.tables import ledger_entries
+from control_plane.attempts.tables import checkpoints
+from control_plane.billing.tables import ledger_entries, meter_events
 from control_plane.evaluations import evaluation_workload as workloads
 from control_plane.jobs.service import cancel
 from control_plane.jobs.tables import job_events, jobs
@@ -29,7 +30,7 @@ from control_plane.quotas.tables import quota_holds
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.base_models import Catalogue
-from ft_assets.errors import Forbidden, FtError, IntegrityError, NotAdmitted
+from ft_assets.errors import Conflict, Forbidden, FtError, IntegrityError, NotAdmitted
 from ft_assets.evals import step
 from ft_assets.evals.run import run_file
 from tests.ft_assets.evals.suites.test_task_files import write_suite
@@ -198,6 +199,33 @@ def test_a_process_that_runs_is_adopted(job: Evaluated) -> None:
     assert len(found) == 2
     assert found[0] == found[1]
     assert len(job.pids()) == 1
+
+
+def test_a_workload_whose_next_step_refuses_ends_before_its_gpu_is_given_back(job: Evaluated) -> None:
+    stopped: list[FtError] = []
+
+    def first_step() -> None:
+        with pytest.raises(FtError) as ended:
+            step.evaluate(job.platform, job.following.launcher, job.tenant, job.id)
+        stopped.append(ended.value)
+
+    assert job.following.reserve(job.tenant, job.id) is not None
+    first = threading.Thread(target=first_step, daemon=True)
+    first.start()
+    until(lambda: job.events())
+    with job.platform.engine.begin() as conn:
+        conn.execute(sa.update(checkpoints).where(checkpoints.c.job_id == job.id).values(final=False))
+    with pytest.raises(Conflict, match="no finished adapter"):
+        step.evaluate(job.platform, job.following.launcher, job.tenant, job.id)
+    status = job.following.launcher.get(f"{job.id}-a1")
+    assert status.phase is WorkloadPhase.EXITED
+    assert not psutil.pid_exists(job.pids()[0])
+    first.join(timeout=30)
+    assert len(stopped) == 1
+    ended_at = sa.select(meter_events.c.at).where(meter_events.c.job_id == job.id, meter_events.c.kind == "ended")
+    with job.platform.engine.connect() as conn:
+        assert conn.execute(ended_at).scalar_one().timestamp() == pytest.approx(status.ended_at)
+    assert job.ledger() == [(1, "refund"), (1, "usage")]
 
 
 @pytest.mark.parametrize("whom", ["process", "agent"])

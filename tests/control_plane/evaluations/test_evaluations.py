@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from agent.messages import Exit
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts import evaluation_endings
@@ -21,6 +22,7 @@ from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue.tables import held_devices
 from control_plane.serving import accepted_bases
@@ -31,6 +33,7 @@ from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, 
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.verdict import Finding, Verdict
+from ft_assets.training.failures import StopReason
 from resources.launcher import LocalLauncher
 from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.registered_adapter import add_adapter
@@ -185,13 +188,30 @@ def test_an_order_that_fails_is_tried_again_and_after_three_attempts_it_is_over(
         assert cycle.run_cycle(platform) == [], "one at a time"
         held = attempts.claim(platform, order.tenant_id, order.job_id)
         assert (held.evaluation_id, held.attempt) == (order.id, run + 1)
-        attempts.finish(platform, held, evaluation_endings.refused(held, FtError("no memory", code="evaluation_failed")))
+        unstarted = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
+        attempts.finish(platform, held, evaluation_endings.refused(unstarted, FtError("no memory", code="evaluation_failed")))
     cycle.run_cycle(platform)
     assert waiting(platform, order.id) is None
     row = evaluations.find(platform, order.id)
     assert row.error is not None
     assert (row.state, row.error["message"], row.runs) == ("failed", "attempt 3 of the evaluation: no memory", 3)
     assert evaluations.request(platform, order.tenant_id, order.adapter_id).id != order.id
+
+
+def test_an_order_whose_agent_gives_up_is_tried_three_times(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    gave_up = Exit(exit_code=None, evidence=None, stop_reason=StopReason.STALLED, stall="the object store does not answer")
+    for _ in range(evaluation_endings.MAX_FAILURES):
+        cycle.run_cycle(platform)
+        held = attempts.claim(platform, order.tenant_id, order.job_id)
+        status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=1)
+        ending = evaluation_endings.judge(gave_up, status, cancelled=False, stalled=False)
+        attempts.finish(platform, held, ending)
+    assert ending.outcome == "evaluation_stalled"
+    row = evaluations.find(platform, order.id)
+    assert row.error is not None
+    assert (row.state, row.error["code"]) == ("failed", "evaluation_stalled")
+    assert row.error["message"] == "attempt 3 of the evaluation: the object store does not answer"
 
 
 def test_a_replaced_run_writes_nothing_any_more(fresh_platform: Platform, order: Evaluation) -> None:
@@ -221,6 +241,26 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
     assert waiting(platform, order.id) is None
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(held_devices)).all() == []
+
+
+def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    for _ in range(evaluations.MAX_RUNS):
+        cycle.run_cycle(platform)
+        held = attempts.claim(platform, order.tenant_id, order.job_id)
+        taken_back = Exit(exit_code=None, evidence=None, stop_reason=StopReason.PREEMPT)
+        status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0)
+        attempts.finish(platform, held, evaluation_endings.judge(taken_back, status, cancelled=False, stalled=False))
+    cycle.run_cycle(platform)
+    for _ in range(evaluations.MAX_RUNS - 1):
+        due = waiting(platform, order.id)
+        assert due is not None
+        evaluations.replace_run(platform, due, "ended FAILURE")
+    assert evaluations.find(platform, order.id).state == "running"
+    due = waiting(platform, order.id)
+    assert due is not None
+    evaluations.replace_run(platform, due, "ended FAILURE")
+    assert evaluations.find(platform, order.id).state == "failed"
 
 
 def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:

@@ -15,7 +15,7 @@ from control_plane.attempts.claims import Claim, Ending
 from control_plane.evaluations import service as evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
-from control_plane.queue import cycle, launches
+from control_plane.queue import cycle, launches, snapshot
 from control_plane.queue.tables import reservations
 from control_plane.tenants.tables import tenants
 from tests.support.jobs.queued_jobs import Queued, queued
@@ -140,6 +140,26 @@ def test_ordered_evaluations_of_one_adapter_hold_one_gpu_after_the_other(
     end(queue, claim(queue, tenant, orders[0].job_id))
     queue.round()
     assert evaluations.find(queue.platform, orders[1].id).state == "running"
+
+
+def test_what_the_platform_orders_waits_for_trainings_that_are_due_and_is_no_use_of_its_tenants(queue: Queued) -> None:
+    tenant, digest = queue.tenant(), queue.platform.models.get("tiny-base").digest
+    adapter = add_adapter(queue.platform, tenant, name="ft:x", stage="production", loaded=False, base_digest=digest)
+    order = evaluations.request(queue.platform, tenant, adapter, kind=evaluations.BASE_UPDATE)
+    trainer = queue.tenant()
+    training = queue.job(trainer)
+    queue.set(training, due_at=queue.now[0])
+    queue.round(hours=1)
+    assert held(queue) == [(training, Kind.TRAIN, 1)]
+    end(queue, claim(queue, trainer, training))
+    queue.round()
+    end(queue, claim(queue, trainer, training))
+    queue.round()
+    assert held(queue) == [(order.job_id, Kind.EVALUATE, 1)]
+    queue.round(hours=1)
+    assert snapshot.queue_snapshot(queue.platform).used == {}, "no owner waits"
+    queue.job(trainer)
+    assert snapshot.queue_snapshot(queue.platform).used.keys() == {trainer}
 
 
 def test_a_waiting_evaluation_has_no_place_in_the_queue_of_jobs(queue: Queued) -> None:

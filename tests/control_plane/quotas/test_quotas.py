@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from control_plane.attempts import service as attempts
 from control_plane.datasets.tables import files as files_table
+from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
@@ -17,6 +18,7 @@ from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas import service as quotas
 from ft_assets.errors import QuotaExceeded
+from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.platform.ledger_entries import enter
 from tests.support.platform.tenant_accounts import LOST, PAUSED, Account
 
@@ -149,6 +151,20 @@ def test_a_job_that_has_ended_counts_until_it_is_in_the_ledger(account: Account)
     assert account.hours()[:2] == (0, 1)
     account.wait(minutes=2)
     assert account.hours()[:2] == (0, 0), "after an hour the ledger alone counts"
+
+
+@pytest.mark.parametrize(("kind", "hours"), [(evaluations.MANUAL, 2), (evaluations.BASE_UPDATE, 0)])
+def test_an_evaluation_of_a_finished_job_counts_while_it_runs_unless_the_platform_pays(account: Account, kind: str, hours: float) -> None:
+    digest = account.platform.models.get("tiny-base").digest
+    adapter = add_adapter(account.platform, account.tenant, name="ft:x", stage="production", loaded=False, base_digest=digest)
+    account.wait(hours=30)
+    order = evaluations.request(account.platform, account.tenant, adapter, kind=kind)
+    held = account.run(order.job_id)
+    account.wait(hours=2)
+    assert account.hours() == (0, hours, 0)
+    _ended_without_a_bill(account, held)
+    account.wait(minutes=59)
+    assert account.hours() == (0, hours, 0)
 
 
 def test_what_ended_before_the_month_began_is_nothing_and_not_less(account: Account) -> None:

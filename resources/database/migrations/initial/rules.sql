@@ -294,5 +294,5 @@ CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN 
 
 CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_runs, evaluate_runs ON jobs
     EXECUTE FUNCTION ft_queue_changed();
-CREATE TRIGGER reservations_told AFTER UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
+CREATE TRIGGER reservations_told AFTER INSERT OR UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();

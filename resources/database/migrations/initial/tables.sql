@@ -875,6 +875,7 @@ CREATE TABLE evaluations (
     error jsonb,
     eval_config jsonb,
     runs integer NOT NULL DEFAULT 0,
+    replaced_runs integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL,
     started_at timestamptz,
     finished_at timestamptz,

@@ -6,13 +6,17 @@ import dataclasses
 
 import pytest
 
-from control_plane.queue.scheduler import Rules, Snapshot, Wait, Waiting, order
+from control_plane.queue.scheduler import Evaluation, Rules, Snapshot, Wait, Waiting, order
 from control_plane.queue.scheduler.order import factors
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
 
 def due(job: Waiting, *, ago: float) -> Waiting:
     return dataclasses.replace(job, due_at=NOW - ago)
+
+
+def evaluation(job_id: str, *, free: bool = False) -> Waiting:
+    return dataclasses.replace(waiting(job_id), evaluation=Evaluation(id=f"ev-{job_id}", free=free))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,11 @@ def due(job: Waiting, *, ago: float) -> Waiting:
         ),
         pytest.param(due(waiting("b"), ago=9), due(waiting("a"), ago=8), id="the longest overdue first"),
         pytest.param(waiting("b", tier="standard"), due(waiting("a", tier="free"), ago=9e5), id="being due does not change the tier"),
+        pytest.param(evaluation("b"), due(waiting("a"), ago=9), id="an evaluation before a job that is due"),
+        pytest.param(due(waiting("b"), ago=0), evaluation("a", free=True), id="a job that is due before an evaluation for the platform"),
+        pytest.param(
+            evaluation("b", free=True), waiting("a", expected=1), id="an evaluation for the platform before a job that is not due"
+        ),
         pytest.param(waiting("a"), waiting("b"), id="equal jobs by id"),
     ],
 )

@@ -6,7 +6,19 @@ import dataclasses
 
 import pytest
 
-from control_plane.queue.scheduler import Reason, Reservation, Rules, Running, Snapshot, Start, Wait, Waiting, projected_start, schedule
+from control_plane.queue.scheduler import (
+    Evaluation,
+    Reason,
+    Reservation,
+    Rules,
+    Running,
+    Snapshot,
+    Start,
+    Wait,
+    Waiting,
+    projected_start,
+    schedule,
+)
 from tests.control_plane.queue.scheduler.queue_cases import NOW, decide, pool, running, waiting
 
 STILL = Rules(slicing=False)
@@ -49,6 +61,20 @@ def test_what_ends_before_a_promise_or_uses_other_gpus_overtakes_it_and_nothing_
     assert isinstance(alone, Wait)
     assert alone.reason is Reason.WAITING_BEHIND_HEAD
     assert alone.position == 2 and alone.ahead.jobs == {"standard": 1} and alone.ahead.num_gpus == 3
+
+
+def test_a_blocked_evaluation_takes_no_gangs_reservation_and_has_one_itself() -> None:
+    held = [running("r", 8, ends_in=100, node="node-0")]
+    jobs = [
+        dataclasses.replace(waiting("judged", expected=60), evaluation=Evaluation(id=None)),
+        waiting("gang", gpus=8, expected=600),
+        waiting("wide", gpus=8, expected=9000),
+    ]
+    decisions = decide(jobs, held, pool(8), rules=STILL)
+    gang, wide = decisions["gang"], decisions["wide"]
+    assert isinstance(gang, Wait) and gang.promise is not None
+    assert gang.promise.start == NOW + 160, "after the evaluation, which comes first and has a reservation too"
+    assert isinstance(wide, Wait) and wide.promise is None, "the gangs still share one"
 
 
 def test_a_promise_is_kept_although_a_premium_job_comes_later() -> None:
