@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ft_assets.telemetry import provenance
 from tools.lock import CPU, CUDA, LOCK, OF_CUDA, ROOT, packages_of
 
 OUT = ROOT / "build" / "images"
@@ -86,7 +85,7 @@ def _wheels(directory: Path, packages: list[str]) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     draft = directory.with_name("wheels.lock.new")
     draft.write_text(wanted)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--require-hashes"]
+    pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--require-hashes"]
     subprocess.run([*pip, "--requirement", draft, "--wheel-dir", directory], check=True)
     draft.replace(listed)
 
@@ -109,8 +108,9 @@ def build_base(root: Path) -> None:
 
 def build(image: str, context: Path) -> dict[str, object]:
     """Build `image`, write its archive, and return its sizes and times."""
-    tag, archive = f"localhost/ft-{image}:{provenance.commit()[:12]}", OUT / f"{image}.tar"
-    arguments = {"BASE": BASE, "IMAGE": image, "COMMIT": provenance.commit()}
+    commit = _run("git", "-C", ROOT, "rev-parse", "HEAD")
+    tag, archive = f"localhost/ft-{image}:{commit[:12]}", OUT / f"{image}.tar"
+    arguments = {"BASE": BASE, "IMAGE": image, "COMMIT": commit}
     began = time.monotonic()
     given = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
     _run("buildah", "build", "--quiet", *given, "--tag", tag, context)
