@@ -113,7 +113,7 @@ def build(image: str, context: Path) -> dict[str, object]:
     arguments = {"BASE": BASE, "IMAGE": image, "COMMIT": commit}
     began = time.monotonic()
     given = [part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")]
-    _run("buildah", "build", "--quiet", *given, "--tag", tag, context)
+    _run("buildah", "build", "--quiet", "--layers", *given, "--tag", tag, context)
     built = time.monotonic()
     archive.unlink(missing_ok=True)
     _run("buildah", "push", "--quiet", "--digestfile", OUT / f"{image}.digest", tag, f"oci-archive:{archive}:{tag}")

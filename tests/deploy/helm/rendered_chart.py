@@ -24,6 +24,11 @@ def values(name: str) -> dict[str, Any]:
     return found
 
 
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes`, as Helm merges values."""
+    return base | {k: merged(base.get(k, {}), v) if isinstance(v, dict) else v for k, v in changes.items()}
+
+
 def render(given: dict[str, Any]) -> list[Manifest]:
     """Render as ``helm install ft`` would."""
     files = helm_python.Chart.load(CHART).render(given, name="ft", namespace=NAMESPACE)

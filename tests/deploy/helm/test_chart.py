@@ -27,6 +27,7 @@ from tests.deploy.helm.rendered_chart import (
     Manifest,
     configuration,
     environment,
+    merged,
     objects,
     of_kind,
     values,
@@ -103,10 +104,6 @@ def test_values_are_checked(case: str) -> None:
     chart.validate_schema(values(MINIMAL))
     with pytest.raises(helm_python.HelmError):
         chart.validate_schema(merged(values(MINIMAL), REFUSED[case]))
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    return base | {k: merged(base.get(k, {}), v) if isinstance(v, dict) else v for k, v in changes.items()}
 
 
 def test_images_object_store_and_pools_have_no_default() -> None:

@@ -151,9 +151,14 @@ def test_the_key_file_reaches_the_platform_with_the_mode_that_it_requires(name: 
     """A Secret's file is readable by the pod's group, which the platform refuses; it reads a copy of mode 0600."""
     for pod in pods(name):
         volume = [v for v in pod.spec["volumes"] if "secret" in v]
-        copies = "install -m 600 /run/secrets/ft/secrets.key /var/lib/ft/secrets.key" in str(pod.spec.get("initContainers"))
+        copies = "install -m 600 /run/secrets/ft/secrets.key /run/ft/secrets.key" in str(pod.spec.get("initContainers"))
         assert bool(volume) == copies == (pod.component in ("api", "worker", "dagster"))
         assert not any(mount["name"] == "keys" for mount in pod.main["volumeMounts"])
+        if copies:
+            (in_memory,) = (v["emptyDir"] for v in pod.spec["volumes"] if v["name"] == "key")
+            assert in_memory["medium"] == "Memory"
+            assert {"name": "FT_SECRETS_KEY_FILE", "value": "/run/ft/secrets.key"} in pod.main["env"]
+            assert {"name": "key", "mountPath": "/run/ft", "readOnly": True} in pod.main["volumeMounts"]
 
 
 def secret_names(name: str) -> dict[str, set[str]]:

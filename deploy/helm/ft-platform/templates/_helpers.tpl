@@ -136,11 +136,12 @@ nodeAffinity:
 name: prepare
 image: {{ .image }}
 command: [sh, -ec]
-args: ['cp -r /opt/kernels /var/lib/ft/kernels{{ if .keys }}; install -m 600 /run/secrets/ft/secrets.key /var/lib/ft/secrets.key{{ end }}']
+args: ['cp -r /opt/kernels /var/lib/ft/kernels{{ if .keys }}; install -m 600 /run/secrets/ft/secrets.key /run/ft/secrets.key{{ end }}']
 volumeMounts:
   - {name: home, mountPath: /var/lib/ft}
   {{- if .keys }}
   - {name: keys, mountPath: /run/secrets/ft, readOnly: true}
+  - {name: key, mountPath: /run/ft}
   {{- end }}
 resources: {requests: {cpu: 50m, memory: 32Mi}, limits: {memory: 64Mi}}
 securityContext: {{- include "ft.containerSecurity" .root | nindent 2 }}
