@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from control_plane.capacity.pools import Pool, nodes
 from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.training.model_shapes import ModelShape
+from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job
 from tests.deploy.helm.rendered_chart import EVERYTHING, FILES, MINIMAL, NAMESPACE, OFF, Pod, configuration, of_kind, pods
 
 RUNS = {"app.kubernetes.io/name": "ft-platform", "app.kubernetes.io/instance": "ft", "app.kubernetes.io/component": "runs"}
-"""Labels of the pods of runs and steps (`test_pods` makes them)."""
+"""Labels of the pods of runs and steps."""
 ANYWHERE = {
     "ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"]}
 }
@@ -63,6 +65,12 @@ def test_accounts_exist_and_mount_no_token_by_themselves(name: str) -> None:
     for binding in (*of_kind(name, "RoleBinding").values(), *of_kind(name, "ClusterRoleBinding").values()):
         assert {(s["kind"], s["namespace"]) for s in binding["subjects"]} == {("ServiceAccount", NAMESPACE)}
         assert {s["name"] for s in binding["subjects"]} <= accounts.keys()
+
+
+def test_pods_of_runs_have_the_labels_that_the_policies_select(tmp_path: Path) -> None:
+    made_by = launcher(MINIMAL, tmp_path)
+    for job in (run_job(made_by), step_job(made_by, "train")):
+        assert RUNS.items() <= pod_of(job).labels.items()
 
 
 def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
