@@ -90,20 +90,19 @@ def _wheels(directory: Path, packages: list[str]) -> None:
     draft.replace(listed)
 
 
-def build_base(root: Path) -> None:
-    """Create the image that the others start from, of Debian's packages."""
-    if not root.exists():
-        packages = "--include=python3.11,python3.11-venv,ca-certificates"
-        draft = root.with_suffix(".new")
-        shutil.rmtree(draft, ignore_errors=True)
-        _run("debootstrap", "--variant=minbase", packages, "bookworm", draft)
-        for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
-            shutil.rmtree(draft / cache)
-            (draft / cache / "partial").mkdir(parents=True)
-        draft.rename(root)
+def build_base(scratch: Path) -> None:
+    """Create the image that the others start from, of Debian's packages. One that exists stays; `buildah rmi` it to update the packages."""
+    if BASE in _run("buildah", "images", "--format", "{{.Name}}:{{.Tag}}").split():
+        return
+    shutil.rmtree(scratch, ignore_errors=True)
+    _run("debootstrap", "--variant=minbase", "--include=python3.11,python3.11-venv,ca-certificates", "bookworm", scratch)
+    for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
+        shutil.rmtree(scratch / cache)
+        (scratch / cache / "partial").mkdir(parents=True)
     container = _run("buildah", "from", "scratch")
-    _run("buildah", "add", "--quiet", container, root, "/")
+    _run("buildah", "add", "--quiet", container, scratch, "/")
     _run("buildah", "commit", "--quiet", "--rm", container, BASE)
+    shutil.rmtree(scratch)
 
 
 def build(image: str, context: Path) -> dict[str, object]:
