@@ -95,7 +95,7 @@ def build_base(scratch: Path) -> None:
     if BASE in _run("buildah", "images", "--format", "{{.Name}}:{{.Tag}}").split():
         return
     shutil.rmtree(scratch, ignore_errors=True)
-    _run("debootstrap", "--variant=minbase", "--include=python3.11,python3.11-venv,ca-certificates", "bookworm", scratch)
+    _run("debootstrap", "--variant=minbase", "--include=python3,python3-venv,ca-certificates", "bookworm", scratch)
     for cache in ("var/cache/apt/archives", "var/lib/apt/lists"):
         shutil.rmtree(scratch / cache)
         (scratch / cache / "partial").mkdir(parents=True)
