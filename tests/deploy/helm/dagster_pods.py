@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 from dagster import DagsterRun
+from dagster._core.launcher import RunLauncher
+from dagster._serdes import ConfigurableClassData
 from dagster_k8s import K8sRunLauncher
 from dagster_k8s.container_context import K8sContainerContext
 from dagster_k8s.job import UserDefinedDagsterK8sConfig, construct_dagster_k8s_job
@@ -24,11 +26,14 @@ KUBECONFIG = {
 
 
 def launcher(values: str, directory: Path) -> K8sRunLauncher:
-    """Return the launcher that `values` configure, outside a cluster."""
+    """Return the launcher that Dagster makes of the configuration, but outside a cluster."""
     file = directory / "kubeconfig"
     file.write_text(yaml.safe_dump(KUBECONFIG))
-    config = configuration(values, "dagster.yaml")["run_launcher"]["config"]
-    return K8sRunLauncher(**config, load_incluster_config=False, kubeconfig_file=str(file))
+    configured = configuration(values, "dagster.yaml")["run_launcher"]
+    config = {**configured["config"], "load_incluster_config": False, "kubeconfig_file": str(file)}
+    made = ConfigurableClassData(configured["module"], configured["class"], yaml.safe_dump(config)).rehydrate(as_type=RunLauncher)
+    assert isinstance(made, K8sRunLauncher)
+    return made
 
 
 def run_job(made_by: K8sRunLauncher) -> Manifest:

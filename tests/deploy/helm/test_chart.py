@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -130,6 +133,15 @@ def test_the_platform_reads_its_environment(name: str, tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     pools.write_text(yaml.safe_dump(configuration(name, "pools.yaml")))
     assert [pool.num_gpus for pool in configured_pools.load(pools, gpu_types=("h100-80gb",))] == [16]
+
+
+def test_the_code_location_loads_in_the_charts_environment_with_steps_in_pods(tmp_path: Path) -> None:
+    """In a process of its own: the executor is chosen when the module is imported."""
+    names = "{defs.get_job_def(name).executor_def.name for name in ('prepare', 'train', 'evaluate', 'reevaluate')}"
+    program = f"from ft_assets.definitions import defs; print(*{names})"
+    env = {**os.environ, **environment(MINIMAL), "AWS_REGION": "eu-central-1", "FT_HOME": str(tmp_path), "DAGSTER_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "k8s", done.stderr
 
 
 def test_results_name_the_trainer_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
