@@ -60,12 +60,13 @@ def pins(packages: Iterable[str]) -> str:
     return "".join(package.partition(" \\\n")[0] + "\n" for package in packages)
 
 
-def prepare_context(context: Path, *, cpu: bool) -> None:
-    """Put the committed files, the wheels, and each image's packages into `context`."""
+def prepare_context(context: Path, commit: str, *, cpu: bool) -> None:
+    """Put the files of `commit`, the wheels, and each image's packages into `context`."""
     shutil.rmtree(context / "app", ignore_errors=True)
     (context / "app").mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", "HEAD", *APP], check=True, cwd=ROOT, capture_output=True).stdout
+    archive = subprocess.run(["git", "archive", commit, *APP], check=True, cwd=ROOT, capture_output=True).stdout
     subprocess.run(["tar", "--extract", "--no-same-owner", "--directory", context / "app"], check=True, input=archive)
+    (context / "app" / "COMMIT").write_text(f"{commit}\n")  # with another commit, buildah reuses no step that reads it
     shutil.copy(ROOT / "deploy" / "docker" / "Dockerfile", context)
     for image, extras in EXTRAS.items():
         (context / f"{image}.txt").write_text(pins(locked(extras, cpu=cpu)))
@@ -105,9 +106,8 @@ def build_base(scratch: Path) -> None:
     shutil.rmtree(scratch)
 
 
-def build(image: str, context: Path) -> dict[str, object]:
-    """Build `image`, write its archive, and return its sizes and times."""
-    commit = _run("git", "-C", ROOT, "rev-parse", "HEAD")
+def build(image: str, context: Path, commit: str) -> dict[str, object]:
+    """Build `image` of `commit`, write its archive, and return its sizes and times."""
     tag, archive = f"localhost/ft-{image}:{commit[:12]}", OUT / f"{image}.tar"
     arguments = {"BASE": BASE, "IMAGE": image, "COMMIT": commit}
     began = time.monotonic()
@@ -148,13 +148,13 @@ def main(images: list[str]) -> None:
     if unknown := set(images) - EXTRAS.keys():
         raise SystemExit(f"unknown image {', '.join(sorted(unknown))}; choose from {', '.join(EXTRAS)}")
     find_links = os.environ.get("UV_FIND_LINKS", "")
-    context = OUT / "context"
+    context, commit = OUT / "context", _run("git", "-C", ROOT, "rev-parse", "HEAD")
     began = time.monotonic()
-    prepare_context(context, cpu=bool(find_links) and any(Path(find_links).glob("torch-*+cpu-*.whl")))
+    prepare_context(context, commit, cpu=bool(find_links) and any(Path(find_links).glob("torch-*+cpu-*.whl")))
     prepared = time.monotonic()
     build_base(OUT / "base")
     report: dict[str, object] = {"context_s": round(prepared - began, 1), "base_s": round(time.monotonic() - prepared, 1), "images": []}
-    report["images"] = [build(image, context) for image in images or EXTRAS]
+    report["images"] = [build(image, context, commit) for image in images or EXTRAS]
     (OUT / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     print((OUT / "report.json").read_text(), end="")
 
