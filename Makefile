@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all check bench mutation lock audit clean
+.PHONY: help setup demo vllm test test-all check bench mutation images lock audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -72,6 +72,9 @@ bench: setup ## benchmarks; results are written to benchmarks/
 
 mutation: setup ## which mistakes the tests catch: mutants and planted defects; goes on where it stopped
 	$(PY) -m benchmarks.mutation
+
+images: setup ## build the images for a cluster into build/images; needs root, debootstrap and buildah, and no registry
+	$(PY) -m tools.images
 
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock

@@ -1,4 +1,4 @@
-"""``python -m deploy.local.dagster_web WORKSPACE``: Dagster's webserver with access control, in one process and on one port."""
+"""``python -m deploy.local.dagster_web WORKSPACE [HOST]``: Dagster's webserver with access control, in one process and on one port."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GRACEFUL_SHUTDOWN_S = 3
 """Websockets of the UI never end by themselves."""
 
 
-def serve(instance: DagsterInstance, workspace: str, settings: Settings) -> None:
-    """Serve the code locations in the file `workspace` until SIGINT or SIGTERM."""
+def serve(instance: DagsterInstance, workspace: str, settings: Settings, *, host: str = "127.0.0.1") -> None:
+    """Serve the code locations in the file `workspace` at `host` until SIGINT or SIGTERM."""
     instance.optimize_for_webserver(*DATABASE_LIMITS)
     target = WorkspaceFileTarget([workspace])
     with WorkspaceProcessContext(instance, version=__version__, read_only=False, workspace_load_target=target) as context:
         app = protect(create_app_from_workspace_process_context(context, live_data_poll_rate=POLL_MS), settings)
         port, grace = settings.dagster_port, GRACEFUL_SHUTDOWN_S
-        http_server.run(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=grace)
+        http_server.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=grace)
 
 
 def protect(app: ASGIApp, settings: Settings) -> AccessControl:
@@ -49,10 +49,10 @@ def protect(app: ASGIApp, settings: Settings) -> AccessControl:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    (workspace,) = sys.argv[1:] if argv is None else argv
+    workspace, *host = sys.argv[1:] if argv is None else argv
     logs.configure("ft-dagster")
     with DagsterInstance.get() as instance:
-        serve(instance, workspace, load())
+        serve(instance, workspace, load(), host=host[0] if host else "127.0.0.1")
 
 
 if __name__ == "__main__":

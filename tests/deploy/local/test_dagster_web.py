@@ -83,7 +83,7 @@ def web(new_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPath
         "FT_DAGSTER_PORT": str(port), "FT_INFERENCE_URLS": ",", "PYTHONPATH": str(ROOT), "FT_DAGSTER_HOSTS": "dagster.example.com",
     }  # fmt: skip
     log = place / "web.log"
-    command = [sys.executable, "-m", "deploy.local.dagster_web", str(place / "workspaces" / "workspace.yaml")]
+    command = [sys.executable, "-m", "deploy.local.dagster_web", str(place / "workspaces" / "workspace.yaml"), "0.0.0.0"]
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, cwd=place, stdout=out, stderr=out)
     made = Web(platform=platform, port=port, key=operators.create(as_operator(platform), "alice").secret)
@@ -116,6 +116,13 @@ def test_nothing_opens_without_a_token_or_a_session(web: Web) -> None:
     assert {
         web.query(READ, {"cookie": c}).status_code for c in ("ft_operator=x", "ft_operator=", 'ft_operator="\\', f"ft_operator={web.key}")
     } == {401}
+
+
+def test_it_listens_where_it_is_told_and_a_probe_without_a_key_gets_the_page_to_sign_in(web: Web) -> None:
+    """As on a cluster: the kubelet calls the pod's address, of which the webserver does not know."""
+    elsewhere = f"http://127.0.0.2:{web.port}/ft/login"
+    assert httpx.get(elsewhere, headers={"host": f"localhost:{web.port}"}).status_code == 200
+    assert httpx.get(elsewhere).json()["error"]["code"] == "host_not_allowed"
 
 
 def test_an_operators_key_and_the_token_of_the_stack_open_it(web: Web) -> None:

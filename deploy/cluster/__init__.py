@@ -1,0 +1,1 @@
+"""What the Helm chart runs beside the platform's services."""
