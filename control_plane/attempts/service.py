@@ -67,6 +67,7 @@ def _claim(platform: Platform, job: Job, held: sa.Row[Any]) -> Claim:
         tenant=job.tenant_id,
         job_id=job.id,
         attempt=held.attempt,
+        tier=job.tier,
         pool=held.pool,
         num_gpus=held.num_gpus,
         placement=local_placement(platform, held.placement, held.devices),
@@ -228,13 +229,22 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
 
 
 def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -> None:
-    """Record when the attempt's workload started; billing counts from there. Nothing for a released attempt, which has been billed."""
+    """Record when the attempt's workload started; billing counts from there. Nothing for one that still waits for its nodes (None), or for
+    a released attempt, which has been billed."""
+    if (at := endings.moment(started_at)) is None:
+        return
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return
-        at = endings.moment(started_at) or platform.clock()
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
             endings.report_started(conn, platform, held, job_row(conn, held.tenant, held.job_id), at=at, now=platform.clock())
+
+
+def record_wait(platform: Platform, held: Claim, reason: str) -> None:
+    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned."""
+    with platform.engine.begin() as conn:
+        waiting = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt) & (jobs.c.state == JobState.PROVISIONING)
+        conn.execute(sa.update(jobs).where(waiting).values(reason_detail=reason or None))
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

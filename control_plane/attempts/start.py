@@ -86,7 +86,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
         env=_watched_as(held),
         secrets=(spans.HEADERS,),
-        labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
+        labels={"tier": held.tier, "pool": held.pool},
     )
 
 

@@ -122,7 +122,16 @@ def prepared(platform: Platform, tenant: Tenant, file: str, method: str, **body:
 
 def claim_of(job: Job, spec: TrainingSpec) -> Claim:
     return Claim(
-        tenant=job.tenant_id, job_id=job.id, attempt=1, pool="local", num_gpus=1, placement=(), model=job.model, spec=spec, workload="w"
+        tenant=job.tenant_id,
+        job_id=job.id,
+        attempt=1,
+        tier=job.tier,
+        pool="local",
+        num_gpus=1,
+        placement=(),
+        model=job.model,
+        spec=spec,
+        workload="w",
     )
 
 
