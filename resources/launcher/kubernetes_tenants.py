@@ -91,13 +91,10 @@ class TenantNamespaces:
     reachable: Reachable
 
     def keep(self, tenants: Sequence[Tenant], pools: Sequence[Pool]) -> int:
-        """Apply the objects of tenants whose shape has changed, and delete namespaces without a tenant; returns the changes."""
-        found = {space["metadata"]["labels"][kueue.TENANT_LABEL]: space for space in self.api.list(NAMESPACES, labels=kueue.TENANT_LABEL)}
-        changes = sum(self._keep(tenant, pools, found.get(tenant.id)) for tenant in tenants)
-        gone = [space for tenant, space in found.items() if tenant not in {each.id for each in tenants} and not _is_going(space)]
-        for space in gone:
-            self._remove(space["metadata"]["name"])
-        return changes + len(gone)
+        """Apply the objects of tenants whose shape has changed; returns how many. Rows of tenants are never deleted, so a namespace without
+        one is not this platform's to delete."""
+        found = {space["metadata"]["name"]: space for space in self.api.list(NAMESPACES, labels=kueue.TENANT_LABEL)}
+        return sum(self._keep(tenant, pools, found.get(kueue.namespace(tenant.id))) for tenant in tenants)
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002  # all is in its namespace
         """Delete the tenant's namespace with all that is in it, and the marks of its workloads' names."""

@@ -85,6 +85,8 @@ class Nodes:
         with self.cluster.lock:
             for pod in self.pods(name):
                 number = pod["metadata"]["annotations"][INDEX]
+                if pod["spec"].get("nodeName"):
+                    continue
                 running = {"running": {"startedAt": timestamp(at)}}
                 placed = with_condition({**pod, "spec": {**pod["spec"], "nodeName": f"node-{number}"}}, "PodScheduled")
                 self._store(self._with_state(placed, running, "Running"))
