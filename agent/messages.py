@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HEARTBEAT_S = 1.0
-"""Seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
+"""Least seconds between heartbeats. A request to stop reaches the workload with the answer to one."""
 PART_BYTES = 64 << 20
 """Larger files are uploaded in parts of this size: S3's limit of 10,000 parts allows 625 GiB."""
+MILESTONE = "evaluation_milestone"
+"""Code of a notice with a milestone of an evaluation."""
+REFUSED, TIMED_OUT = "refused", "evaluation_timed_out"
+"""Evidence of an evaluation whose input was refused, and error code of one that had its time: both fail again."""
 FENCED = "attempt_released"
 """Error code of every call of an attempt that has lost its reservation: its workload must end."""
 
@@ -37,6 +41,8 @@ class Facts:
     """Seconds of steps after the newest committed checkpoint."""
     silence_s: float = 0.0
     """Seconds since the training process's last heartbeat."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat, as the answer to this one says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,8 @@ class Exit:
     exit_code: int | None
     """Of torchrun; None if it was never started."""
     evidence: Mapping[str, Any] | None
-    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end."""
+    """``ft_assets.training.failures.ExitEvidence`` as JSON; None if no rank explains the end. Of an evaluation: see
+    :mod:`agent.evaluation`."""
     stop_reason: str | None
     """Why the agent stopped it, if it did: ``cancel``, ``pause``, ``preempt`` or ``stalled``."""
     stall: str | None = None
@@ -65,6 +72,8 @@ class Heartbeat:
     """``host:port`` at which this node could lead the gang; empty until everything that its ranks need is there."""
     phase: str = ""
     """Phase of the training process; ``fetch`` before its start."""
+    evaluation: Mapping[str, Any] | None = None
+    """Progress of an evaluation, as its process writes it."""
     metrics: tuple[Mapping[str, Any], ...] = ()
     """Lines of ``metrics.jsonl`` after those already accepted: of steps, then of validations."""
     facts: Facts = Facts()
@@ -81,6 +90,8 @@ class Heartbeat:
 class HeartbeatAnswer:
     stop: str | None = None
     """``cancel``, ``pause`` or ``preempt`` if the workload is to stop."""
+    next_s: float = HEARTBEAT_S
+    """Seconds to the next heartbeat."""
     leader: str = ""
     """Address of node 0, once every node of the gang can start."""
     from_step: int = 0

@@ -9,13 +9,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from agent.api_client import ApiClient, Fenced
 from agent.log_upload import LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
+from agent.messages import Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
@@ -41,6 +41,7 @@ class State:
 
     phase: str
     facts: Facts
+    evaluation: Mapping[str, Any] | None = None
     address: str = ""
     """Where this node could lead its gang; empty before it can start."""
 
@@ -146,7 +147,7 @@ class Reporter:
             except Exception:
                 log.exception("a report failed")
                 more = False
-            self._ended.wait(0.0 if more else HEARTBEAT_S if not self._failures else RETRIES.wait_s(self._failures))
+            self._ended.wait(0.0 if more else self.answer.next_s if not self._failures else RETRIES.wait_s(self._failures))
 
     def _give_up(self, stall: str) -> NoReturn:
         log.error("the agent gives up: %s", stall)
@@ -163,7 +164,8 @@ class Reporter:
             sent = tuple(lines[:MAX_LINES])
             self._number += 1
             beat = Heartbeat(
-                node=self.node, address=state.address, phase=state.phase, facts=state.facts, metrics=sent, notices=notices,
+                node=self.node, address=state.address, phase=state.phase, facts=state.facts, evaluation=state.evaluation, metrics=sent,
+                notices=notices,
                 first_notice=self._num_told, number=self._number, exit=end,
             )  # fmt: skip
             self.answer = self.api.heartbeat(beat)

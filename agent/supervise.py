@@ -120,7 +120,7 @@ class Supervisor:
         except Exception as error:
             log.exception("the workload ends early")
             self._check_fenced()
-            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=_as_error(error))
+            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=as_error(error))
         return 0 if self._reporter.finish(end) else FENCED_EXIT
 
     def _prepared(self) -> Path:
@@ -175,7 +175,7 @@ class Supervisor:
     def _train(self, run_file: Path) -> Exit:
         group = ProcessGroup(
             self.command(run_file),
-            cwd=self.job_dir, log=self._log_file, env=_environment(),
+            cwd=self.job_dir, log=self._log_file, env=environment(),
         )  # fmt: skip
         self._metrics.since = group.started_at
         heartbeat = self.job_dir / "heartbeat.json"
@@ -249,7 +249,7 @@ class Supervisor:
                     retries=self.final_retries,
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
-                error, evidence = _as_error(failed), None
+                error, evidence = as_error(failed), None
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
             self._free_space()
         body = None if evidence is None else asdict(evidence)
@@ -306,11 +306,11 @@ def _reported(reason: str | None) -> str | None:
     return None if reason in (OUTSIDE, PEER) else reason
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in STAGED_VARIABLES}
 
 
-def _as_error(error: Exception) -> dict[str, str | None]:
+def as_error(error: Exception) -> dict[str, str | None]:
     if isinstance(error, FtError):
         return error.to_dict()
     code = "disk_full" if is_disk_full(error) else "internal"

@@ -49,6 +49,16 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """A file that the workload leaves, and that its agent stores."""
+
+    path: str
+    """Relative path inside the job's directory on the node."""
+    key: str
+    """Object key."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StoredCheckpoint:
     """A committed checkpoint that the workload may resume from."""
 
@@ -72,7 +82,7 @@ class Workload:
     """One gang of processes with a deterministic name; a name is used once."""
 
     name: str
-    """``<job>-a<attempt>`` for training."""
+    """``<job>-a<attempt>``."""
     kind: Kind
     command: tuple[str, ...] = ("agent",)
     """What the launcher starts on each node: a Python module and its arguments."""
@@ -80,12 +90,14 @@ class Workload:
     job: str
     attempt: int = 0
     module: str = ""
-    """Python module that the agent runs under torchrun; its only argument is the run file."""
+    """Python module that the agent runs, a training under torchrun; its only argument is the run file."""
     processes: tuple[int, ...] = (1,)
     """Ranks on each node of the gang, in the order of `placement`. Each node has an agent; rank 0 is on the first one."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Content of the run file, except for the directories, which are the agent's."""
     inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    """None for a training, which stores checkpoints."""
     checkpoints: tuple[StoredCheckpoint, ...] = ()
     """Newest first."""
     checkpoint_prefix: str = ""

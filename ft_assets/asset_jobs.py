@@ -20,6 +20,6 @@ PREPARE = dg.define_asset_job("prepare", selection=["dataset", "tokenized_pack"]
 TRAIN = dg.define_asset_job("train", selection=["checkpoint"], executor_def=executor())
 """Runs only with a reservation."""
 EVALUATE = dg.define_asset_job("evaluate", selection=["eval_report", "adapter"], executor_def=executor())
-"""Runs without a reservation, limited by FT_EVALUATE_RUNS, so that a gang never holds GPUs during an evaluation."""
+"""Runs with a reservation of its own, of one GPU, so that a gang never holds its GPUs during an evaluation."""
 REEVALUATE = dg.define_asset_job("reevaluate", selection=["adapter_evaluation"], executor_def=executor())
 """Re-evaluates a registered adapter, on other files of its base or with other suites."""

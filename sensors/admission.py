@@ -6,10 +6,10 @@ from control_plane.queue.launches import due_runs
 from ft_assets.asset_jobs import PREPARE
 from ft_assets.partitions import JOBS, partition_key
 from ft_assets.platform_resource import PlatformResource
-from sensors.run_requests import missing, run_request
+from sensors.run_requests import FALLBACK_S, missing, run_request
 
 
-@dg.sensor(job=PREPARE, minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(job=PREPARE, minimum_interval_seconds=FALLBACK_S, default_status=dg.DefaultSensorStatus.RUNNING)
 def admission(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Adds the partition key of each job in ``validating`` and requests its ``prepare`` run."""
     opened = platform.get()

@@ -4,8 +4,10 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
-from control_plane.attempts.start import STOP_GRACE_S
+from control_plane.attempts.claims import STOP_GRACE_S
 from control_plane.jobs.transitions import fail
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Launcher
 from control_plane.queue.cycle import release
 from control_plane.queue.launches import DueRun, due_runs, replace_run, run_replacements
 from ft_assets.errors import FtError
@@ -14,17 +16,18 @@ from resources.dagster.private_api import WorkerStatus
 from resources.dagster.run_launcher import ForkingRunLauncher
 from resources.dagster.run_tags import RUN_KEY_TAG
 from sensors.run_coordinator import KEYED_JOBS
+from sensors.run_requests import FALLBACK_S
 
 STALE = timedelta(seconds=15)
-"""A live step sends a heartbeat at least every 5 s; three missed ones mean that its worker is gone. With the daemon's loop of 5 s, a
-silent worker is noticed within 20 s, and one whose process can be checked within 5 s."""
+"""A live step sends a heartbeat at least every 5 s; three missed ones mean that its worker is gone. The queue listener looks every 5 s, so
+a silent worker is noticed within 20 s, and one whose process can be checked within 5 s."""
 HUNG = timedelta(seconds=60)
 """A worker whose process lives is left alone for longer, because its database may be unavailable. Then it is killed, so that there are
 never two."""
 FORGOTTEN = timedelta(minutes=10)
 """How long a run may take to finish after its job has moved on; nothing waits for it, and its worker may have died."""
 MAX_LOOKED_AT = 500
-"""Working runs that a tick compares with what is due: more than the planned 325 GPUs, 8 preparations and 17 evaluations."""
+"""Working runs that a tick compares with what is due: more than one on each of the planned 325 GPUs, and 8 preparations."""
 MAX_REPLACEMENTS = 5
 """Runs of one stage that may die without moving the job; each is a fault of the platform."""
 ENDED = (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS)
@@ -38,35 +41,37 @@ MAX_OF_A_KEY = 5
 WORKING = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
-@dg.sensor(minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(minimum_interval_seconds=FALLBACK_S, default_status=dg.DefaultSensorStatus.RUNNING)
 def failures(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SkipReason:
     """Compares each due run with Dagster's records of it."""
-    opened = platform.get()
-    awaited = due_runs(opened, ("prepare", "train", "evaluate"))
-    replaced = end_forgotten(context.instance, {d.run_key for d in awaited}, opened.clock())
+    return dg.SkipReason("; ".join(replace_dead(platform.get(), context.instance, platform.launcher.open())) or "every due run is alive")
+
+
+def replace_dead(platform: Platform, instance: dg.DagsterInstance, launcher: Launcher) -> list[str]:
+    """Replace each due run that will not move its job any more; returns descriptions of what was done."""
+    awaited = due_runs(platform, ("prepare", "train", "evaluate"))
+    replaced = end_forgotten(instance, {d.run_key for d in awaited}, platform.clock())
     for due in awaited:
-        known = run_replacements(opened, due)
-        why = None if known is None else why_gone(context.instance, due, known[1], opened.clock())
+        known = run_replacements(platform, due)
+        why = None if known is None else why_gone(instance, due, known[1], platform.clock())
         if why is None:
             continue
-        replacements = due.runs
-        if replacements + 1 < MAX_REPLACEMENTS:
-            if replace_run(opened, due):
+        if due.runs + 1 < MAX_REPLACEMENTS:
+            if replace_run(platform, due):
                 replaced.append(f"{due.run_key}: {why}")
-            continue
-        if run_replacements(opened, due) is None:  # asking Dagster took a while
-            continue
-        replaced.append(f"{due.run_key}: {why}")
-        fail(
-            opened,
-            due.tenant,
-            due.job_id,
-            FtError(f"{due.stage} failed {replacements + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"),
-        )
-        if due.stage == "train":
-            platform.launcher.open().stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
-            release(opened, due.job_id, due.attempt)
-    return dg.SkipReason("; ".join(replaced) or "every due run is alive")
+        elif run_replacements(platform, due) is not None:  # asking Dagster took a while
+            replaced.append(f"{due.run_key}: {why}")
+            _give_up(platform, launcher, due, why)
+    return replaced
+
+
+def _give_up(platform: Platform, launcher: Launcher, due: DueRun, why: str) -> None:
+    """Fail the job, whose stage fails whenever it is run."""
+    error = f"{due.stage} failed {due.runs + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"
+    fail(platform, due.tenant, due.job_id, FtError(error))
+    if due.attempt:
+        launcher.stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)
+        release(platform, due.job_id, due.attempt)
 
 
 def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, now: datetime) -> str | None:

@@ -1,7 +1,7 @@
 """Every launch passes this queue (UI, GraphQL, backfill, sensor, queue listener, re-execution): it refuses a training run without a
 reservation, and a second run for what one run already serves, whoever launches it.
 
-A run with a reservation starts at once. The queue limits the others, preparations and evaluations, in total and per tenant
+A run with a reservation, of a training or an evaluation, starts at once. The queue limits preparations, in total and per tenant
 (:mod:`control_plane.queue.launches`): each takes a slot, a tag that only this module sets. A run that brings a slot tag it does not need is
 refused.
 
@@ -15,24 +15,23 @@ from typing import Any
 import sqlalchemy as sa
 from dagster import DagsterRun, QueuedRunCoordinator, SubmitRunContext
 
+from agent.workload import Kind
 from control_plane.capacity import configured_pools
 from control_plane.jobs.tables import jobs
+from control_plane.platform.job_states import JobState
 from control_plane.platform.settings import load
 from control_plane.queue import launches
-from control_plane.queue.launches import STAGE_STATES, bind, training_key
+from control_plane.queue.launches import bind, evaluation_due, training_key
 from control_plane.queue.tables import reservations
 from resources.dagster.private_api import PARENT_RUN_ID_TAG, RunQueueConfig
-from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, EVALUATE_SLOT, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
+from resources.dagster.run_tags import ASKED_BY_TAG, ATTEMPT_TAG, PREPARE_SLOT, REFUSED_KEY_TAG, RUN_KEY_TAG
 from resources.database.engine import control_plane_url, shared_logins
 
 GATED_JOBS = frozenset({"train"})
 GATED_ASSETS = frozenset({"checkpoint"})
 KEYED_JOBS = frozenset({"prepare", "train", "evaluate"})
 """Runs of these jobs have the platform's own keys; each key has one run."""
-SLOTS = {
-    PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"}),
-    EVALUATE_SLOT: frozenset({"evaluate", "reevaluate", "eval_report", "adapter_evaluation"}),
-}
+SLOTS = {PREPARE_SLOT: frozenset({"prepare", "dataset", "tokenized_pack"})}
 """By tag: the jobs and the assets whose runs take such a slot."""
 UNLIMITED = -1
 NEXT_STEP = "Submit it through the API, `ft submit` or the `submit` job; the scheduler starts it when it fits"
@@ -62,11 +61,9 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
         """Limits on slots only, from the settings of the calling daemon."""
         settings = load()
         num_gpus = sum(pool.total_gpus for pool in configured_pools.configured(settings, datetime.now(UTC)))
-        limits = launches.limits(num_gpus, prepare=settings.prepare_runs, evaluate=settings.evaluate_runs)
-        slots: list[dict[str, Any]] = []
-        for tag, limit in ((PREPARE_SLOT, limits.prepare), (EVALUATE_SLOT, limits.evaluate)):
-            slots.append({"key": tag, "limit": limit})
-            slots.append({"key": tag, "value": {"applyLimitPerUniqueValue": True}, "limit": launches.per_tenant(limit)})
+        limit = launches.prepare_limit(num_gpus, override=settings.prepare_runs)
+        each = {"value": {"applyLimitPerUniqueValue": True}, "limit": launches.per_tenant(limit)}
+        slots = [{"key": PREPARE_SLOT, "limit": limit}, {"key": PREPARE_SLOT, **each}]
         return super().get_run_queue_config()._replace(max_concurrent_runs=UNLIMITED, tag_concurrency_limits=slots)
 
     def judge(self, run: DagsterRun) -> tuple[str | None, str]:
@@ -103,7 +100,7 @@ class AdmissionRunCoordinator(QueuedRunCoordinator):
                         f"refused: there is no job {key or '(no partition)'}; submit one through the API, `ft submit` or the `submit` job",
                         "",
                     )
-                due = f"{job_id}#{run.job_name}{job[f'{run.job_name}_runs']}" if job["state"] == STAGE_STATES[run.job_name] else ""
+                due = f"{job_id}#{run.job_name}{job[f'{run.job_name}_runs']}" if job[f"{run.job_name}_due"] else ""
             if named and named != due:
                 return f"refused: job {key} needs no run {named} any more{f'; it needs {due} now' if due else ''}", ""
             if not due:
@@ -124,16 +121,18 @@ def slots_of(run: DagsterRun) -> dict[str, str]:
 
 
 def _held(conn: sa.Connection, tenant: str, job_id: str) -> Any:
-    """Return attempt and number of runs of the job's reservation; None if it holds none."""
+    """Return attempt and number of runs of the job's reservation for training; None if it holds none."""
     query = (
         sa.select(reservations.c.attempt, jobs.c.train_runs)
         .select_from(reservations.join(jobs, jobs.c.id == reservations.c.job_id))
         .where(jobs.c.id == job_id, jobs.c.tenant_id == tenant, reservations.c.released_at.is_(None))
+        .where(reservations.c.kind == Kind.TRAIN)
     )
     return conn.execute(query).first()
 
 
 def _job(conn: sa.Connection, tenant: str, job_id: str) -> Any:
-    """Return the job's state, and how often the runs of its stages were replaced; None if the tenant has no such job."""
-    query = sa.select(jobs.c.state, jobs.c.prepare_runs, jobs.c.evaluate_runs).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
-    return conn.execute(query).mappings().first()
+    """Return by stage whether the job needs a run, and how often its runs were replaced; None if the tenant has no such job."""
+    prepares = (jobs.c.state == JobState.VALIDATING).label("prepare_due")
+    query = sa.select(prepares, evaluation_due().label("evaluate_due"), jobs.c.prepare_runs, jobs.c.evaluate_runs)
+    return conn.execute(query.where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)).mappings().first()

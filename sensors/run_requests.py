@@ -35,6 +35,8 @@ from resources.dagster.run_tags import (
     TRACE_TAG,
 )
 
+FALLBACK_S = 30
+"""Interval of the sensors whose work the queue listener does at once: a tick of each every 5 s took 0.05 of a core while nothing ran."""
 MAX_REQUESTS_PER_TICK = 25
 """Runs are created one by one (about 0.1 s each) within a tick that has 60 s."""
 KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK
@@ -43,14 +45,6 @@ KEYS_PER_QUERY = 4 * MAX_REQUESTS_PER_TICK
 REQUESTED_BY = {"prepare": "admission", "train": "scheduling", "evaluate": "scheduling"}
 """The sensor that owns the runs of a stage. The queue listener requests them earlier on its behalf, so that they are listed on that
 sensor's page."""
-
-LIVE = (
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
 
 
 def missing(platform: Platform, instance: dg.DagsterInstance, due: Sequence[DueRun], *, by: str) -> list[DueRun]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ft_assets.training import checkpoints
 from ft_assets.training.spec import RunFile, TrainingSpec
 
 REPOSITORY = Path(__file__).parents[2]
@@ -75,6 +76,16 @@ class Job:
                 return found
             if over:
                 raise Failed(f"ended at step {found[-1]['step'] if found else 0}: {self.why()}")
+            self._sleep()
+
+    def checkpoint(self, step: int) -> Path:
+        return self.work / "checkpoints" / checkpoints.step_name(step)
+
+    def await_checkpoint(self, step: int) -> None:
+        """Until the checkpoint of `step` is complete; ``Failed`` if the process ends before."""
+        while not self.checkpoint(step).exists():
+            if self._running().poll() is not None:
+                raise Failed(f"ended before the checkpoint of step {step}: {self.why()}")
             self._sleep()
 
     def await_end(self) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import WARM_UP, Trial
+from ft_assets.durable_files import sha256_of
 
 GIB = 2**30
 
@@ -48,10 +47,12 @@ def _checkpoints(trial: Trial, job: Job) -> dict[str, Any]:
 
 
 def _resume(trial: Trial, job: Job) -> dict[str, Any]:
-    """Once without a break; then again with a SIGTERM on the way and a second attempt. The same losses and bytes are the claim."""
+    """Once without a break; then again with a SIGTERM on the way and a second attempt. The claim: the same losses, and the same bytes of
+    weights and optimizer in the checkpoint after the last step."""
     job.start()
-    _expect(job, "succeeded")
-    whole, weights = job.steps(), _weights(job.work)
+    job.await_checkpoint(trial.steps)
+    job.kill()
+    whole, weights = _through(job, trial.steps), _weights(job, trial.steps)
     broken = Job(root=job.root / "broken", spec=job.spec, base=job.base, pack=job.pack, deadline=job.deadline, on_cpu=job.on_cpu)
     broken.root.mkdir()
     try:
@@ -64,8 +65,9 @@ def _resume(trial: Trial, job: Job) -> dict[str, Any]:
         committed = int(stopped["detail"]["committed_step"])
         broken.start()
         first = next(m for m in broken.await_step(committed + 1) if m["step"] == committed + 1)
-        _expect(broken, "succeeded")
-        again, same = broken.steps(), _weights(broken.work) == weights
+        broken.await_checkpoint(trial.steps)
+        broken.kill()
+        again, same = _through(broken, trial.steps), _weights(broken, trial.steps) == weights
     finally:
         broken.kill()
     return {
@@ -125,11 +127,11 @@ def _expect(job: Job, outcome: str) -> dict[str, Any]:
     return found
 
 
-def _weights(work: Path) -> str:
-    files = sorted((work / "final").glob("*.safetensors"))
-    if not files:
-        raise Failed(f"{work / 'final'} holds no weights")
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def _through(job: Job, step: int) -> list[dict[str, Any]]:
+    return [line for line in job.steps() if line["step"] <= step]
+
+
+def _weights(job: Job, step: int) -> dict[str, str]:
+    """Digest of each file of weights and optimizer."""
+    files = [*(job.checkpoint(step)).glob("*.safetensors"), job.checkpoint(step) / "optimizer.pt"]
+    return {file.name: sha256_of(file) for file in files}

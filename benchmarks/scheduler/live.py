@@ -58,7 +58,7 @@ SUBMIT_EVERY_S = (0.5, 6.0)
 VICTIMS_FIRST = 2
 """Jobs that must train and may be stopped before a premium one is submitted."""
 PATIENCE_S = 3600.0
-VICTIMS = {"trainer": 5, "follower": 5, "watcher": 2, "daemon": 1, "run server": 1, "queue-listener": 1}
+VICTIMS = {"trainer": 5, "follower": 5, "watcher": 2, "daemon": 1, "run server": 1}
 """How often each kind of process is chosen."""
 SKIP = ["golden", "task", "perplexity", "capability", "safety", "judge", "regression"]
 
@@ -273,12 +273,12 @@ def _kind(process: psutil.Process, home: Path) -> str | None:
         return None if "torch.distributed.run" in words else "trainer"
     if "resources.launcher.workload_watcher" in words:
         return "watcher"
-    if "sensors.queue_listener" in words:
-        return "queue-listener"
     if "resources.dagster.run_server" in words:
+        if not process.name().startswith("python"):  # a service that it forked
+            return "daemon" if process.name() == "daemon" else None
         followers = {json.loads(p.read_text()).get("pid") for p in (home / "runs").glob("*.json")}
         return "follower" if process.pid in followers else "run server"
-    return "daemon" if "dagster._daemon" in words else None
+    return None
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ def train(run: RunFile, progress: Progress | None = None) -> None:
     run.work_dir.mkdir(parents=True, exist_ok=True)
     vocab_size = int(json.loads((run.base_model_dir / "config.json").read_text())["vocab_size"])
     rows = pack_loader.load(run.pack_dir, run.spec, vocab_size=vocab_size)
-    imports.import_stack(
-        methods.get(run.spec.method), quantized=run.spec.quantization is not None, deepspeed=run.spec.strategy.startswith("zero")
-    )
+    imports.import_stack(methods.get(run.spec.method), run.spec)
     from ft_assets.training.runtime import train
 
     stop = StopRequest(leave=lambda why: sys.exit(why))

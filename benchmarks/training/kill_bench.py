@@ -40,6 +40,7 @@ from control_plane.queue import cycle, launches
 from control_plane.tenants import service as tenants
 from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
+from ft_assets.errors import Unavailable
 from ft_assets.training.spec import CheckpointPolicy, Optimization
 from resources.database import embedded, migrate
 from resources.database.engine import make_engine
@@ -52,8 +53,10 @@ EVERY_STEPS = 5
 WINDOWS, BATCH, ACCUMULATION, LENGTH = 40, 2, 4, 256
 WORK = ("rank", "torchrun", "agent", "all")
 """The training process; torchrun above it; the agent above that; all processes of the job: each ends the attempt."""
-VICTIMS = (*WORK, "watcher", "step", "api", "worker")
-"""Also the launcher's watcher, the platform's step, its API and its worker, whose deaths the attempt survives."""
+VICTIMS = (*WORK, "watcher", "step", "api", "worker", "database")
+"""Also the launcher's watcher, the platform's step, its API, its worker and its database, whose deaths the attempt survives."""
+QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+"""The machine does not lose power here."""
 TICK_S = 0.004
 LOOK_S = 0.1
 """Between looks at the database."""
@@ -96,7 +99,9 @@ class Bench:
     services: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def keep_up(self) -> None:
-        """Start the API and the worker, and start again what has ended."""
+        """Start the API and the worker, and start again what has ended, the database first."""
+        if embedded.postmaster(self.postgres) is None:
+            embedded.start(self.postgres, databases=("ft",), config=QUICK)
         for name in ("api", "worker"):
             if name not in self.services or self.services[name].poll() is not None:
                 with (self.home / f"{name}.log").open("ab") as log:
@@ -104,6 +109,10 @@ class Bench:
                         [sys.executable, "-m", f"control_plane.{name}"], env={**os.environ, **self.env}, cwd=REPOSITORY,
                         stdout=log, stderr=subprocess.STDOUT,
                     )  # fmt: skip
+
+    @property
+    def postgres(self) -> Path:
+        return self.home / "postgres"
 
     def end(self) -> None:
         for service in self.services.values():
@@ -145,8 +154,7 @@ def _turns(number: int) -> list[dict[str, str]]:
 def bench() -> Iterator[Bench]:
     """A platform with a database server of its own; all of it goes with the block."""
     home = Path(tempfile.mkdtemp(prefix="ft-kills-"))
-    quick = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-    server = embedded.start(home / "postgres", databases=("ft",), config=quick)
+    server = embedded.start(home / "postgres", databases=("ft",), config=QUICK)
     try:
         url = embedded.socket_url(home / "postgres", "ft")
         engine = make_engine(url)
@@ -183,8 +191,17 @@ def free_port() -> int:
 
 def _pack(directory: Path) -> Path:
     write_pack(directory, num_windows=WINDOWS, length=LENGTH, validation=4)
-    body: dict[str, Any] = dict.fromkeys(("num_trained_tokens", "truncated"), 0)
-    body |= {"settings": {}, "dropped": {}, "dropped_rows": {}, "lengths": {}, "rows": {}, "tokenizer_digest": "0", "template_digest": "0"}
+    body: dict[str, Any] = {
+        "num_trained_tokens": WINDOWS * LENGTH // 2,
+        "truncated": 0,
+        "settings": {},
+        "dropped": {},
+        "dropped_rows": {},
+        "lengths": {},
+        "rows": {},
+        "tokenizer_digest": "0",
+        "template_digest": "0",
+    }
     PackManifest(fill=1.0, **body, **json.loads((directory / "manifest.json").read_text())).write(directory)
     return directory
 
@@ -219,7 +236,8 @@ class KilledJob:
         try:
             while True:
                 if time.monotonic() - self._looked_at > LOOK_S:
-                    self._look()
+                    with contextlib.suppress(sa.exc.DBAPIError, Unavailable):  # the database was killed
+                        self._look()
                     if self._row.state == JobState.EVALUATING or JobState(self._row.state) in FINAL:
                         break
                 self._observe()
@@ -234,6 +252,7 @@ class KilledJob:
                 self._step.wait(timeout=30)
         finally:
             self.close()
+        self.bench.keep_up()
         self._settle()
 
     def _look(self) -> None:
@@ -351,6 +370,8 @@ class KilledJob:
         pids |= {"agent": [record["pid"]], "watcher": [watcher["pid"]] if watcher else [], "step": [self._step.pid]}
         pids["all"] = [p for group in pids.values() for p in group]
         pids |= {name: [service.pid] for name, service in self.bench.services.items()}
+        server = embedded.postmaster(self.bench.postgres)
+        pids["database"] = [server.pid] if server else []
         heartbeat = self._heartbeat()
         phase = heartbeat.get("phase", "") if heartbeat.get("attempt") == attempt else "start"
         self.kills.append(
@@ -365,7 +386,7 @@ class KilledJob:
         )
         for pid in pids[plan.victim]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, plan.signum)
+                os.kill(pid, signal.SIGINT if plan.victim == "database" and plan.signum == signal.SIGTERM else plan.signum)
 
     def _heartbeat(self) -> dict[str, Any]:
         try:

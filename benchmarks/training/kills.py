@@ -4,8 +4,8 @@
 
 Jobs go through the platform's own parts: queue, launcher, agent, torchrun, API, worker, store and ledger, on a database of their own.
 At random moments a random process (a training rank, torchrun, the agent, the launcher's watcher, the platform's step, all of these, the
-API, or the worker) gets SIGTERM or SIGKILL; then scheduler, sensors and supervisor do what they do. After each job everything that must
-hold is checked, and a breach is printed.
+API, the worker, or the database) gets SIGTERM or SIGKILL; then scheduler, sensors and supervisor do what they do. After each job
+everything that must hold is checked, and a breach is printed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 Each case is a process of its own, forked when everything is imported. It trains a model of a few thousand parameters, so that libraries
 and threads are there, and notes its resident memory. Then it resets the kernel's high-water mark, builds the model of the case and takes
-two optimizer steps of two micro-batches: the peak over the note is what the case took. Windows are joined to one row and hold two
-examples, so the attention mask is there; every token has a label. What the forward pass saves is counted as well, by the hooks of
+two optimizer steps of two micro-batches: the peak over the note is what the case took. Windows hold two examples, so the attention mask
+is there; every token has a label. What the forward pass saves is counted as well, by the hooks of
 autograd: a number that no allocator blurs. The estimate without reserve is compared with a run whose allocator gives freed blocks back at
 once. Every fourth case runs again under the allocator's usual settings, holes in the heap included: with it and the process itself the
 estimate is compared as users see it, reserve and context included.
@@ -225,11 +225,12 @@ def build(case: Case) -> Any:
 
 
 def example(case: Case) -> dict[str, Any]:
-    """A micro-batch of joined windows, each of two examples."""
+    """A micro-batch of windows, each a row of two examples."""
     import torch
 
-    ids = torch.randint(0, case.shape.vocab, (1, case.tokens))
-    positions = torch.arange(case.max_seq_len // 2).repeat(2 * case.per_device_batch_size)[None]
+    rows = case.per_device_batch_size
+    ids = torch.randint(0, case.shape.vocab, (rows, case.max_seq_len))
+    positions = torch.arange(case.max_seq_len // 2).repeat(rows, 2)
     return {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from agent.workload import Kind
 from control_plane.adapters import lineage_checks
 from control_plane.adapters.lineage_checks import Link
 from control_plane.adapters.service import find, get_adapter, versions
@@ -27,6 +28,7 @@ from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.epoch_time import epoch_seconds
+from control_plane.queue.tables import reservations
 from control_plane.serving import model_routes
 from control_plane.tenant_data.tables import deletion_requests
 from ft_assets.adapters.record import AdapterRecord
@@ -182,6 +184,8 @@ def _attempts(conn: Connection, job_id: str) -> list[Json]:
     shown = ("attempt", "workload", "outcome", "from_step", "last_step", "started_at", "ended_at")
     query = sa.select(*(attempts.c[k] for k in shown), ledger_entries.c.gpu_type, ledger_entries.c.gpu_seconds)
     query = query.outerjoin_from(attempts, ledger_entries, sa.and_(*paid)).where(attempts.c.job_id == job_id).order_by(attempts.c.attempt)
+    same = (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt)
+    query = query.where(~sa.exists().where(same, reservations.c.kind != Kind.TRAIN))
     return [_json(row) for row in conn.execute(query).mappings()]
 
 

@@ -89,6 +89,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
 def _routes() -> Sequence[BaseRoute]:
     """All routes, built once per process: FastAPI needs half a second to analyze them."""
     whole = APIRouter(dependencies=[Depends(authentication.storable_url)])
+    whole.include_router(routes_agents.router)  # first, because routes are tried in turn, and most requests are heartbeats
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
@@ -100,7 +101,7 @@ def _routes() -> Sequence[BaseRoute]:
         routes_recipes.router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router, adapters.router,
         completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
         webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
-        routes_operators.router, deletions.router, routes_agents.router, routes_health.router, metrics.router,
+        routes_operators.router, deletions.router, routes_health.router, metrics.router,
     ):  # fmt: skip
         whole.include_router(router)
     return whole.routes

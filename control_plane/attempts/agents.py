@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,22 +28,26 @@ from agent.messages import (
     WriteGrant,
     WriteRequest,
 )
-from control_plane.attempts import checkpoint_retention
+from agent.workload import Kind
+from control_plane.attempts import checkpoint_retention, evaluation_endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import agents
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import job_logs
-from control_plane.jobs.tables import job_events, jobs
+from control_plane.jobs.job_documents import EvaluationProgress
+from control_plane.jobs.tables import Job, job_events, jobs
 from control_plane.jobs.transitions import locked, record, record_many, transition
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, metrics_event, provisioning_event
+from control_plane.platform.job_events import PROVISIONING, Event, Level, as_reported, evaluation_event, metrics_event, provisioning_event
 from control_plane.platform.job_states import FINAL, JobState
+from control_plane.platform.records import record as record_of
 from control_plane.queue.tables import reservations
 from ft_assets import layout
 from ft_assets.errors import Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound
+from ft_assets.telemetry import correlation
 from ft_assets.training.checkpoints import MANIFEST, Manifest, is_sharded, merged, parse_manifest, part_manifest
-from ft_assets.training.failures import Outcome
+from ft_assets.training.failures import Outcome, StopReason
 from ft_assets.typed_json import from_json
 
 NOTICES: Mapping[str, Level] = {
@@ -54,6 +58,12 @@ NOTICES: Mapping[str, Level] = {
 NOT_STORED = "objects_not_stored"
 """Error code of a commit whose objects are not in the store as the manifest lists them."""
 MAX_PIECE_BYTES = 1 << 20
+HEARTBEAT_CPU_S = 0.0045
+"""CPU time of a heartbeat in the API (benchmarks/api_heartbeats_cpu_202611.json)."""
+HEARTBEAT_CORES = 0.1
+"""What the heartbeats of all running attempts may take of the API, as long as they come every :data:`MAX_HEARTBEAT_S`."""
+MAX_HEARTBEAT_S = 15.0
+"""One may be missed before an attempt counts as silent (30 s)."""
 
 
 def introduce(platform: Platform, held: Claim, *, may_read: Sequence[str]) -> str:
@@ -94,42 +104,123 @@ def released() -> Conflict:
     return Conflict("the attempt with this token holds no reservation, so its workload must end", code=messages.FENCED)
 
 
-def heartbeat(platform: Platform, held: Claim, beat: Heartbeat) -> HeartbeatAnswer:
-    """Store what the agent reports, once however often it is sent, and answer whether the workload is to stop."""
+def _known_by_token() -> sa.Select[Any]:
+    a, leader, r, others = agents.c, agents.alias(), reservations.c, reservations.alias().c
+    columns = (jobs.c.tenant_id.label("tenant"), jobs.c.state, attempts.STOP_REQUESTED, a.job_id, a.attempt, a.beat, a.notices)
+    num_running = sa.select(sa.func.count(others.job_id)).where(others.released_at.is_(None)).scalar_subquery()
+    gang = agents.alias().c
+    num_nodes = sa.select(sa.func.count(gang.node)).where(gang.job_id == a.job_id, gang.attempt == a.attempt).scalar_subquery()
+    return (
+        sa.select(*columns, r.kind, r.evaluation_id, leader.c.reported_step, leader.c.reported_validation)
+        .add_columns(num_running.label("num_running"), num_nodes.label("num_nodes"))
+        .join(reservations, (r.job_id == a.job_id) & (r.attempt == a.attempt) & r.released_at.is_(None))
+        .join(leader, (leader.c.job_id == a.job_id) & (leader.c.attempt == a.attempt) & (leader.c.node == 0))
+        .join(jobs, jobs.c.id == a.job_id)
+        .where(a.token == sa.bindparam("token"), a.node == sa.bindparam("node"))
+        .with_for_update(of=reservations)
+    )
+
+
+KNOWN = _known_by_token()
+"""Made once: a heartbeat spends as much on making it as on running it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """An attempt with its reservation, and what its agent reported before."""
+
+    tenant: str
+    job_id: str
+    attempt: int
+    kind: Kind
+    evaluation_id: str | None
+    state: JobState
+    stop: str | None
+    """Why its workload is to stop, if it trains."""
+    beat: int
+    notices: int
+    reported_step: int
+    reported_validation: int
+    num_running: int
+    """Attempts that hold a reservation."""
+    num_nodes: int
+    """Of this attempt."""
+
+
+def heartbeat(platform: Platform, token: str, beat: Heartbeat) -> HeartbeatAnswer:
+    """Store what the agent with this token reports, once however often it is sent, and answer whether the workload is to stop.
+
+    One transaction, and two statements if there is no news and the attempt has one node.
+    """
     now = platform.clock()
     with platform.engine.begin() as conn:
-        _must_hold(conn, held)
-        this = _of(held, beat.node)
-        known = conn.execute(sa.select(agents.c.beat, agents.c.notices).where(this)).one_or_none()
+        known = _known(conn, token, beat.node)
         if known is None:
+            held = held_by(platform, token)
             raise InvalidRequest(f"attempt {held.attempt} of job {held.job_id} has {held.num_nodes} nodes, and no node {beat.node}")
-        job = locked(conn, held.job_id)
-        if job.state not in FINAL:
-            if beat.node == 0 and beat.phase in PROVISIONING and job.state is JobState.PROVISIONING:
-                _record_provisioning(conn, held, beat.phase, now)
-            _record_progress(conn, held, job.state, beat, now)
-            untold = beat.notices[max(0, known.notices - beat.first_notice) :]
-            record_many(conn, [(held.job_id, event) for notice in untold if (event := _event(notice))], now=now)
+        correlation.bind(tenant=known.tenant, job=known.job_id, attempt=known.attempt)
+        if reported := _record_news(conn, known, beat, now) if _has_news(known, beat) else {}:
+            conn.execute(sa.update(agents).where(_of(known, 0)).values(reported))
+        next_s = heartbeat_interval_s(known.num_running)
         if beat.number > known.beat:  # otherwise it was sent again, or overtaken
             told = max(known.notices, beat.first_notice + len(beat.notices))
-            values: dict[str, Any] = {"heartbeat_at": sa.func.clock_timestamp(), "facts": asdict(beat.facts)}
+            values: dict[str, Any] = {"heartbeat_at": sa.func.clock_timestamp(), "facts": asdict(replace(beat.facts, next_s=next_s))}
             values |= {"beat": beat.number, "notices": told}
             values |= {"address": beat.address} if beat.address else {}
             values |= {"exit": asdict(beat.exit)} if beat.exit is not None else {}
-            conn.execute(sa.update(agents).where(this).values(values))
-        return _answer(conn, held, beat.node)
+            conn.execute(sa.update(agents).where(_of(known, beat.node)).values(values))
+        answer = HeartbeatAnswer(stop=_stop(conn, known), next_s=next_s)
+        return answer if known.num_nodes == 1 else _of_gang(conn, known, beat.node, answer)
 
 
-def _answer(conn: Connection, held: Claim, node: int) -> HeartbeatAnswer:
+def heartbeat_interval_s(num_running: int) -> float:
+    """Return the seconds between the heartbeats of an attempt, so that those of all take :data:`HEARTBEAT_CORES` of the API."""
+    return min(MAX_HEARTBEAT_S, max(messages.HEARTBEAT_S, num_running * HEARTBEAT_CPU_S / HEARTBEAT_CORES))
+
+
+def _known(conn: Connection, token: str, node: int) -> Known | None:
+    """Return the attempt of `token`, which cannot lose its reservation before the transaction ends."""
+    row = conn.execute(KNOWN, {"token": token, "node": node}).mappings().one_or_none()
+    return None if row is None else record_of(Known, row)
+
+
+def _stop(conn: Connection, known: Known) -> str | None:
+    if known.kind is Kind.TRAIN:
+        return known.stop
+    return None if evaluation_endings.is_wanted(conn, known.job_id, known.evaluation_id) else StopReason.CANCEL
+
+
+def _has_news(known: Known, beat: Heartbeat) -> bool:
+    if known.kind is Kind.EVALUATE:
+        return beat.evaluation is not None or bool(beat.notices)
+    begins = beat.node == 0 and beat.phase in PROVISIONING and known.state is JobState.PROVISIONING
+    return known.state not in FINAL and bool(beat.metrics or beat.notices or begins)
+
+
+def _record_news(conn: Connection, known: Known, beat: Heartbeat, now: datetime) -> dict[str, Any]:
+    """Record phases, metrics and notices as events of the job; returns how far its metrics are reported."""
+    job = locked(conn, known.job_id)
+    state, untold = job.state, beat.notices[max(0, known.notices - beat.first_notice) :]
+    if known.kind is Kind.EVALUATE:
+        _record_evaluation(conn, known, job, beat, untold, now)
+        return {}
+    if state in FINAL:
+        return {}
+    if beat.node == 0 and beat.phase in PROVISIONING and state is JobState.PROVISIONING:
+        _record_provisioning(conn, known, beat.phase, now)
+    reported = _record_progress(conn, known, state, beat, now)
+    record_many(conn, [(known.job_id, event) for notice in untold if (event := _event(notice))], now=now)
+    return reported
+
+
+def _of_gang(conn: Connection, known: Known, node: int, answer: HeartbeatAnswer) -> HeartbeatAnswer:
     """Tell the agent of one node what it needs to know of the others: where the leader is, and whether one has ended."""
-    stop = attempts.requested_stop(conn, held)
-    if held.num_nodes == 1:
-        return HeartbeatAnswer(stop=stop)
-    rows = conn.execute(sa.select(agents.c.node, agents.c.address, agents.c.exit).where(_of(held)).order_by(agents.c.node)).all()
-    from_step = conn.execute(sa.select(attempts_table.c.from_step).where(attempts.of_attempt(held))).scalar_one()
+    rows = conn.execute(sa.select(agents.c.node, agents.c.address, agents.c.exit).where(_of(known)).order_by(agents.c.node)).all()
+    this = (attempts_table.c.job_id == known.job_id) & (attempts_table.c.attempt == known.attempt)
+    from_step = conn.execute(sa.select(attempts_table.c.from_step).where(this)).scalar_one()
     ended = [from_json(Exit, row.exit) for row in rows if row.node != node and row.exit is not None]
-    return HeartbeatAnswer(
-        stop=stop,
+    return replace(
+        answer,
         leader=rows[0].address if all(row.address for row in rows) else "",
         from_step=from_step or 0,
         peer_failed=any((each.evidence or {}).get("outcome") != Outcome.SUCCEEDED for each in ended),
@@ -182,6 +273,8 @@ def complete_upload(platform: Platform, held: Claim, completion: Completion) -> 
 
 def commit(platform: Platform, held: Claim, what: Commit) -> None:
     """Commit a checkpoint or the finished model, whose objects were stored; ``Conflict`` if they are not all there."""
+    if held.kind is not Kind.TRAIN:
+        raise Forbidden(f"attempt {held.attempt} of job {held.job_id} trains nothing, so it commits nothing", code="not_its_object")
     prefix = attempts.final_prefix(held) if what.final else layout.checkpoint_prefix(held.tenant, held.job_id, held.attempt, what.step)
     manifest = _stored(platform, prefix, what.manifest_sha256)
     if held.num_nodes > 1 and is_sharded(held.spec) and not what.final:
@@ -200,6 +293,22 @@ def store_log(platform: Platform, held: Claim, begins: int, data: bytes) -> None
     job_logs.store_piece(platform.objects, layout.attempt_prefix(held.tenant, held.job_id, held.attempt), begins, data)
 
 
+def _record_evaluation(conn: Connection, held: Known, job: Job, beat: Heartbeat, untold: Sequence[Notice], now: datetime) -> None:
+    """Show the evaluation that follows the training to its tenant: a column while it runs, an event per suite, each once."""
+    if held.evaluation_id is not None or job.state is not JobState.EVALUATING:
+        return
+    progress = from_json(EvaluationProgress, dict(beat.evaluation or {}), ignore_unknown=True)
+    if progress.total is None and job.evaluation is not None:
+        progress = replace(progress, total=job.evaluation.total)
+    if beat.evaluation is not None and progress != job.evaluation:
+        conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(evaluation=asdict(progress)))
+    for event in (evaluation_event(notice.data) for notice in untold if notice.code == messages.MILESTONE):
+        place = {name: value for name, value in (event.data or {}).items() if name in ("kind", "subject", "suite")}
+        before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & job_events.c.data.contains(place)
+        if not conn.execute(sa.select(sa.exists().where(before))).scalar_one():  # an attempt on another node passes it again
+            record(conn, held.job_id, event, now=now)
+
+
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return checkpoint metrics under the names of OpenAI's clients, and the step of the best validation if an early stop returns to it.
     Values that are not finite are left out: JSON has no notation for them."""
@@ -207,7 +316,7 @@ def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {"step": step} | {names[k]: v for k, v in metrics.items() if k in names and v is not None and math.isfinite(v)}
 
 
-def _of(held: Claim, *nodes: int) -> sa.ColumnElement[bool]:
+def _of(held: Claim | Known, *nodes: int) -> sa.ColumnElement[bool]:
     """Select the agents of the attempt on these nodes; of all of them without `nodes`."""
     attempt = sa.and_(agents.c.job_id == held.job_id, agents.c.attempt == held.attempt)
     return attempt & agents.c.node.in_(nodes) if nodes else attempt
@@ -218,7 +327,7 @@ def _must_hold(conn: Connection, held: Claim) -> None:
         raise released()
 
 
-def _record_provisioning(conn: Connection, held: Claim, phase: str, now: datetime) -> None:
+def _record_provisioning(conn: Connection, held: Known, phase: str, now: datetime) -> None:
     """Report what the attempt does before its first step, each phase once."""
     event = provisioning_event(phase, attempt=held.attempt)
     before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & (job_events.c.data == dict(event.data or {}))
@@ -226,25 +335,23 @@ def _record_provisioning(conn: Connection, held: Claim, phase: str, now: datetim
         record(conn, held.job_id, event, now=now)
 
 
-def _record_progress(conn: Connection, held: Claim, state: JobState, beat: Heartbeat, now: datetime) -> None:
+def _record_progress(conn: Connection, known: Known, state: JobState, beat: Heartbeat, now: datetime) -> dict[str, Any]:
     """Store new metric lines as events and the newest on the job; the first step makes the job ``running``."""
     if not beat.metrics:
-        return
+        return {}
     steps = [m for m in beat.metrics if "loss" in m]
     validations = [m for m in beat.metrics if "eval_loss" in m]
-    known = conn.execute(sa.select(agents.c.reported_step, agents.c.reported_validation).where(_of(held, 0))).one()
     if steps:
-        _move(conn, held, state, steps, saving=beat.phase == "save", now=now)
+        _move(conn, known, state, steps, saving=beat.phase == "save", now=now)
     news = [m for m in steps if m["step"] > known.reported_step] + [m for m in validations if m["step"] > known.reported_validation]
-    record_many(conn, [(held.job_id, metrics_event(as_reported(m))) for m in news], now=now)
-    reported = {
+    record_many(conn, [(known.job_id, metrics_event(as_reported(m))) for m in news], now=now)
+    return {
         "reported_step": max(known.reported_step, *(m["step"] for m in steps), 0),
         "reported_validation": max(known.reported_validation, *(m["step"] for m in validations), 0),
     }
-    conn.execute(sa.update(agents).where(_of(held, 0)).values(reported))
 
 
-def _move(conn: Connection, held: Claim, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
+def _move(conn: Connection, held: Known, state: JobState, steps: Sequence[Mapping[str, Any]], *, saving: bool, now: datetime) -> None:
     last = steps[-1]
     if state is JobState.PROVISIONING:
         first = conn.execute(sa.select(jobs.c.first_step_at).where(jobs.c.id == held.job_id)).scalar_one() or now
@@ -272,7 +379,10 @@ def reference_prefix(held: Claim) -> str:
 
 
 def _check_own(held: Claim, key: str) -> None:
-    own = [attempts.checkpoint_prefix(held), attempts.final_prefix(held), reference_prefix(held)]
+    if held.kind is Kind.EVALUATE:
+        own = [attempts.output_prefix(held)]
+    else:
+        own = [attempts.checkpoint_prefix(held), attempts.final_prefix(held), reference_prefix(held)]
     if not key.startswith(tuple(f"{prefix}/" for prefix in own if prefix)):
         raise Forbidden(f"attempt {held.attempt} of job {held.job_id} may not write object {key[:200]!r}", code="not_its_object")
 

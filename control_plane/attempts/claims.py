@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.workload import NodeShare
+from agent.workload import Kind, NodeShare
 from control_plane.platform.protocols import WorkloadStatus
 from ft_assets.training.failures import FailureClass
 from ft_assets.training.spec import TrainingSpec
 
+STOP_GRACE_S = 30.0
+"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """The right to train: an unreleased reservation and its frozen spec."""
+    """The right to train or to evaluate: an unreleased reservation."""
 
     tenant: str
     job_id: str
@@ -23,8 +26,17 @@ class Claim:
     placement: tuple[NodeShare, ...]
     """Its GPUs by node, and so the nodes of its gang."""
     model: str
-    spec: TrainingSpec
     workload: str
+    kind: Kind = Kind.TRAIN
+    evaluation_id: str | None = None
+    """The ordered evaluation; None: the one that follows the job's training."""
+    frozen_spec: TrainingSpec | None
+    """Of a training."""
+
+    @property
+    def spec(self) -> TrainingSpec:
+        assert self.frozen_spec is not None, f"{self.workload} trains nothing"
+        return self.frozen_spec
 
     @property
     def num_nodes(self) -> int:
@@ -51,3 +63,5 @@ class Ending:
     """Unix seconds at which its first step began; None: it made none."""
     kept_until: float | None = None
     """Unix seconds at which the last step ended that one of its committed checkpoints contains; None: none."""
+    free: bool = False
+    """Its time is refunded however it ended: the platform ordered it."""

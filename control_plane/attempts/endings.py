@@ -100,9 +100,9 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: En
     """Report the end, and the start if that is missing, and bill the time between; a workload that never started costs nothing."""
     status = ending.status
     started = moment(status.started_at)
-    if started is not None:
-        report_started(conn, platform, held, job, at=started, now=now)
-    fault = ending.failure.fault if ending.failure else None
+    if started is not None and ending.seen:
+        report_started(conn, platform, held, job, at=started, now=now, seen=True)
+    fault = Fault.PLATFORM if ending.free else ending.failure.fault if ending.failure else None
     ended = moment(status.ended_at) or metering.last_proof_of_life(conn, held.job_id, held.attempt)
     if ended is None:
         return
@@ -112,10 +112,10 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: En
     metering.settle(conn, platform, metered)
 
 
-def report_started(conn: Connection, platform: Platform, held: Claim, job: Job, *, at: datetime, now: datetime) -> None:
+def report_started(conn: Connection, platform: Platform, held: Claim, job: Job, *, at: datetime, now: datetime, seen: bool) -> None:
     pool = named(platform, held.pool)
     metered = metering.Metered(tenant_id=held.tenant, job_id=held.job_id, attempt=held.attempt)
-    metering.report_started(conn, metered, tier=job.tier, model=job.model, pool=pool, num_gpus=held.num_gpus, at=at, now=now)
+    metering.report_started(conn, metered, tier=job.tier, model=job.model, pool=pool, num_gpus=held.num_gpus, at=at, now=now, seen=seen)
 
 
 def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Released, now: datetime) -> JobState:

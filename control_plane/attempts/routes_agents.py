@@ -31,11 +31,18 @@ from ft_assets.telemetry import correlation
 router = APIRouter(prefix="/internal/attempt", include_in_schema=False)
 
 
-def _held(request: Request, platform: WholePlatform) -> Claim:
+def _token(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         raise agents.released()
-    held = agents.held_by(platform, token.strip())
+    return token.strip()
+
+
+Token = Annotated[str, Depends(_token)]
+
+
+def _held(platform: WholePlatform, token: Token) -> Claim:
+    held = agents.held_by(platform, token)
     correlation.bind(tenant=held.tenant, job=held.job_id, attempt=held.attempt)
     return held
 
@@ -67,8 +74,8 @@ Calls = Annotated[StoreCalls, Depends(_store_calls)]
 
 
 @router.post("/heartbeat")
-def heartbeat(platform: WholePlatform, held: Held, body: Heartbeat) -> HeartbeatAnswer:
-    return agents.heartbeat(platform, held, body)
+def heartbeat(platform: WholePlatform, token: Token, body: Heartbeat) -> HeartbeatAnswer:
+    return agents.heartbeat(platform, token, body)
 
 
 @router.post("/restored")

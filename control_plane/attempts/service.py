@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
-from control_plane.attempts import endings
+from agent.workload import Kind
+from control_plane.attempts import endings, evaluation_endings
 from control_plane.attempts.claims import Claim as Claim
 from control_plane.attempts.claims import Ending as Ending
 from control_plane.attempts.endings import of_attempt as of_attempt
@@ -41,16 +42,16 @@ UNREADABLE = "spec_unreadable"
 log = logging.getLogger(__name__)
 
 
-def claim(platform: Platform, tenant: str, job_id: str) -> Claim:
-    """Return the job's reservation; raises ``NotAdmitted`` if it has none, so that nothing trains around the queue, or with code
-    :data:`UNREADABLE` if its spec has another format."""
+def claim(platform: Platform, tenant: str, job_id: str, kind: Kind | None = None) -> Claim:
+    """Return the job's reservation, of any `kind` by default; raises ``NotAdmitted`` if it has none, so that nothing bypasses the queue, or
+    with code :data:`UNREADABLE` if the spec of its training has another format."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
         held = conn.execute(sa.select(reservations).where(reservations.c.job_id == job_id, reservations.c.released_at.is_(None))).first()
-        if held is None or job.spec is None:
+        if held is None or kind not in (None, held.kind) or (job.spec is None and held.kind == Kind.TRAIN):
             raise NotAdmitted(
-                f"job {job_id} is {job.state} and holds no reservation, so it may not train; submit jobs through the API, `ft submit` or "
-                "the `submit` job, and the scheduler starts it when it fits"
+                f"job {job_id} is {job.state} and holds no reservation, so it may not {kind or Kind.TRAIN}; submit jobs through the API, "
+                "`ft submit` or the `submit` job, and the scheduler starts it when it fits"
             )
         return _claim(platform, job, held)
 
@@ -72,7 +73,9 @@ def _claim(platform: Platform, job: Job, held: sa.Row[Any]) -> Claim:
         num_gpus=held.num_gpus,
         placement=local_placement(platform, held.placement, held.devices),
         model=job.model,
-        spec=_readable(job.id, job.spec or {}),
+        frozen_spec=_readable(job.id, job.spec or {}) if held.kind == Kind.TRAIN else None,
+        kind=Kind(held.kind),
+        evaluation_id=held.evaluation_id,
         workload=_workload(job.id, held.attempt),
     )
 
@@ -120,18 +123,26 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
         ) from error
 
 
+STOP_REQUESTED = sa.case(
+    ((jobs.c.stop_requested == StopReason.PREEMPT.value) & reservations.c.stop_asked_at.is_(None), None), else_=jobs.c.stop_requested
+).label("stop")
+"""Why the holder of a reservation is to stop; null if it is not."""
+
+
 def requested_stop(conn: Connection, held: Claim) -> str | None:
     """Return ``cancel``, ``pause`` or ``preempt`` if this attempt was asked to stop.
 
     A request to make room stops only the attempt that it was sent to. An attempt without a reservation must cancel, because its GPUs
     belong to another job.
     """
-    query = sa.select(jobs.c.stop_requested, reservations.c.stop_asked_at).join(reservations, reservations.c.job_id == jobs.c.id)
+    query = sa.select(STOP_REQUESTED).join(reservations, reservations.c.job_id == jobs.c.id)
     row = conn.execute(query.where(reserved(held))).one_or_none()
     if row is None:
         return StopReason.CANCEL
-    requested: str | None = row.stop_requested
-    return None if requested == StopReason.PREEMPT and row.stop_asked_at is None else requested
+    if held.kind is Kind.EVALUATE:
+        return None if evaluation_endings.is_wanted(conn, held.job_id, held.evaluation_id) else StopReason.CANCEL
+    stop: str | None = row.stop
+    return stop
 
 
 def checkpoint_prefix(held: Claim) -> str:
@@ -142,6 +153,11 @@ def checkpoint_prefix(held: Claim) -> str:
 def final_prefix(held: Claim) -> str:
     """Prefix of the attempt's finished model, until it is registered."""
     return f"{layout.job_prefix(held.tenant, held.job_id)}/final/a{held.attempt}"
+
+
+def output_prefix(held: Claim) -> str:
+    """Prefix of what the attempt's workload leaves, if it is not a training."""
+    return f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/outputs"
 
 
 def beat(platform: Platform, held: Claim) -> None:
@@ -212,6 +228,8 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     5. Out of memory for the first time: queued again with half the micro-batch and the same global batch, or paused with it if a pause was
        requested.
     6. Otherwise failed, with the failure's remedy.
+
+    The end of an evaluation: :mod:`control_plane.attempts.evaluation_endings`.
     """
     with platform.engine.begin() as conn:
         now = platform.clock()
@@ -219,9 +237,11 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
         job = locked(conn, held.job_id, tenant_id=held.tenant)
         if released is None:
             return job.state
-        ending = endings.settled(ending, job, released)
+        ending = endings.settled(ending, job, released) if held.kind is Kind.TRAIN else evaluation_endings.settled(conn, held, ending)
         endings.close(conn, held, ending, now)
         endings.bill(conn, platform, held, job, ending, now)
+        if held.kind is Kind.EVALUATE:
+            return evaluation_endings.move(conn, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)
     if released.preempted and state is JobState.QUEUED:
         endings.tell_when(platform, held)
@@ -229,15 +249,15 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
 
 
 def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -> None:
-    """Record when the attempt's workload started; billing counts from there. Nothing for one that still waits for its nodes (None), or for
-    a released attempt, which has been billed."""
-    if (at := endings.moment(started_at)) is None:
-        return
+    """Record when the attempt's workload started, as the launcher saw, else now; billing counts from there. Nothing for a released attempt,
+    which has been billed."""
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return
+        at = endings.moment(started_at) or platform.clock()
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
-            endings.report_started(conn, platform, held, job_row(conn, held.tenant, held.job_id), at=at, now=platform.clock())
+            job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
+            endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
 
 
 def record_wait(platform: Platform, held: Claim, reason: str) -> None:

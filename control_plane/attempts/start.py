@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from agent.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
-from control_plane.attempts import agents, endings, stored_base_models
+import sqlalchemy as sa
+
+from agent.workload import Input, Kind, StoredCheckpoint, Workload
+from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
-from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts.claims import STOP_GRACE_S, Claim, Ending
+from control_plane.attempts.inputs import listed_files, stored_base_models
+from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.jobs import warm_starts
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, ObjectStore, WorkloadPhase, WorkloadStatus
 from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.base_models import CHANGED
-from ft_assets.errors import IntegrityError, NotAdmitted, NotFound
+from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.telemetry import correlation, logs, spans
 from ft_assets.training.failures import Evidence, StopReason, classify
 
-STOP_GRACE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL; a checkpoint is promised within 25."""
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
 
 def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Claim:
     """Claim the right to train a job. If its spec is unreadable, the job and its workload end here, because a retry cannot help."""
     try:
-        return attempts.claim(platform, tenant, job_id)
+        return attempts.claim(platform, tenant, job_id, Kind.TRAIN)
     except NotAdmitted as error:
         if error.code == attempts.UNREADABLE:
             workload = attempts.workload_held(platform, job_id)
@@ -39,14 +40,20 @@ def take(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Cl
         raise
 
 
-def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim) -> Ending | None:
-    """Start the attempt's workload unless it runs already; returns how the attempt ended if it was stopped before that."""
+Describe = Callable[[Platform, Claim], Workload]
+
+
+def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim, description: Describe | None = None) -> Ending | None:
+    """Start the attempt's workload unless it runs already; returns how the attempt ended if it was stopped before that.
+
+    `description` describes a workload that is not a training.
+    """
     status = launcher.get(held.workload)
     if status.phase is WorkloadPhase.ABSENT:
         if (unbegun := _unbegun(platform, held)) is not None:
             return unbegun
         try:
-            workload = describe(platform, held)
+            workload = (description or describe)(platform, held)
         except IntegrityError as error:
             if error.code != CHANGED:
                 raise
@@ -54,7 +61,8 @@ def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim) -> Endin
         token = agents.introduce(platform, held, may_read=_prefixes(workload))
         attempts.must_hold(platform, held)  # describing took a while
         status = launcher.start_or_adopt(workload, token=token)
-    attempts.mark_started(platform, held, started_at=status.started_at)
+    if status.phase is not WorkloadPhase.PENDING:  # the watcher sees when it starts
+        attempts.mark_started(platform, held, started_at=status.started_at)
     return None
 
 
@@ -84,7 +92,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         image=spec.image,
         grace_s=STOP_GRACE_S,
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
-        env=_watched_as(held),
+        env=watched_as(held),
         secrets=(spans.HEADERS,),
         labels={"tier": held.tier, "pool": held.pool},
     )
@@ -98,11 +106,9 @@ def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
         yield reference
     if spec.warm_start is not None:
         prefix = warm_starts.stored_prefix(platform, held.tenant, spec.warm_start)
-        manifest = objects.get_bytes(f"{prefix}/{package.MANIFEST}")
-        known = package.manifest_files(manifest, sha256=spec.warm_start.manifest_sha256)
-        names = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
-        files = (InputFile(path=name, key=f"{prefix}/{name}", sha256=known[name]) for name in names)
-        yield Input(name=WARM_START, files=(_file(prefix, package.MANIFEST, manifest), *files))
+        only = (package.CONFIG, package.WEIGHTS)  # of a checkpoint, neither optimizer nor position
+        files = listed_files.of_weights(objects, prefix, manifest_sha256=spec.warm_start.manifest_sha256, only=only)
+        yield Input(name=WARM_START, files=files)
 
 
 def reference_input(objects: ObjectStore, held: Claim) -> Input | None:
@@ -110,31 +116,14 @@ def reference_input(objects: ObjectStore, held: Claim) -> Input | None:
     prefix = agents.reference_prefix(held)
     if not prefix or not objects.exists(f"{prefix}/manifest.json"):
         return None
-    return Input(name=REFERENCE, files=_listed(objects, prefix), optional=True)
+    return Input(name=REFERENCE, files=listed_files.of_pack(objects, prefix), optional=True)
 
 
 def pack_input(objects: ObjectStore, prefix: str) -> Input:
     """Return a pack of which all training shards but the first arrive while the training runs."""
-    files = _listed(objects, prefix)
+    files = listed_files.of_pack(objects, prefix)
     shards = [file for file in files if file.path.startswith("shard-")]
     return Input(name=PACK, files=tuple(file for file in files if file not in shards[1:]), later=tuple(shards[1:]))
-
-
-def _listed(objects: ObjectStore, prefix: str) -> tuple[InputFile, ...]:
-    """Return the files of a pack or of reference log-probabilities, by the digests of its manifest."""
-    try:
-        manifest = objects.get_bytes(f"{prefix}/manifest.json")
-    except NotFound as error:
-        raise IntegrityError(f"{prefix} has no manifest in the object store; submit the job again", code="pack_missing") from error
-    body: dict[str, Any] = json.loads(manifest)
-    files = [*body.get("shards", ()), *((body.get("validation") or {}).get("shards", ())), *body.get("files", ())]
-    files += [body["rows"]] if body.get("rows") else []
-    found = (InputFile(path=file["name"], key=f"{prefix}/{file['name']}", sha256=file["sha256"]) for file in files)
-    return (_file(prefix, "manifest.json", manifest), *found)
-
-
-def _file(prefix: str, name: str, data: bytes) -> InputFile:
-    return InputFile(path=name, key=f"{prefix}/{name}", sha256=hashlib.sha256(data).hexdigest())
 
 
 def _prefixes(workload: Workload) -> list[str]:
@@ -148,14 +137,42 @@ def _unbegun(platform: Platform, held: Claim) -> Ending | None:
         requested = attempts.requested_stop(conn, held)
     if requested is None:
         return None
-    step = max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
+    step = 0 if held.kind is Kind.EVALUATE else max((row.step for row in attempts.committed(platform, held.job_id)), default=0)
     failure = classify(Evidence(phase=WorkloadPhase.ABSENT, stop_reason=StopReason(requested), committed_step=step, last_step=step))
     assert failure is not None
     status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.ABSENT)
     return Ending(outcome=failure.code, failure=failure, last_step=step, trained_tokens=0, status=status)
 
 
-def _watched_as(held: Claim) -> dict[str, str]:
+def watched_as(held: Claim) -> dict[str, str]:
     """Environment that ties the workload's logs and spans to this attempt and its trace."""
     with correlation.scope(tenant=held.tenant, job=held.job_id, attempt=held.attempt):
         return logs.environment()
+
+
+POLL_S = 0.5
+BEAT_S = 2.0
+"""Seconds between two signs of life of the step; three missed ones of 5 s get it replaced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How an attempt ended, as its row says."""
+
+    outcome: str
+    last_step: int
+
+
+def wait_for_end(platform: Platform, held: Claim) -> Ended:
+    """Wait until the attempt's row has ended, sending the step's signs of life meanwhile."""
+    a, beaten_at = attempts_table.c, 0.0
+    ended = sa.select(a.outcome, a.last_step).where(attempts.of_attempt(held), a.ended_at.is_not(None))
+    while True:
+        with platform.engine.connect() as conn:
+            row = conn.execute(ended).one_or_none()
+        if row is not None:
+            return Ended(outcome=row.outcome, last_step=row.last_step or 0)
+        if time.monotonic() - beaten_at > BEAT_S:
+            attempts.beat(platform, held)
+            beaten_at = time.monotonic()
+        time.sleep(POLL_S)

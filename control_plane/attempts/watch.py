@@ -19,7 +19,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from agent.messages import Exit, Facts
-from control_plane.attempts import endings, health
+from agent.workload import Kind
+from control_plane.attempts import endings, evaluation_endings, health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import agents
@@ -35,8 +36,8 @@ from ft_assets.errors import FtError
 from ft_assets.training.failures import Evidence, ExitEvidence, Outcome, StopReason, classify
 from ft_assets.typed_json import from_json
 
-QUIET_S = 5.0
-"""Seconds without a heartbeat after which the API is asked whether it answers, and a workload that cannot be found counts as gone."""
+QUIET_S = 4.0
+"""Seconds after a heartbeat was due when the API is asked whether it answers, and a workload that cannot be found counts as gone."""
 GANG_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for what is left of a gang: rank 0 of a replicated model can still commit its last step."""
 FORGET_AFTER = timedelta(hours=1)
@@ -96,6 +97,11 @@ class Running:
         return max((node.silence_s for node in self.nodes if node.exit is None), default=0.0)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether a heartbeat of a node that has not ended is late."""
+        return any(node.exit is None and node.silence_s > node.read_facts.next_s + QUIET_S for node in self.nodes)
+
+    @property
     def ended(self) -> bool:
         """Whether every node has reported its end."""
         return all(node.exit is not None for node in self.nodes)
@@ -111,7 +117,11 @@ class Watcher:
     platform: Platform
     launcher: Launcher
     answers: Callable[[], bool]
+    _held: dict[str, Claim] = field(default_factory=dict)
     _watches: dict[str, health.Watch] = field(default_factory=dict)
+    """Of trainings."""
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    """When the launcher last saw a workload run."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
     _waits: dict[str, str] = field(default_factory=dict)
     """Why workloads have not started, as last recorded."""
@@ -131,7 +141,7 @@ class Watcher:
         if not self._took_over:
             self._complete_left()
         ended, found = list[Ending](), self._running()
-        if any(row.silence_s > QUIET_S for row in found) and not self.answers():
+        if any(row.is_quiet for row in found) and not self.answers():
             self._away_at = time.monotonic()
         for row in found:
             try:
@@ -140,12 +150,16 @@ class Watcher:
                 log.warning("%s cannot be watched now: %s", row.workload, error.message)
             except Exception:
                 log.exception("%s cannot be watched now", row.workload)
-        for gone in {*self._watches, *self._waits} - {row.workload for row in found}:
-            self._watches.pop(gone, None)
-            self._stops.pop(gone, None)
-            self._waits.pop(gone, None)
+        for gone in {*self._held, *self._waits} - {row.workload for row in found}:
+            for kept in (self._held, self._watches, self._seen_at, self._stops, self._waits):
+                kept.pop(gone, None)
             self._silent.discard(gone)
         return ended
+
+    def is_needed(self) -> bool:
+        """Whether a reservation is held, so that an attempt runs or may start."""
+        with self.platform.engine.connect() as conn:
+            return bool(conn.scalar(sa.select(sa.exists().where(reservations.c.released_at.is_(None)))))
 
     def settle(self) -> None:
         """Wait until the logs and tracked runs of ended attempts are complete."""
@@ -188,14 +202,19 @@ class Watcher:
     def _look_at(self, row: Running) -> list[Ending]:
         if row.leader.started_at is None:
             return self._look_at_unstarted(row)
-        watch = self._watches.get(row.workload)
-        if watch is None:
+        held = self._held.get(row.workload)
+        if held is None:
             held = attempts.claim(self.platform, row.leader.tenant_id, row.leader.job_id)
             if held.attempt != row.leader.attempt:
                 return []
-            watch = self._watches[row.workload] = health.begin(self.platform, held)
-        watch.look()
+            self._held[row.workload] = held
+            if held.kind is Kind.TRAIN:
+                self._watches[row.workload] = health.begin(self.platform, held)
+        if (watch := self._watches.get(row.workload)) is not None:
+            watch.look()
         status = self.launcher.get(row.workload)
+        if status.phase is WorkloadPhase.RUNNING:
+            self._seen_at[row.workload] = self.platform.clock()
         if status.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING):
             self._check_signs(row, watch, running=status.phase is WorkloadPhase.RUNNING)
             if status.broken:
@@ -205,9 +224,9 @@ class Watcher:
         if stop is not None and not stop.done():
             return []
         fresh = self._running(attempts_table.c.workload == row.workload)  # read again: its last report may have come meanwhile
-        if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and fresh[0].silence_s < QUIET_S):
+        if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and not fresh[0].is_quiet):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
-        return [self._end(watch, fresh[0], status, stalled=row.workload in self._silent)]
+        return [self._end(held, fresh[0], status, stalled=row.workload in self._silent)]
 
     def _look_at_unstarted(self, row: Running) -> list[Ending]:
         """Record that a workload has started, or why not yet. One that is asked to stop meanwhile is stopped, and one that is lost ends."""
@@ -219,7 +238,7 @@ class Watcher:
             attempts.record_wait(self.platform, held, "")
             return []
         if status.phase is not WorkloadPhase.PENDING:
-            return [self._end(health.begin(self.platform, held), row, status, stalled=False)]
+            return [self._end(held, row, status, stalled=False)]
         if self._waits.get(row.workload) != status.reason:
             self._waits[row.workload] = status.reason
             attempts.record_wait(self.platform, held, status.reason)
@@ -229,11 +248,12 @@ class Watcher:
             self._stop(row.workload, f"{requested} was requested before it started", grace_s=GANG_GRACE_S)
         return []
 
-    def _check_signs(self, row: Running, watch: health.Watch, *, running: bool) -> None:
+    def _check_signs(self, row: Running, watch: health.Watch | None, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
         settings = self.platform.settings
         silence_s = min(row.silence_s, time.monotonic() - self._away_at)
-        watch.record_silence(silence_s=silence_s + max(node.read_facts.silence_s for node in row.nodes), running=running)
+        if watch is not None:
+            watch.record_silence(silence_s=silence_s + max(node.read_facts.silence_s for node in row.nodes), running=running)
         if silence_s <= settings.heartbeat_timeout_s:
             return
         fresh = self._running(attempts_table.c.workload == row.workload)
@@ -249,13 +269,16 @@ class Watcher:
             log.warning("%s is stopped%s: %s", workload, f" again ({failed})" if failed else "", why)
             self._stops[workload] = self._stopping.submit(self.launcher.stop, workload, grace_s=grace_s)
 
-    def _end(self, watch: health.Watch, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
+    def _end(self, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool) -> Ending:
         """End the attempt of a workload that is gone: judge its evidence, release its reservation, bill it, move its job."""
-        ending = judge(self.platform, watch.held, row, status, stalled=stalled)
-        watch.judge_end(ending)
-        attempts.finish(self.platform, watch.held, ending)
+        seen_at, watch = self._seen_at.get(row.workload), self._watches.get(row.workload)
+        ending = judge(self.platform, held, row, status, stalled=stalled, seen_at=seen_at)
+        if watch is not None:
+            watch.judge_end(ending)
+        attempts.finish(self.platform, held, ending)
         self._epilogues = [task for task in self._epilogues if not task.done()]
-        self._epilogues.append(self._finishing.submit(_complete, self.platform, watch.held, partial(watch.end_tracking, ending)))
+        end_tracking = partial(watch.end_tracking, ending) if watch is not None else _nothing
+        self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end_tracking))
         return ending
 
     def _complete_left(self) -> None:
@@ -272,8 +295,12 @@ class Watcher:
             except FtError as error:
                 log.warning("%s-a%d cannot be completed: %s", row.job_id, row.attempt, error.message)
                 continue
-            end = partial(health.track_again, self.platform, held, outcome=row.outcome)
+            end = partial(health.track_again, self.platform, held, outcome=row.outcome) if held.kind is Kind.TRAIN else _nothing
             self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end))
+
+
+def _nothing() -> None:
+    """An evaluation has no tracked run of its own."""
 
 
 def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None]) -> None:
@@ -291,8 +318,19 @@ def _complete(platform: Platform, held: Claim, end_tracking: Callable[[], None])
             conn.execute(sa.update(attempts_table).where(attempts.of_attempt(held)).values(completed_at=platform.clock()))
 
 
-def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False) -> Ending:
-    """Return how the attempt ended, by what its agent reported and what the launcher saw."""
+def judge(
+    platform: Platform, held: Claim, row: Running, status: WorkloadStatus, *, stalled: bool = False, seen_at: datetime | None = None
+) -> Ending:
+    """Return how the attempt ended, by what its agent reported and what the launcher saw.
+
+    If the launcher did not see it end, it ended when it was last seen (`seen_at`) or heard of.
+    """
+    seen, status = status.ended_at is not None, _ended(row, status, seen_at)
+    if held.kind is Kind.EVALUATE:
+        said = row.leader.read_exit
+        asked = None if said is not None else _stop_reason(platform, held, said, stalled=stalled, evicted=status.evicted)
+        cancelled = asked is StopReason.CANCEL
+        return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled), seen=seen)
     said, facts = cause(row), row.leader.read_facts
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)
@@ -310,16 +348,20 @@ def judge(platform: Platform, held: Claim, row: Running, status: WorkloadStatus,
             history=endings.history(platform, held.job_id),
         )
     )
-    seen = status.ended_at is not None
-    if not seen:
-        signs = [sign.timestamp() for node in row.nodes if (sign := node.last_sign) is not None]
-        started = row.leader.started_at
-        status = replace(status, ended_at=max(signs, default=None), started_at=None if started is None else started.timestamp())
     return Ending(
         outcome=failure.code if failure else "succeeded", failure=failure, last_step=last_step,
         trained_tokens=evidence.trained_tokens if evidence else 0, status=status, seen=seen, again_s=facts.again_s,
         began_at=facts.began_at, kept_until=facts.kept_until,
     )  # fmt: skip
+
+
+def _ended(row: Running, status: WorkloadStatus, seen_at: datetime | None) -> WorkloadStatus:
+    """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life, or when it was last seen."""
+    if status.ended_at is not None:
+        return status
+    signs = [sign.timestamp() for sign in (*(node.last_sign for node in row.nodes), seen_at) if sign is not None]
+    started = row.leader.started_at
+    return replace(status, ended_at=max(signs, default=None), started_at=None if started is None else started.timestamp())
 
 
 def cause(row: Running) -> Exit | None:

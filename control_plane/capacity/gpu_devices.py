@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from itertools import count, islice, takewhile
 from pathlib import Path
 
@@ -58,63 +53,3 @@ def reserved(numbers: Collection[int], names: Sequence[str]) -> list[str]:
     for number in sorted(numbers):
         chosen.add(next(i for n in range(len(names)) if (i := (number + n) % len(names)) not in chosen))
     return [names[i] for i in sorted(chosen)]
-
-
-def least_used(used: Iterable[int], names: Sequence[str]) -> int | None:
-    """Return the number of the GPU that occurs least often in `used` (one entry per user). Ties go to the last, because reservations
-    take the first. None on a machine without GPUs."""
-    if not names:
-        return None
-    users = Counter(n % len(names) for n in used)
-    return min(range(len(names)), key=lambda n: (users[n], -n))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
-    """A GPU used by a process without a reservation."""
-
-    number: int
-    descriptor: int
-    """Descriptor of the file that counts this use: the GPU counts as used until every process that inherited it has closed it or ended."""
-
-    @property
-    def name(self) -> str:
-        """CUDA name of the GPU on this machine."""
-        return visible()[self.number]
-
-
-@contextlib.contextmanager
-def shared(work_dir: Path, held: Iterable[int]) -> Iterator[Shared | None]:
-    """Choose the least used GPU of this machine for a process without a reservation; None on a machine without GPUs.
-
-    `held`: device numbers that reservations hold. Callers choose one at a time and count earlier uses: locked files under `work_dir`, which
-    the kernel unlocks however their processes end.
-    """
-    if not visible():
-        yield None
-        return
-    uses = work_dir / "shared_gpus"
-    uses.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as opened:
-        with (work_dir / "shared_gpus.lock").open("a") as choosing:
-            fcntl.flock(choosing, fcntl.LOCK_EX)
-            number = least_used([*held, *_in_use(uses)], visible())
-            assert number is not None
-            descriptor, _ = tempfile.mkstemp(prefix=f"{number}-", dir=uses)
-            opened.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield Shared(number=number, descriptor=descriptor)
-
-
-def _in_use(uses: Path) -> list[int]:
-    """Return the numbers of the GPUs in use, one per use; deletes the files of ended uses."""
-    found = []
-    for path in sorted(uses.iterdir()):
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(int(path.name.partition("-")[0]))
-            else:
-                path.unlink()
-    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,10 +20,10 @@ from control_plane.evaluations.tables import eval_scores
 from control_plane.jobs.tables import Job, jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.records import columns, one_or_none
-from control_plane.serving import node_files
+from ft_assets.adapters.package import MANIFEST
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import FtError, InvalidRequest
+from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.storable_text import check_storable
@@ -37,12 +36,14 @@ NEWEST = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Previous:
-    """The last accepted adapter of a lineage, on this machine."""
+    """The last accepted adapter of a lineage."""
 
     adapter_id: str
     digest: str
     """Digest of its base in the comparison."""
-    directory: Path
+    prefix: str
+    """Object prefix of its files."""
+    manifest_sha256: str
 
 
 def subject_digest(base_digest: str, manifest_sha256: str) -> str:
@@ -77,11 +78,10 @@ def previous(platform: Platform, tenant: str, job: Job, base_digest: str) -> Pre
             return None
         final = sa.select(checkpoints.c.manifest_sha256).where(checkpoints.c.job_id == found.job_id, checkpoints.c.final)
         trained = conn.scalar(final) or found.manifest_sha256
-    try:
-        directory = node_files.materialise(platform, found)
-    except FtError:
+    if not platform.objects.exists(f"{found.object_prefix}/{MANIFEST}"):
         return None
-    return Previous(adapter_id=found.id, digest=subject_digest(base_digest, trained), directory=directory)
+    digest = subject_digest(base_digest, trained)
+    return Previous(adapter_id=found.id, digest=digest, prefix=found.object_prefix, manifest_sha256=found.manifest_sha256)
 
 
 def with_known(platform: Platform, run: EvalRun) -> EvalRun:

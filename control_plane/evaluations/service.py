@@ -1,8 +1,8 @@
 """Verdicts on adapters, and evaluations requested after the job's own: on another base, with other suites.
 
 A row is the order and later the verdict, which never changes. A finished verdict on a base's digest is what accepts an adapter on that base
-(:mod:`control_plane.serving.accepted_bases`); the newest counts, and one with its own rules accepts nothing. The run that claims a row
-evaluates it; the run number is its fencing token, so that a run presumed dead can no longer write.
+(:mod:`control_plane.serving.accepted_bases`); the newest counts, and one with its own rules accepts nothing. The scheduler starts a row
+when it grants it a GPU; the run number is its fencing token, so that a run presumed dead can no longer write.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,13 +18,17 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.adapters import service as adapters
+from control_plane.attempts.tables import attempts
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import many, one, one_or_none
+from control_plane.platform.records import one, one_or_none
+from control_plane.queue import cycle
 from control_plane.queue.launches import PRIORITY
+from control_plane.queue.snapshot import has_result
+from control_plane.queue.tables import reservations
 from control_plane.serving.accepted_bases import SUCCEEDED as SUCCEEDED
 from control_plane.tenants.tables import tenants
 from ft_assets.adapters.record import LORA, AdapterRecord
@@ -38,27 +42,22 @@ GATE, BASE_UPDATE, MONITOR, MANUAL = "gate", "base_update", "monitor", "manual"
 QUEUED, RUNNING, FAILED = "queued", "running", "failed"
 OPEN = (QUEUED, RUNNING)
 MAX_RUNS = 3
-"""Runs of one evaluation that may fail; three failures in a row are not a coincidence."""
-LOST = "evaluation_lost"
-LOST_AFTER = timedelta(seconds=45)
-"""Time without a heartbeat after which a run counts as dead: nine missed ones."""
+"""Runs of one evaluation that may end without it; three in a row are not a coincidence."""
 MAX_OPEN = 10
-"""Open evaluations per tenant: each takes one of FT_EVALUATE_RUNS for minutes."""
+"""Open evaluations per tenant: each takes a GPU for minutes."""
 MAX_PAGE = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueEvaluation:
-    """A Dagster run that must exist for a queued evaluation."""
+    """A Dagster run that must exist for an evaluation that holds a reservation or has its result."""
 
     id: str
     tenant: str
     job_id: str
     run_key: str
-    """``<evaluation>#<runs>``: requesting a run with the same key again starts nothing."""
+    """``<evaluation>#<earlier runs>``: requesting a run with the same key again starts nothing."""
     priority: int
-    lost: bool
-    """The previous run fell silent; it counts as failed, so that it holds no slot."""
 
 
 def request(
@@ -159,79 +158,51 @@ def find(platform: Platform, evaluation_id: str, *, of: AdapterRecord | None = N
 
 
 def due(platform: Platform) -> list[DueEvaluation]:
-    """Return evaluations waiting for a run, oldest first; one whose run fell silent waits for another, or fails."""
-    _give_up_silent(platform)
+    """Return evaluations that need a run, oldest first: one that holds a reservation a run that ends it, one that has its result a run that
+    records the verdict."""
+    held = sa.exists().where(_reserved(evaluations.c.id))
+    answered = (evaluations.c.state == RUNNING) & has_result(evaluations.c.job_id, evaluations.c.id)
     query = (
         sa.select(evaluations, jobs.c.tier)
         .join(jobs, jobs.c.id == evaluations.c.job_id)
-        .where(evaluations.c.state == QUEUED)
+        .where(sa.or_(held, answered))
         .order_by(evaluations.c.created_at, evaluations.c.id)
     )
     with platform.engine.connect() as conn:
-        return [
-            DueEvaluation(
-                id=r.id,
-                tenant=r.tenant_id,
-                job_id=r.job_id,
-                run_key=f"{r.id}#{r.runs}",
-                priority=PRIORITY.get(r.tier, 0),
-                lost=(r.error or {}).get("code") == LOST,
-            )
-            for r in conn.execute(query)
-        ]
+        rows = conn.execute(query).all()
+    return [
+        DueEvaluation(id=r.id, tenant=r.tenant_id, job_id=r.job_id, run_key=f"{r.id}#{r.runs - 1}", priority=PRIORITY.get(r.tier, 0))
+        for r in rows
+    ]
+
+
+def _reserved(evaluation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    return sa.and_(reservations.c.evaluation_id == evaluation_id, reservations.c.released_at.is_(None))
 
 
 def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> None:
-    """Give up on a run that ended before it claimed the evaluation: the next pass requests another one, unless there were enough."""
-    runs = int(due_evaluation.run_key.rpartition("#")[2])
+    """Give up on a run that ended before the evaluation did: the next pass requests another one, unless there were enough."""
+    runs = int(due_evaluation.run_key.rpartition("#")[2]) + 1
+    this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.state == RUNNING) & (evaluations.c.runs == runs)
+    error = FtError(f"the run ended before the evaluation: {why}", code="evaluation_lost")
+    over = {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}
     with platform.engine.begin() as conn:
-        this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.state == QUEUED) & (evaluations.c.runs == runs)
-        error = FtError(f"the run ended before it began: {why}", code="evaluation_failed")
-        conn.execute(sa.update(evaluations).where(this).values(runs=runs + 1, **_after_failure(platform, error, runs + 1)))
-
-
-def _give_up_silent(platform: Platform) -> None:
-    silent = (evaluations.c.state == RUNNING) & (evaluations.c.beat_at < platform.clock() - LOST_AFTER)
-    error = FtError(f"the run was not heard of for {LOST_AFTER.total_seconds():g} s", code=LOST)
-    with platform.engine.begin() as conn:
-        for held in many(conn, sa.select(evaluations).where(silent).with_for_update(skip_locked=True), Evaluation):
-            finish(conn, held, **_after_failure(platform, error, held.runs))
-
-
-def claim(platform: Platform, evaluation_id: str) -> Evaluation | None:
-    """Claim a queued evaluation; returns it, and its ``runs`` is the token; None if it is no longer wanted."""
-    now = platform.clock()
-    taken = {"state": RUNNING, "runs": evaluations.c.runs + 1, "started_at": now, "beat_at": now}
-    this = (evaluations.c.id == evaluation_id) & (evaluations.c.state == QUEUED)
-    with platform.engine.begin() as conn:
-        return one_or_none(conn, sa.update(evaluations).where(this).values(**taken).returning(evaluations), Evaluation)
-
-
-def beat(platform: Platform, held: Evaluation) -> bool:
-    """Record a heartbeat; returns False if another run has the evaluation."""
-    with platform.engine.begin() as conn:
-        return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(beat_at=platform.clock())).rowcount)
+        conn.execute(sa.update(evaluations).where(this).values({"runs": runs + 1} if runs < MAX_RUNS else over))
+        a, r = attempts.c, reservations.c
+        unstarted = sa.select(r.attempt).join(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
+        unstarted = unstarted.where(_reserved(sa.literal(due_evaluation.id)), a.started_at.is_(None))
+        attempt = conn.execute(unstarted).scalar() if runs >= MAX_RUNS else None
+    if attempt is not None:  # one that was started stops by itself, because its result is no longer wanted
+        cycle.release(platform, due_evaluation.job_id, attempt)
 
 
 def finish(conn: Connection, held: Evaluation, **columns: Any) -> bool:
-    """Write the end of a run; returns False, and writes nothing, if another run has the evaluation."""
+    """Write the end of an evaluation; returns False, and writes nothing, if another run has it."""
     return bool(conn.execute(sa.update(evaluations).where(_held(held)).values(**columns)).rowcount)
-
-
-def fail(platform: Platform, held: Evaluation, error: FtError, *, final: bool = False) -> bool:
-    """Record why a run failed; the evaluation waits for the next one, unless it had enough or a retry cannot help."""
-    with platform.engine.begin() as conn:
-        return finish(conn, held, **_after_failure(platform, error, MAX_RUNS if final else held.runs))
 
 
 def _held(held: Evaluation) -> sa.ColumnElement[bool]:
     return sa.and_(evaluations.c.id == held.id, evaluations.c.state == RUNNING, evaluations.c.runs == held.runs)
-
-
-def _after_failure(platform: Platform, error: FtError, runs: int) -> Mapping[str, Any]:
-    if runs < MAX_RUNS:
-        return {"state": QUEUED, "error": error.to_dict()}
-    return {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}
 
 
 def rules_of(job_request: Mapping[str, Any] | None, own: Mapping[str, Any] | None) -> EvalConfig:

@@ -27,9 +27,8 @@ evaluations = sa.Table(
     sa.Column("report_key", sa.Text),
     sa.Column("error", JSONB),
     sa.Column("eval_config", JSONB),  # rules of its own; null: those of the adapter's job
-    sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs that were started for it
-    timestamp("created_at"), timestamp("started_at", nullable=True), timestamp("beat_at", nullable=True),
-    timestamp("finished_at", nullable=True),
+    sa.Column("runs", sa.Integer, nullable=False, server_default="0"),  # workloads and Dagster runs that were started for it
+    timestamp("created_at"), timestamp("started_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_evaluations_adapter", "adapter_id", "base_digest"),
     sa.Index("ix_evaluations_open", "created_at", postgresql_where=sa.text("state IN ('queued', 'running')")),
 )  # fmt: skip
@@ -57,7 +56,6 @@ class Evaluation:
     runs: int
     created_at: datetime
     started_at: datetime | None
-    beat_at: datetime | None
     finished_at: datetime | None
 
 

@@ -14,6 +14,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
+from control_plane.jobs.estimates import expected_time
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import fail_in, job_row, locked, transition
 from control_plane.platform.context import Platform
@@ -48,9 +49,12 @@ def mark_packed(
         owner = find_tenant(conn, tenant, lock=True)
         job = locked(conn, job_id, tenant_id=tenant)
         waits, now = job.state is JobState.VALIDATING, platform.clock()
+        model = platform.models.get_pinned(job.model, job.base_digest)
+        evaluation_s = expected_time.evaluation_s(model)
+        gpu_seconds = expected_s * spec.world_size + evaluation_s
         if waits and found is not None:
             _end_reusing(conn, job_id, found, spec, now)
-        elif waits and (refusal := quotas.hold_counted(conn, owner, job_id, expected_s * spec.world_size, now)) is not None:
+        elif waits and (refusal := quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)) is not None:
             fail_in(conn, job, QuotaExceeded(f"the data is counted now, and {refusal.detail}"), now=now)
         elif waits:
             transition(
@@ -60,8 +64,9 @@ def mark_packed(
                 message=f"Packed: {total_steps} optimizer steps. The job waits for GPUs.",
                 now=now,
                 **_frozen(spec),
-                job_class=job_class(spec.adapter, platform.models.get_pinned(job.model, job.base_digest).num_parameters),
+                job_class=job_class(spec.adapter, model.num_parameters),
                 expected_s=expected_s,
+                evaluation_s=evaluation_s,
                 modelled_s=modelled.total_s if modelled else None,
                 setup_s=modelled.setup_s if modelled else None,
                 total_steps=total_steps,

@@ -19,10 +19,9 @@ from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.job_events import Event, Level, entered
 from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
 from control_plane.platform.records import columns, many, one_or_none
-from control_plane.quotas.service import release_all
+from control_plane.quotas.service import hold_evaluation, release_all
 from ft_assets.errors import FtError, NotFound
 
-GPU_TIME_OVER = frozenset({*FINAL, JobState.EVALUATING})
 ALL = columns(jobs, Job)
 
 
@@ -107,7 +106,8 @@ def transition_many(conn: Connection, moves: Sequence[Move], *, now: datetime) -
     for missing in sorted(set(by_id) - set(found)):
         _found(None, missing)
     changes = {m.job_id: {**_change(found[m.job_id], m.target, now), **m.columns} for m in moves}
-    release_all(conn, [m.job_id for m in moves if m.target in GPU_TIME_OVER], now)
+    release_all(conn, [m.job_id for m in moves if m.target in FINAL], now)
+    hold_evaluation(conn, [m.job_id for m in moves if m.target is JobState.EVALUATING], now)
     update_each(conn, jobs, [{"id": job_id, **values} for job_id, values in changes.items()])
     events = [(m.job_id, entered(m.target, message=m.message, code=m.code, level=m.level, data=m.data)) for m in moves]
     record_many(conn, events, now=now)

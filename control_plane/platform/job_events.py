@@ -72,7 +72,7 @@ PROVISIONING: Mapping[str, str] = {
     "import": "importing the training libraries",
     "reference": "computing the log-probabilities of the answers under the base model",
     "load": "loading the base model",
-    "self_test": "self-test: examples in a packed window must not see each other",
+    "self_test": "self-test: packed or padded examples must have the loss that they have alone",
 }
 """What an attempt does before its first step, by the phase of its heartbeat; ``fetch`` precedes its process."""
 

@@ -72,8 +72,6 @@ class Settings:
     prepare_runs: int = 0
     """``FT_PREPARE_RUNS``: preparations that run at once, half of them of one tenant. Default: from the number of GPUs, at least 4; see
     ``control_plane.queue.launches``."""
-    evaluate_runs: int = 0
-    """``FT_EVALUATE_RUNS``: the same for evaluations. Default: from the number of GPUs, at least 2."""
     heartbeat_timeout_s: float = 40.0
     """``FT_HEARTBEAT_TIMEOUT_S``: seconds without a heartbeat after which a training process is stopped and resumed. It beats every 2 s, on
     an overloaded machine late; an alert is raised at 30 s. Default 40. Raise it where the first import of torch takes longer."""
@@ -287,7 +285,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
-    **dict.fromkeys(("prepare_runs", "evaluate_runs", "run_days", "start_attempts"), _at_least(1, int)),
+    **dict.fromkeys(("prepare_runs", "run_days", "start_attempts"), _at_least(1, int)),
     "hung_after_s": _at_least(6.0),  # a probe alone may take 5 s
     "dagster_hosts": lambda text: _words(text.lower()),
     "object_store_networks": lambda text: tuple(str(ipaddress.ip_network(word)) for word in _words(text)),

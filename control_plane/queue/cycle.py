@@ -35,7 +35,7 @@ jobs that are already locked, so it always succeeds."""
 def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) -> list[scheduler.Decision]:
     """Run one scheduling cycle; returns the decisions that took effect.
 
-    1. Jobs that start get a reservation with a new fencing token; their event says why they start now.
+    1. Jobs that start get a reservation with a new fencing token; their event says why they start now. So do evaluations.
     2. Jobs that must make room are asked for a checkpoint and their GPUs.
     3. Waiting jobs get their reason, position and expected start.
 
@@ -58,7 +58,7 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
             last=conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar(),
         )  # fmt: skip
         report_late_releases(conn, now)
-        slipped = explained.dropped + sum(missed(rows[s.job_id], now) for s in starts)
+        slipped = explained.dropped + sum(missed(rows[s.job_id], now) for s in starts if s.evaluation is None)
         c = scheduler_state.c
         counts = {
             c.rounds: c.rounds + 1, c.starts: c.starts + len(starts), c.backfills: c.backfills + sum(s.backfill for s in starts),
@@ -75,7 +75,9 @@ def _decide(conn: Connection, snapshot: scheduler.Snapshot, now: datetime) -> tu
     locked: dict[str, int] = {}
     refused: set[str] = set()
     for left in range(RERUNS, -1, -1):
-        running = [replace(r, stoppable=r.job_id in locked if left == 0 else r.job_id not in refused) for r in snapshot.running]
+        running = [
+            replace(r, stoppable=r.stoppable and (r.job_id in locked if left == 0 else r.job_id not in refused)) for r in snapshot.running
+        ]
         decisions = scheduler.schedule(replace(snapshot, running=running), now=now.timestamp())
         wanted = {d.job_id for d in decisions if isinstance(d, scheduler.Preempt)}
         locked |= lock_to_stop(conn, wanted - set(locked))

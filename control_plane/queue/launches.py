@@ -12,14 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
+from agent.workload import Kind
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.records import many
+from control_plane.queue.snapshot import has_result
 from control_plane.queue.tables import reservations, run_launches
 
-STAGE_STATES = {"prepare": JobState.VALIDATING, "evaluate": JobState.EVALUATING}
 FIRST_REASON = {"prepare": "submitted", "evaluate": "trained"}
 PRIORITY = {"premium": 10, "standard": 5, "free": 0}
 """``dagster/priority`` is int(str): words and fractions silently become 0."""
@@ -37,10 +38,10 @@ class DueRun:
     runs: int = 0
     """Runs given up before this one; together with the attempt it makes the key unique."""
     attempt: int = 0
-    """Number of the reservation; 0 for other stages."""
+    """Number of the reservation; 0 without one."""
     pool: str | None = None
     num_gpus: int = 0
-    """GPUs of the reservation; 0 for other stages."""
+    """GPUs of the reservation; 0 without one."""
     backfill: bool = False
     trace_parent: str | None = None
     """Request id of the submission."""
@@ -70,7 +71,24 @@ def training_key(job_id: str, attempt: int, runs: int) -> str:
 def due_runs(platform: Platform, stages: tuple[str, ...]) -> list[DueRun]:
     """Return the runs that jobs need now, oldest job first. A run may be returned again until it exists; its key makes it unique."""
     with platform.engine.connect() as conn:
-        return [run for stage in stages for run in many(conn, _due_training() if stage == "train" else _due_by_state(stage), DueRun)]
+        return [run for stage in stages for run in many(conn, DUE[stage](), DueRun)]
+
+
+EVALUATION_OPEN = evaluations.c.state.in_(("queued", "running"))
+
+
+def any_open(platform: Platform) -> bool:
+    """Whether a job, a reservation or an evaluation is open, so that a run may become due with time, or die."""
+    return _exists(platform, jobs.c.state.not_in([state.value for state in FINAL]), reservations.c.released_at.is_(None), EVALUATION_OPEN)
+
+
+def evaluation_open(platform: Platform) -> bool:
+    return _exists(platform, EVALUATION_OPEN)
+
+
+def _exists(platform: Platform, *any_of: sa.ColumnElement[bool]) -> bool:
+    with platform.engine.connect() as conn:
+        return bool(conn.scalar(sa.select(sa.or_(*(sa.exists().where(each) for each in any_of)))))
 
 
 def _of_a_job(stage: str) -> sa.Select[Any]:
@@ -78,15 +96,40 @@ def _of_a_job(stage: str) -> sa.Select[Any]:
     return sa.select(sa.literal(stage).label("stage"), j.tenant_id.label("tenant"), j.id.label("job_id"), j.tier, j.trace_parent, runs)
 
 
-def _due_by_state(stage: str) -> sa.Select[Any]:
-    return _of_a_job(stage).where(jobs.c.state == STAGE_STATES[stage]).order_by(jobs.c.created_at, jobs.c.id)
+def _due_preparation() -> sa.Select[Any]:
+    return _of_a_job("prepare").where(jobs.c.state == JobState.VALIDATING).order_by(jobs.c.created_at, jobs.c.id)
 
 
 def _due_training() -> sa.Select[Any]:
     """Every unreleased reservation needs a run that ends it, even if its job was cancelled meanwhile."""
     r = reservations.c
     query = _of_a_job("train").add_columns(r.attempt, r.pool, r.num_gpus, r.backfill).join(reservations, r.job_id == jobs.c.id)
-    return query.where(r.released_at.is_(None)).order_by(r.granted_at, jobs.c.id)
+    return query.where(r.released_at.is_(None), r.kind == Kind.TRAIN).order_by(r.granted_at, jobs.c.id)
+
+
+def _due_evaluation() -> sa.Select[Any]:
+    """An evaluation that holds a reservation needs a run that ends it; one that has its result, a run that concludes the job."""
+    r, none = reservations.c, sa.literal(0)
+    held = (r.job_id == jobs.c.id) & _evaluates(reservations)
+    found = sa.func.coalesce(r.attempt, none).label("attempt"), r.pool, sa.func.coalesce(r.num_gpus, none).label("num_gpus")
+    query = _of_a_job("evaluate").add_columns(*found, sa.func.coalesce(r.backfill, sa.false()).label("backfill"))
+    return query.outerjoin(reservations, held).where(evaluation_due()).order_by(jobs.c.created_at, jobs.c.id)
+
+
+def _evaluates(of: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Select the unreleased reservation of the evaluation that follows a job's training."""
+    return sa.and_(of.c.released_at.is_(None), of.c.kind == Kind.EVALUATE, of.c.evaluation_id.is_(None))
+
+
+def evaluation_due() -> sa.ColumnElement[bool]:
+    """Whether the evaluation that follows a job's training needs a run now."""
+    of = reservations.alias()
+    held = sa.exists().where(of.c.job_id == jobs.c.id, _evaluates(of))
+    return sa.or_(held, sa.and_(jobs.c.state == JobState.EVALUATING, has_result(jobs.c.id, None)))
+
+
+DUE = {"prepare": _due_preparation, "train": _due_training, "evaluate": _due_evaluation}
+"""By stage: the runs that jobs need."""
 
 
 def replace_run(platform: Platform, run: DueRun) -> bool:
@@ -109,7 +152,7 @@ def run_replacements(platform: Platform, run: DueRun) -> tuple[int, datetime | N
 def _still_due(run: DueRun) -> sa.ColumnElement[bool]:
     same = (jobs.c.id == run.job_id) & (_runs(run) == run.runs)
     if run.stage != "train":
-        return same & (jobs.c.state == STAGE_STATES[run.stage])
+        return same & (evaluation_due() if run.stage == "evaluate" else jobs.c.state == JobState.VALIDATING)
     held = (reservations.c.job_id == jobs.c.id) & (reservations.c.attempt == run.attempt) & reservations.c.released_at.is_(None)
     return same & (jobs.c.attempt == run.attempt) & sa.exists().where(held)
 
@@ -231,29 +274,13 @@ def _ended(conn: Connection, before: datetime, limit: int) -> list[Keyed]:
 JOBS_PER_GPU_HOUR = 500 / 24 / 325
 PREPARE_H = 1 / 6
 """Time limit of `prepare`: 1M examples at 2,300 tokenized rows per CPU second take 7 minutes; reading and storing them takes the rest."""
-EVALUATE_H = 1 / 2
-"""Time limit of `evaluate`: enough for a 7B model."""
 LEAST_PREPARE = 4
 """Each run needs 0.5 GiB on a small machine; with two per tenant, one computes while the other reads and writes."""
-LEAST_EVALUATE = 2
-"""Smallest limit of which a tenant leaves one run to others."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunLimits:
-    """Concurrent runs over all tenants."""
-
-    prepare: int
-    evaluate: int
-    """Evaluations of jobs, and later ones of registered adapters, together."""
-
-
-def limits(num_gpus: int, *, prepare: int = 0, evaluate: int = 0) -> RunLimits:
-    """Return the limits of an installation with `num_gpus`; nonzero `prepare` and `evaluate` override the computed values."""
-    return RunLimits(
-        prepare=prepare or max(LEAST_PREPARE, _staffed(num_gpus * JOBS_PER_GPU_HOUR * PREPARE_H)),
-        evaluate=evaluate or max(LEAST_EVALUATE, _staffed(num_gpus * JOBS_PER_GPU_HOUR * EVALUATE_H)),
-    )
+def prepare_limit(num_gpus: int, *, override: int = 0) -> int:
+    """Return how many preparations run at once in an installation with `num_gpus`; a nonzero `override` replaces the computed limit."""
+    return override or max(LEAST_PREPARE, _staffed(num_gpus * JOBS_PER_GPU_HOUR * PREPARE_H))
 
 
 def per_tenant(limit: int) -> int:

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from agent.workload import NodeShare
+from agent.workload import Kind, NodeShare
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, gpu_devices
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.jobs.transitions import Move, record_many, transition_many
 from control_plane.platform.bulk_updates import among, update_each
@@ -28,7 +29,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many
 from control_plane.queue import scheduler
 from control_plane.queue.snapshot import Rows
-from control_plane.queue.tables import reservations
+from control_plane.queue.tables import held_devices, reservations
 
 PREEMPT = "preempt"
 """Value of ``jobs.stop_requested`` for preemption."""
@@ -43,34 +44,57 @@ TRAINING = (JobState.PROVISIONING, JobState.RUNNING)
 
 
 def grant(conn: Connection, rows: Rows, starts: Sequence[scheduler.Start], now: datetime) -> list[scheduler.Start]:
-    """Grant GPUs to the jobs that start, each with a new fencing token; returns the starts whose jobs were still queued."""
-    free = _still_waiting(conn, [s.job_id for s in starts])
-    given = [s for s in starts if s.job_id in free]
+    """Grant GPUs to the jobs that start, each with a new fencing token; returns the starts whose jobs were still waiting.
+
+    The attempts of a job are numbered over its trainings and its evaluations.
+    """
+    trained = [s for s in starts if s.evaluation is None]
+    evaluated = [s for s in starts if s.evaluation is not None]
+    queued = _still_waiting(conn, [s.job_id for s in trained], jobs.c.state == JobState.QUEUED)
+    wanted = _begin_evaluations(conn, evaluated, now)
+    given = [s for s in trained if s.job_id in queued] + [s for s in evaluated if s.job_id in wanted]
     if not given:
         return []
-    number = {s.job_id: rows[s.job_id].attempt + 1 for s in given}
+    number = _next_attempts(conn, [s.job_id for s in given])
     granted = [
         {
             "job_id": s.job_id, "attempt": number[s.job_id], "pool": s.pool, "num_gpus": s.num_gpus, "devices": devices,
             "placement": [list(part) for part in s.placement], "backfill": s.backfill, "granted_at": now,
+            "kind": Kind.TRAIN if s.evaluation is None else Kind.EVALUATE, "evaluation_id": s.evaluation and s.evaluation.id,
         }
         for s, devices in zip(given, assign_devices(conn, given), strict=True)
     ]  # fmt: skip
     conn.execute(sa.insert(reservations), granted)
     conn.execute(sa.insert(attempts), [{"job_id": job, "attempt": n, "workload": f"{job}-a{n}"} for job, n in number.items()])
-    transition_many(conn, [_move(rows[s.job_id], s, now) for s in given], now=now)
+    transition_many(conn, [_move(rows[s.job_id], s, now) for s in given if s.evaluation is None], now=now)
     return given
 
 
-def _still_waiting(conn: Connection, job_ids: Sequence[str]) -> set[str]:
+def _next_attempts(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:
+    newest = sa.func.greatest(jobs.c.attempt, sa.func.max(reservations.c.attempt))
+    query = sa.select(jobs.c.id, newest).outerjoin(reservations, reservations.c.job_id == jobs.c.id)
+    return {job_id: n + 1 for job_id, n in conn.execute(query.where(among(jobs.c.id, job_ids)).group_by(jobs.c.id))}
+
+
+def _begin_evaluations(conn: Connection, starts: Sequence[scheduler.Start], now: datetime) -> set[str]:
+    """Return the jobs that are still to be evaluated, and mark their ordered evaluations as running."""
+    ordered = {s.evaluation.id: s.job_id for s in starts if s.evaluation is not None and s.evaluation.id is not None}
+    own = _still_waiting(conn, [s.job_id for s in starts if s.job_id not in ordered.values()], jobs.c.state == JobState.EVALUATING)
+    e = evaluations.c
+    begun = sa.update(evaluations).where(among(e.id, ordered), e.state == "queued")
+    begun = begun.values(state="running", runs=e.runs + 1, started_at=now)
+    return own | ({ordered[id_] for id_ in conn.execute(begun.returning(e.id)).scalars()} if ordered else set())
+
+
+def _still_waiting(conn: Connection, job_ids: Sequence[str], which: sa.ColumnElement[bool]) -> set[str]:
     if not job_ids:
         return set()
-    query = sa.select(jobs.c.id).where(among(jobs.c.id, job_ids), jobs.c.state == JobState.QUEUED).order_by(jobs.c.id)
+    query = sa.select(jobs.c.id).where(among(jobs.c.id, job_ids), which).order_by(jobs.c.id)
     return set(conn.execute(query.with_for_update(skip_locked=True)).scalars())
 
 
 def _move(job: sa.Row[Any], start: scheduler.Start, now: datetime) -> Move:
-    attempt, waited = job.attempt + 1, waited_s(job, now)
+    attempt, waited = job.attempt + 1, waited_s(job, now)  # nothing is evaluated before the last training
     if start.backfill:
         why = "they are free, and using them delays no reservation"
     else:
@@ -157,15 +181,11 @@ def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:].rstrip('.')}."
 
 
-HELD_DEVICES = sa.select(reservations.c.placement, reservations.c.devices).where(reservations.c.released_at.is_(None))
-
-
 def assign_devices(conn: Connection, starts: Sequence[scheduler.Start]) -> list[list[list[int]]]:
     """Assign device numbers to each of `starts`, node by node as in its placement, avoiding devices of other reservations."""
     held = defaultdict[str, set[int]](set)
-    for placement, numbers in conn.execute(HELD_DEVICES):
-        for (node, _), of_node in zip(placement, numbers, strict=False):
-            held[node].update(of_node)
+    for node, number in conn.execute(sa.select(held_devices.c.node, held_devices.c.number)):
+        held[node].add(number)
     return [gpu_devices.assign(start.placement, held) for start in starts]
 
 
@@ -180,13 +200,6 @@ def local_placement(platform: Platform, placement: Iterable[Sequence[object]], n
         NodeShare(node=str(node), devices=tuple(first.get(str(node), 0) + n for n in of_node))
         for (node, _), of_node in zip(placement, numbers, strict=False)
     )
-
-
-def held_devices(platform: Platform) -> tuple[int, ...]:
-    """Return the numbers of the GPUs on this machine that reservations hold."""
-    with platform.whole.engine.connect() as conn:
-        rows = conn.execute(HELD_DEVICES).all()
-    return tuple(n for placement, numbers in rows for share in local_placement(platform, placement, numbers) for n in share.devices)
 
 
 ADMITTED_WITHIN = timedelta(seconds=60)
@@ -238,7 +251,7 @@ def _unstarted(now: datetime) -> sa.Select[Any]:
         _overdue("start", r.granted_at, ADMITTED_WITHIN, now)
         .join(jobs, jobs.c.id == r.job_id)
         .join(attempts, (attempts.c.job_id == r.job_id) & (attempts.c.attempt == r.attempt))
-        .where(jobs.c.state == JobState.PROVISIONING, attempts.c.started_at.is_(None))
+        .where(sa.or_(jobs.c.state == JobState.PROVISIONING, r.kind == Kind.EVALUATE), attempts.c.started_at.is_(None))
     )
 
 

@@ -10,12 +10,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import Pool as ConnectionPool
 
+from agent.workload import Kind
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.pools import Pool
+from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.estimates import rules as estimates
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -42,14 +45,15 @@ def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[sc
     held = conn.execute(_held()).all()
     holding = {r.job_id for r in held}
     queued = [r for r in conn.execute(_queued()).all() if r.id not in holding]  # the end of an attempt releases its GPUs first
-    owners = {r.tenant_id for r in queued}
+    judged = [r for query in (_own_evaluations(), _ordered_evaluations()) for r in conn.execute(query).all() if r.id not in holding]
+    owners = {r.tenant_id for r in (*queued, *judged)}
     snapshot = scheduler.Snapshot(
         pools=available,
-        waiting=[_waiting(r) for r in queued],
+        waiting=[*map(_waiting, queued), *map(_waiting_evaluation, judged)],
         running=[_running(r, now) for r in held],
         capped=quotas.capped(conn, owners, now, num_gpus=sum(p.num_gpus for p in available)),
         suspended=_suspended(conn, owners),
-        used=recent_use(conn, now) if queued else {},
+        used=recent_use(conn, now) if owners else {},
     )
     return snapshot, {r.id: r for r in queued}
 
@@ -67,6 +71,34 @@ def _queued() -> sa.Select[Any]:
     ).where(j.state == JobState.QUEUED)  # fmt: skip
 
 
+def _own_evaluations() -> sa.Select[Any]:
+    """Evaluations of trained jobs that have no result yet."""
+    j = jobs.c
+    query = sa.select(
+        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, sa.func.coalesce(j.queued_at, j.created_at).label("since"),
+        sa.null().label("evaluation_id"),
+    )  # fmt: skip
+    return query.where(j.state == JobState.EVALUATING, ~has_result(j.id, None))
+
+
+def _ordered_evaluations() -> sa.Select[Any]:
+    """Evaluations that were ordered; of each job the oldest, because a job holds one reservation at most."""
+    j, e = jobs.c, evaluations.c
+    query = sa.select(
+        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, e.created_at.label("since"), e.id.label("evaluation_id"),
+    ).join(evaluations, e.job_id == j.id)  # fmt: skip
+    return query.where(e.state == "queued").ext(distinct_on(j.id)).order_by(j.id, e.created_at, e.id)
+
+
+def has_result(job_id: sa.ColumnElement[str], evaluation_id: sa.ColumnElement[str] | None) -> sa.ColumnElement[bool]:
+    """Whether an attempt of this evaluation has succeeded; None: of the one that follows the job's training."""
+    held, ended = reservations.alias(), attempts.alias()
+    r, a = held.c, ended.c
+    of_it = r.evaluation_id.is_(None) if evaluation_id is None else r.evaluation_id == evaluation_id
+    same = (r.job_id == job_id) & (a.job_id == r.job_id) & (a.attempt == r.attempt)
+    return sa.exists().where(same, r.kind == Kind.EVALUATE, of_it, a.outcome == "succeeded")
+
+
 def _held() -> sa.Select[Any]:
     """Unreleased reservations, including those of jobs cancelled meanwhile."""
     j, r, a = jobs.c, reservations.c, attempts.c
@@ -75,8 +107,8 @@ def _held() -> sa.Select[Any]:
     before = sa.select(sa.func.max(checkpoints.c.step)).where(mine, checkpoints.c.attempt < r.attempt)
     return (
         sa.select(
-            r.job_id, r.attempt, r.pool, r.num_gpus, r.placement, r.granted_at, r.stop_asked_at, r.preempted_for,
-            j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
+            r.job_id, r.attempt, r.pool, r.num_gpus, r.placement, r.granted_at, r.stop_asked_at, r.preempted_for, r.kind, r.evaluation_id,
+            j.evaluation_s, j.tenant_id, j.tier, j.job_class, j.state, j.queued_at, j.created_at, j.waited_s, j.expected_s, j.setup_s,
             j.step, j.total_steps, j.due_at, j.preemptions, j.stop_requested, j.estimated_finish_at,
             j.request["spot"].astext.label("spot"),
             a.started_at, a.from_step,
@@ -105,6 +137,19 @@ def _waiting(r: sa.Row[Any]) -> scheduler.Waiting:
         due_at=None if r.due_at is None else _unix(r.due_at),
         promise=promise_of(r.promise),
         barred_until=None if r.barred_until is None else _unix(r.barred_until),
+    )
+
+
+def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
+    return scheduler.Waiting(
+        job_id=r.id,
+        tenant=r.tenant_id,
+        tier=r.tier,
+        num_gpus=1,
+        queued_at=_unix(r.since),
+        expected_s=float(r.evaluation_s or SETUP_S),
+        job_class=r.job_class,
+        evaluation=scheduler.Evaluation(id=r.evaluation_id),
     )
 
 
@@ -150,7 +195,27 @@ def _expected_end(r: sa.Row[Any], now: datetime) -> float:
     )
 
 
+def _running_evaluation(r: sa.Row[Any]) -> scheduler.Running:
+    started, expected_s = _unix(r.started_at or r.granted_at), float(r.evaluation_s or SETUP_S)
+    return scheduler.Running(
+        job_id=r.job_id,
+        pool=r.pool,
+        num_gpus=r.num_gpus,
+        expected_end=started + expected_s,
+        tier=r.tier,
+        tenant=r.tenant_id,
+        placement=placement_of(r.placement),
+        started_at=started,
+        expected_s=expected_s,
+        job_class=r.job_class,
+        stoppable=False,
+        stopping=r.evaluation_id is None and r.state != JobState.EVALUATING,
+    )
+
+
 def _running(r: sa.Row[Any], now: datetime) -> scheduler.Running:
+    if r.kind == Kind.EVALUATE:
+        return _running_evaluation(r)
     return scheduler.Running(
         job_id=r.job_id,
         pool=r.pool,

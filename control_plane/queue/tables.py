@@ -15,6 +15,8 @@ reservations = sa.Table(
     sa.Column("num_gpus", sa.Integer, nullable=False),
     sa.Column("placement", JSONB, nullable=False, server_default="[]"),  # [[node, GPUs], ...]
     sa.Column("devices", JSONB, nullable=False, server_default="[]"),  # [[number, ...], ...]: which GPUs, node by node as in placement
+    sa.Column("kind", sa.Text, nullable=False, server_default="train"),  # train | evaluate
+    sa.Column("evaluation_id", sa.Text),  # the ordered evaluation; null: the one that follows the job's training
     sa.Column("backfill", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("preempted_for", sa.Text),  # the job that it is to make room for
     timestamp("stop_asked_at", nullable=True),  # by the scheduler
@@ -23,6 +25,16 @@ reservations = sa.Table(
     sa.Index("uq_reservations_held", "job_id", unique=True, postgresql_where=sa.text("released_at IS NULL")),  # a job holds one at most
     sa.Index("ix_reservations_released_at", "released_at"),
 )  # fmt: skip
+
+held_devices = sa.Table(
+    "held_devices", metadata,
+    sa.Column("node", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("job_id", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.ForeignKeyConstraint(["job_id", "attempt"], ["reservations.job_id", "reservations.attempt"], ondelete="CASCADE"),
+)  # fmt: skip
+"""GPUs of unreleased reservations, each once. Written by a trigger of ``reservations``."""
 
 run_launches = sa.Table(
     "run_launches", metadata,

@@ -2,12 +2,14 @@
 
 Pure: a snapshot in, a decision with its reason out. GPU time counts by calendar months in UTC, in GPU-seconds:
 
-1. *Used*: time within the month of ended attempts that were not refunded, and of running ones. Waiting, preparation and evaluation use
-   nothing.
-2. *Held*: what admitted jobs are still expected to use, from admission until they are trained, have ended, or are paused by the cap.
+1. *Used*: time within the month of ended attempts that were not refunded, and of running ones, of trainings and evaluations. Waiting and
+   preparation use nothing.
+2. *Held*: what admitted jobs are still expected to use, their evaluation included, from admission until they have ended or are paused by
+   the cap. A trained job holds what its evaluation takes.
 3. A job is admitted if used plus held plus its own expected time stays within the hard cap.
 4. Use above the soft limit is billed as overage.
-5. Once used time reaches the hard cap, running jobs are paused at their next checkpoint and queued jobs wait.
+5. Once used time reaches the hard cap, running jobs are paused at their next checkpoint and queued jobs wait. A trained job is evaluated
+   all the same: the time for it was held.
 6. A job paused by rule 5 resumes when the rest of it fits again; one whose rest exceeds the whole cap resumes when nothing else is used or
    held in the month.
 """

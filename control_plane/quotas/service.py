@@ -75,6 +75,7 @@ class ReleasedHold:
     step: int | None
     total_steps: int | None
     num_gpus: int
+    evaluation_s: float | None
     used_s: float
 
     @property
@@ -82,7 +83,7 @@ class ReleasedHold:
         """What the job still needs: by its pace if it has made steps, else its hold less what it has used."""
         step, total = self.step or 0, self.total_steps or 0
         if self.used_s > 0 and 0 < step <= total:
-            return self.used_s * (total - step) / step
+            return self.used_s * (total - step) / step + (self.evaluation_s or 0.0)
         return max(self.gpu_seconds - self.used_s, LEAST_REST_S * self.num_gpus)
 
 
@@ -198,6 +199,13 @@ def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> R
     if refusal is None:
         hold(conn, owner.id, job_id, held.used_s + held.rest_s, counted=held.counted, now=now)
     return refusal
+
+
+def hold_evaluation(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
+    """Reduce the holds of these jobs, which are trained, to what their evaluation takes."""
+    expected = sa.select(sa.func.coalesce(jobs.c.evaluation_s, 0.0)).where(jobs.c.id == quota_holds.c.job_id).scalar_subquery()
+    this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
+    conn.execute(sa.update(quota_holds).where(this).values(gpu_seconds=_used_by(quota_holds.c.job_id, now) + expected))
 
 
 def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:

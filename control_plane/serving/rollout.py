@@ -105,6 +105,18 @@ def reconcile(platform: Platform) -> list[Reconciled]:
         return _round(platform, answers)
 
 
+def is_needed(platform: Platform) -> bool:
+    """Whether an adapter is to be served or is on a server, as far as the database knows."""
+    with platform.whole.engine.connect() as conn:
+        return bool(
+            conn.scalar(sa.select(sa.or_(sa.exists().where(_open_deployments()), sa.exists().where(replica_adapters.c.observed == LOADED))))
+        )
+
+
+def _open_deployments() -> sa.ColumnElement[bool]:
+    return sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED)
+
+
 def load(platform: Platform, record: AdapterRecord, answers: FleetState | None = None) -> str | None:
     """Load and probe one adapter on every server of its base at once, and record the results; returns what is missing."""
     platform = platform.whole
@@ -147,7 +159,7 @@ def _round(platform: Platform, answers: FleetState, *, only: str | None = None) 
 def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Snapshot:
     """Return the desired state and the last observed one; leaves out adapters that are neither desired nor loaded."""
     held = sa.select(replica_adapters.c.adapter_id).where(replica_adapters.c.observed == LOADED)
-    open_ = sa.or_(deployments.c.desired == LOADED, deployments.c.observed != UNLOADED, deployments.c.adapter_id.in_(held))
+    open_ = sa.or_(_open_deployments(), deployments.c.adapter_id.in_(held))
     with platform.engine.connect() as conn:
         return _Snapshot(
             adapters=many(conn, observations.select_adapters().where(adapters.c.id == only if only else open_), Adapter),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import select
 import threading
+import time
+from typing import Any
 
 import httpx
 import sqlalchemy as sa
@@ -16,9 +19,13 @@ WATCH_LOCK = 0x66745F77
 """Advisory lock ("ft_w") of the worker that watches."""
 LOOK_S = 0.5
 """How late the end of a workload is noticed, whose GPUs others wait for."""
+IDLE_LOOK_S = 10.0
+"""Between two passes while no attempt holds a reservation and the database announces none (channel ``ft_queue``)."""
+END_S = 1.0
+"""How late the end of the process is noticed meanwhile."""
 TAKE_OVER_S = 2.0
-FORGET_EVERY = 600
-"""Passes between two in which the launcher forgets ended workloads."""
+FORGET_EVERY_S = 300.0
+"""Between two passes in which the launcher forgets ended workloads."""
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +47,35 @@ def _watch_alone(platform: Platform, ending: threading.Event) -> None:
                 return
         watcher = Watcher(platform=platform, launcher=open_launcher(platform.settings), answers=lambda: _api_answers(platform))
         try:
-            passes = 0
-            while not ending.wait(LOOK_S):
+            conn.exec_driver_sql("LISTEN ft_queue")
+            forgotten_at = -FORGET_EVERY_S
+            while not ending.is_set():
                 conn.execute(sa.select(1))  # the lock is gone with the connection
+                _listening(conn).notifies.clear()
                 watcher.look()
-                if passes % FORGET_EVERY == 0:
+                if time.monotonic() - forgotten_at > FORGET_EVERY_S:
                     watcher.forget_ended()
-                passes += 1
+                    forgotten_at = time.monotonic()
+                if watcher.is_needed():
+                    ending.wait(LOOK_S)
+                else:
+                    _wait_for_change(conn, ending)
         finally:
             watcher.close()
             conn.invalidate()  # closed, not returned to the pool with the lock
+
+
+def _wait_for_change(conn: sa.Connection, ending: threading.Event) -> None:
+    """Wait until the database announces a change of the queue, at most :data:`IDLE_LOOK_S`."""
+    listening, until = _listening(conn), time.monotonic() + IDLE_LOOK_S
+    while not ending.is_set() and not listening.notifies and time.monotonic() < until:
+        if any(select.select([listening], [], [], END_S)):
+            listening.poll()
+
+
+def _listening(conn: sa.Connection) -> Any:
+    """Return the driver's connection, which keeps what was announced in ``notifies``."""
+    return conn.connection.driver_connection
 
 
 def _api_answers(platform: Platform) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,16 +32,18 @@ from resources.database.engine import CONNECTION
 CONCURRENCY: Mapping[str, int] = {
     QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
 }  # fmt: skip
-"""Tasks of each queue that run at once. Queues are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
+"""Tasks of each queue that run at once. Slots are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
 no tenant has 16 endpoints."""
-POLL_S: Mapping[str, float] = {FAILING: 2.0}
-"""How late a task of a queue may run that was added for a later time; others are announced by the database."""
-USUAL_POLL_S = 10.0
+POLL_S = 2.0
+"""How late a task may run that was added for a later time; others are announced by the database."""
 GRACE_S = 5.0
 """Time in which running tasks may end when the process is to end; what is left is run by another worker."""
 RECONCILE_EVERY_S = 1.0
 """A restarted inference server gets its adapters back about that long after it answers."""
+RECONCILE_UNASKED_S = 10.0
+"""How long a server may keep an adapter that the database does not know, while none is served."""
 BEAT_S = 1.0
+RESCUE_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -48,32 +51,30 @@ log = logging.getLogger(__name__)
 async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = True) -> None:
     """Work until `ending` is set, if `periodic` also on what is due at intervals; raises what ended the work otherwise."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(sum(CONCURRENCY.values()) + 4, thread_name_prefix="task"))
-    app = make_app(connector(platform), platform, periodic=False)
+    app = make_app(connector(platform), platform, periodic=periodic)
     async with app.open_async():
-        await rescue(app.job_manager)
-        workers = make_workers(app, platform, periodic=periodic)
-        work = [asyncio.create_task(each.run()) for each in workers]  # type: ignore[no-untyped-call]  # of the library
+        worker = make_worker(app)
+        work = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]  # of the library
         watching = threading.Thread(
             target=attempt_watch.watch, args=(platform, stop_watching := threading.Event()), name="watch", daemon=True
         )
         watching.start()
-        beside = [asyncio.create_task(_beat(alive_file(platform))), asyncio.create_task(_reconcile(platform))]
-        ends = [asyncio.create_task(wait) for wait in (ending.wait(), *(worker.stopped() for worker in workers))]
-        await asyncio.wait([*ends, *work], return_when=asyncio.FIRST_COMPLETED)
+        loops = (_beat(alive_file(platform)), _reconcile(platform), _rescue(app))
+        beside = [asyncio.create_task(loop) for loop in loops]
+        ends = [asyncio.create_task(ending.wait()), asyncio.create_task(worker.stopped())]
+        await asyncio.wait([*ends, work], return_when=asyncio.FIRST_COMPLETED)
         asked = ending.is_set()
         for task in (*beside, *ends):
             task.cancel()
         stop_watching.set()
-        for worker in workers:
-            worker.stop()  # type: ignore[no-untyped-call]
-        done, _ = await asyncio.wait(work, timeout=GRACE_S)
-        for worker in workers:
-            if worker.worker_id is not None:
-                await app.job_manager.unregister_worker(worker.worker_id)  # so that another one takes its tasks at once
+        worker.stop()  # type: ignore[no-untyped-call]
+        done, _ = await asyncio.wait([work], timeout=GRACE_S)
+        if worker.worker_id is not None:
+            await app.job_manager.unregister_worker(worker.worker_id)  # so that another one takes its tasks at once
     for task in done:
         task.result()
     if not asked:
-        raise Unavailable("a queue is no longer worked on; the log says why")
+        raise Unavailable("the queues are no longer worked on; the log says why")
 
 
 def connector(platform: Platform) -> PsycopgConnector:
@@ -84,18 +85,13 @@ def connector(platform: Platform) -> PsycopgConnector:
     return PsycopgConnector(conninfo=url, kwargs=given, min_size=1, max_size=4)
 
 
-def make_workers(app: App, platform: Platform, *, periodic: bool, wait: bool = True) -> list[QueueWorker]:
-    """Return a worker for each queue; if `periodic`, one adds what is due at intervals. Without `wait`, they end when nothing is due."""
-    with_rounds = make_app(app.connector, platform, periodic=True) if periodic else app
-    return [
-        QueueWorker(
-            with_rounds if queue == QUICK else app, queues=[queue], concurrency=concurrency, wait=wait,
-            fetch_job_polling_interval=POLL_S.get(queue, USUAL_POLL_S), abort_job_polling_interval=60.0, delete_jobs="always",
-            install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S, stalled_worker_timeout=LOST_AFTER_S,
-            task_middleware=[logged],
-        )
-        for queue, concurrency in CONCURRENCY.items()
-    ]  # fmt: skip
+def make_worker(app: App, *, wait: bool = True) -> QueueWorker:
+    """Return the worker of all queues. Without `wait`, it ends when nothing is due."""
+    return QueueWorker(
+        app, slots=CONCURRENCY, wait=wait, fetch_job_polling_interval=POLL_S, abort_job_polling_interval=60.0, delete_jobs="always",
+        install_signal_handlers=False, update_heartbeat_interval=HEARTBEAT_S, stalled_worker_timeout=LOST_AFTER_S,
+        task_middleware=[logged],
+    )  # fmt: skip
 
 
 def alive_file(platform: Platform) -> Path:
@@ -109,11 +105,24 @@ async def _beat(file: Path) -> None:
         await asyncio.sleep(BEAT_S)
 
 
+async def _rescue(app: App) -> None:
+    """Run the tasks of lost workers again; every worker looks, because the one that is lost may be another."""
+    while True:
+        try:
+            await rescue(app.job_manager)
+        except Exception:
+            log.exception("tasks of lost workers cannot be looked for")
+        await asyncio.sleep(RESCUE_EVERY_S)
+
+
 async def _reconcile(platform: Platform) -> None:
-    """Keep the inference servers at the desired state: one pass per second, unless another process runs one."""
+    """Keep the inference servers at the desired state: one pass per second while an adapter is served, unless another process runs one."""
+    due_at = 0.0
     while platform.fleet is not None:
         try:
-            await asyncio.to_thread(rollout.reconcile, platform)
+            if time.monotonic() >= due_at or await asyncio.to_thread(rollout.is_needed, platform):
+                await asyncio.to_thread(rollout.reconcile, platform)
+                due_at = time.monotonic() + RECONCILE_UNASKED_S
         except FtError as error:
             log.warning("the inference servers cannot be reconciled: %s", error.message)
         except Exception:

@@ -19,7 +19,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import unseal
-from control_plane.worker.periodic_work import QUICK, ROUNDS, Round
+from control_plane.worker.periodic_work import ROUNDS, Round
 from ft_assets.errors import FtError, IntegrityError, NotFound
 from ft_assets.telemetry import correlation
 
@@ -66,7 +66,6 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, tenant, export_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
-    _add_round(app, "rescue", "* * * * * */10", QUICK, lambda: rescue(app.job_manager), periodic=periodic)
     return app
 
 

@@ -21,7 +21,7 @@ from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.stack_report import Phase, ServiceReport, ServiceState, StackReport
 from deploy.local.supervisor.stack_supervisor import Supervisor
 from ft_assets.errors import FtError, Unavailable, from_dict
-from resources.dagster import run_records
+from resources.dagster import forked_services, run_records
 from resources.launcher.process_identity import alive
 
 DOWN_TIMEOUT_S = 130.0
@@ -37,7 +37,8 @@ def load_settings() -> Settings:
 
 
 def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
-    """Create the supervisor of the platform's services."""
+    """Create the supervisor of the platform's services, which adopts those that the run server forks."""
+    forked_services.adopt_orphans()
     return Supervisor(
         home=settings.home,
         services=stack_services.services(settings),
@@ -45,6 +46,7 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         cwd=stack_services.project_root(),
         on_report=on_report,
         limits=stack_services.limits(settings),
+        adopts=True,
         extra_endpoints=lambda: {"database": stack_services.shown_database(settings)},
         when_idle=lambda: _stop_runs_and_workloads(settings),  # Dagster has ended and cannot start them again
     )

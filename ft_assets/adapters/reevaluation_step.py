@@ -1,31 +1,25 @@
 """Carries out one ordered evaluation: evaluates the registered files of an adapter on the named base, and records the outcome.
 
-A failed run leaves the order for the next one, three in all. The tenant is notified of a failed verdict in the adapter's job. An adapter
-that waited for a verdict on its updated base is promoted after a pass, if its job requested that.
+A failed attempt leaves the order for the next one, three in all. The tenant is notified of a failed verdict in the adapter's job. An
+adapter that waited for a verdict on its updated base is promoted after a pass, if its job requested that.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations import service as evaluations
-from control_plane.evaluations.follow_evaluation import Watch
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as evaluations_table
-from control_plane.jobs.job_documents import EvaluationProgress
 from control_plane.jobs.tables import Job, job_events
 from control_plane.jobs.transitions import job_row
 from control_plane.jobs.transitions import record as write_event
@@ -34,18 +28,15 @@ from control_plane.platform.job_events import Event, Level
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.records import many
-from control_plane.serving import node_files
 from ft_assets import layout
-from ft_assets.adapters import package
 from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
-from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest
+from ft_assets.errors import Conflict, FtError
 from ft_assets.evals import step
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import PASSED
 from ft_assets.evals.step import Judged
 
-BEAT_EVERY_S = 5.0
 PASSED_EVENT = "reevaluation_passed"
 SETTLED, LOOKED_BACK = timedelta(minutes=1), timedelta(days=1)
 """A live run continues within seconds; a promotion that was not continued within a day is left to a person."""
@@ -72,29 +63,23 @@ class Subject:
 
 
 def run(platform: Platform, launcher: Launcher, evaluation_id: str) -> Evaluation:
-    """Carries out a queued evaluation and returns its updated row; one that is no longer queued is returned unchanged.
+    """Carries out an evaluation that holds a reservation or has its result, and returns its updated row; one that has ended is returned
+    unchanged.
 
     An error is recorded first and then raised, so that the caller sees it too.
     """
-    held = evaluations.claim(platform, evaluation_id)
-    if held is None:
-        ended = evaluations.find(platform, evaluation_id)
-        _go_on(platform, ended)  # the previous run may have died between verdict and promotion
-        return ended
-    with _beating(platform, held) as watch:
-        try:
-            subject = _subject(platform, held)
-            evaluated = _judged(platform, launcher, held, subject, watch)
-        except FtError as error:
-            final = isinstance(error, InvalidRequest | Conflict) and error.code != "evaluation_failed"
-            evaluations.fail(platform, held, error, final=final)
-            raise
-        except Exception as error:
-            evaluations.fail(platform, held, FtError(f"{type(error).__name__}: {error}", code="evaluation_failed"))
-            raise
-        _end(platform, held, subject, evaluated)
+    order = evaluations.find(platform, evaluation_id)
+    if order.state == evaluations.RUNNING:
+        subjects: list[Subject] = []
+
+        def judged() -> Judged:
+            subjects.append(_subject(platform, order))
+            return _judged(order, subjects[0])
+
+        evaluated = step.run_evaluation(platform, launcher, order.tenant_id, order.job_id, judged, evaluation_id=order.id)
+        _end(platform, order, subjects[0], evaluated)
     ended = evaluations.find(platform, evaluation_id)
-    _go_on(platform, ended)
+    _go_on(platform, ended)  # also if the previous run died between verdict and promotion
     return ended
 
 
@@ -121,31 +106,18 @@ def _check_reads_alike(platform: Platform, record: AdapterRecord, digest: str) -
         )
 
 
-def _registered_files(platform: Platform, record: AdapterRecord) -> Path:
-    directory = node_files.materialise(platform, record)
-    if wrong := package.check_files(directory, manifest_sha256=record.manifest_sha256):
-        raise IntegrityError(f"adapter {record.id} on this machine: {'; '.join(r.detail for r in wrong)}; remove {directory}")
-    return directory
-
-
-def _judged(platform: Platform, launcher: Launcher, held: Evaluation, subject: Subject, watch: Watch) -> Evaluated:
+def _judged(held: Evaluation, subject: Subject) -> Judged:
     record = subject.record
-    return step.run_evaluation(
-        platform,
-        launcher,
-        Judged(
-            tenant=record.tenant_id,
-            job=subject.job,
-            adapter_dir=_registered_files(platform, record),
-            manifest_sha256=record.manifest_sha256,
-            base_model=record.base_model,
-            base_dir=subject.base_dir,
-            base_digest=held.base_digest,
-            eval_config=subject.rules,
-            key=layout.evaluation_key(record.tenant_id, record.id, held.id),
-            compare=held.kind != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
-        ),
-        watch=watch,
+    return Judged(
+        tenant=record.tenant_id,
+        job=subject.job,
+        adapter=StoredWeights(prefix=record.object_prefix, manifest_sha256=record.manifest_sha256),
+        base_model=record.base_model,
+        base_dir=subject.base_dir,
+        base_digest=held.base_digest,
+        eval_config=subject.rules,
+        key=layout.evaluation_key(record.tenant_id, record.id, held.id),
+        compare=held.kind != evaluations.BASE_UPDATE,  # whether it holds there, not whether it is the best of its lineage
     )
 
 
@@ -231,36 +203,3 @@ def _promoted(platform: Platform, record: AdapterRecord) -> tuple[Level, str]:
     except FtError as refused:
         return "warn", f"{text}, but is not served yet: {refused.message}. Then: `ft promote {record.id}`."
     return "info", f"{text}, and is promoted."
-
-
-class _Held:
-    """Watches a claimed evaluation, whose result is not needed once another run has it."""
-
-    def __init__(self) -> None:
-        self.lost = threading.Event()
-
-    def progress(self, now: EvaluationProgress) -> bool:  # noqa: ARG002
-        return not self.lost.is_set()
-
-    def milestone(self, passed: Mapping[str, Any]) -> None:  # noqa: ARG002
-        return None
-
-
-@contextlib.contextmanager
-def _beating(platform: Platform, held: Evaluation) -> Iterator[Watch]:
-    """Send heartbeats for a claimed evaluation."""
-    watch, done = _Held(), threading.Event()
-
-    def beat() -> None:
-        while not done.wait(BEAT_EVERY_S):
-            with contextlib.suppress(SQLAlchemyError):
-                if not evaluations.beat(platform, held):
-                    watch.lost.set()
-
-    thread = threading.Thread(target=beat, daemon=True, name=f"beat-{held.id}")
-    thread.start()
-    try:
-        yield watch
-    finally:
-        done.set()
-        thread.join()

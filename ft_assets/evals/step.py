@@ -1,39 +1,44 @@
 """Evaluates a trained adapter and stores report and verdict, on the base that it was trained on or on any other.
 
-The work directory of an evaluation and the name of its process follow from what is judged. So a repeated call, after a step or a machine
-has died, adopts the process that still runs, or starts one that continues from the journal; a process that no step waits for ends itself.
-Answers of bases and of accepted adapters are kept by digest: no question is answered twice.
+The evaluation is a workload with a reservation of its own: this step starts it or adopts it, waits until its attempt has ended, and makes
+the report of its result. A step that dies is replaced, and nothing is lost. Answers of bases and of accepted adapters are kept by digest:
+no question is answered twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import sqlalchemy as sa
 
-from control_plane.attempts import health
-from control_plane.attempts.tables import checkpoints
+from agent.workload import Kind, Workload
+from control_plane.attempts import evaluation_endings, health, start
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim
+from control_plane.attempts.tables import Checkpoint, checkpoints
 from control_plane.datasets.tables import datasets
-from control_plane.evaluations import answer_cache, follow_evaluation
-from control_plane.evaluations.follow_evaluation import Watch
+from control_plane.evaluations import answer_cache
+from control_plane.evaluations import evaluation_workload as workloads
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Launcher, TrackedRun
+from control_plane.platform.records import columns, one_or_none
 from control_plane.platform.settings import Settings
 from control_plane.platform.transfer import download
-from ft_assets.adapters import whole_model
+from ft_assets.adapters import package
 from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
-from ft_assets.errors import Conflict
+from ft_assets.errors import Conflict, FtError, NotAdmitted, Unavailable
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
 from ft_assets.evals.gate.advice import LastRun, advise
@@ -42,10 +47,11 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import answer_metrics, suite_items
 from ft_assets.evals.suites.safety import BUILTIN
+from ft_assets.telemetry import correlation
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
 
-LEASE_NAME = "lease"
+T = TypeVar("T")
 GENERATED_BY = "generated_by"
 """Metadata key of the model that wrote the job's training data."""
 
@@ -57,9 +63,8 @@ class Judged:
     tenant: str
     job: Job
     """The job that trained it: provides its held-out rows, its pack and its method."""
-    adapter_dir: Path
-    """Files of the adapter or whole model on this machine, verified by the caller."""
-    manifest_sha256: str
+    adapter: StoredWeights
+    """The adapter or whole model."""
     base_model: str
     base_dir: Path
     base_digest: str
@@ -72,54 +77,54 @@ class Judged:
 
     @property
     def subject_digest(self) -> str:
-        return answer_cache.subject_digest(self.base_digest, self.manifest_sha256)
-
-    @property
-    def name(self) -> str:
-        """Name of its directory and its processes: the same for the same question."""
-        body = [self.subject_digest, asdict(self.eval_config), self.key]
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+        return answer_cache.subject_digest(self.base_digest, self.adapter.manifest_sha256)
 
 
 def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
     """Compares the job's adapter with its base and the last accepted one; stores and returns the report. May be run again."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    directory = fetch_final(platform, job_id)
-    _, base_dir = platform.models.get_local(job.model, job.base_digest, fresh=True)
-    judged = Judged(
-        tenant=tenant,
-        job=job,
-        adapter_dir=directory,
-        manifest_sha256=manifest_digest(directory),
-        base_model=job.model,
-        base_dir=base_dir,
-        base_digest=job.base_digest,
-        eval_config=_own_rules(job, directory),
-        key=report_key(tenant, job_id),
-    )
-    return run_evaluation(platform, launcher, judged, watch=follow_evaluation.JobWatch(platform, job_id))
+
+    def judged() -> Judged:
+        row = _final(platform, job_id)
+        weights = StoredWeights(prefix=row.object_prefix, manifest_sha256=row.manifest_sha256)
+        _, base_dir = platform.models.get_local(job.model, job.base_digest, fresh=True)
+        return Judged(
+            tenant=tenant,
+            job=job,
+            adapter=weights,
+            base_model=job.model,
+            base_dir=base_dir,
+            base_digest=job.base_digest,
+            eval_config=_own_rules(platform, job, weights),
+            key=report_key(tenant, job_id),
+        )
+
+    return run_evaluation(platform, launcher, tenant, job_id, judged)
 
 
-def _own_rules(job: Job, directory: Path) -> config.EvalConfig:
+def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> config.EvalConfig:
     """Returns the questions of a job's own evaluation; a whole model is evaluated only this once, and so completely."""
     rules = config.parse(job.request.get("eval_config"))
-    return rules if whole_model.is_whole(directory) else config.short(rules)
+    manifest = platform.objects.get_bytes(f"{weights.prefix}/{package.MANIFEST}")
+    is_adapter = package.CONFIG in package.manifest_files(manifest, sha256=weights.manifest_sha256)
+    return config.short(rules) if is_adapter else rules
 
 
-def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, watch: Watch) -> Evaluated:
-    """Generates answers, scores, judges and stores; `watch` receives the progress and decides when to stop.
+def run_evaluation(
+    platform: Platform, launcher: Launcher, tenant: str, job_id: str, subject: Callable[[], Judged], *, evaluation_id: str | None = None
+) -> Evaluated:
+    """Has the evaluation's workload generate answers, scores, judges and stores.
 
-    A repeated call for the same `judged`, from any process of this machine, continues where the last one was. Once the result is stored,
-    the work directory is removed; later calls return the stored result.
+    `subject` describes what is judged; if it refuses, the attempt ends. A repeated call for the same evaluation adopts its workload, or
+    makes the same report of its result again. ``NotAdmitted`` without a reservation and without a result.
     """
-    out_dir = platform.settings.job_dir(judged.job.id) / "evals" / judged.name
+    held = _held(platform, tenant, job_id, evaluation_id)
+    judged, items = _unless_refused(platform, held, lambda: _with_items(platform, subject()))
     requested = judged.eval_config
-    items = suite_items.holdout_items(validation_rows(platform, judged.tenant, judged.job), limit=requested.max_items)
-    run = _run(platform, judged, out_dir, items)
-    result = _stored_result(platform, judged, run)
-    if result is None:
-        result = follow_evaluation.follow(launcher, run, name=f"{judged.job.id}-e-{judged.name}", watch=watch)
+    if held is not None:
+        _answer(platform, launcher, held, judged, items)
+    result = workloads.result(platform, tenant, job_id, evaluation_id)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -128,7 +133,7 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
         method=methods.get(judged.job.method),
         base_model=judged.base_model,
         base_digest=judged.base_digest,
-        adapter_manifest_sha256=judged.manifest_sha256,
+        adapter_manifest_sha256=judged.adapter.manifest_sha256,
         previous_manifest_sha256=answer_cache.manifest_of(result),
         metric=metric,
         num_gpus=int(result.get("num_gpus") or 0),
@@ -144,36 +149,78 @@ def run_evaluation(platform: Platform, launcher: Launcher, judged: Judged, *, wa
     platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
-    shutil.rmtree(out_dir, ignore_errors=True)
     return evaluated
 
 
-def _stored_result(platform: Platform, judged: Judged, run: EvalRun) -> Mapping[str, Any] | None:
-    """Returns the stored result of the same question, computed here or on another machine; a failure is computed again."""
-    key = result_key(judged.key)
-    found = json.loads(platform.objects.get_bytes(key)) if platform.objects.exists(key) else {}
-    return found if not found.get("error") and follow_evaluation.answers(found, run) else None
+def _held(platform: Platform, tenant: str, job_id: str, evaluation_id: str | None) -> Claim | None:
+    """Returns the reservation of this evaluation; None if it holds none, because it has ended."""
+    try:
+        held = attempts.claim(platform, tenant, job_id, Kind.EVALUATE)
+    except NotAdmitted:
+        return None
+    return held if held.evaluation_id == evaluation_id else None
 
 
-def _run(platform: Platform, judged: Judged, out_dir: Path, items: list[suite_items.Item]) -> EvalRun:
-    """Returns the run file's content: the same for the same question, except for known answers."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    suite_items.write_items(items, out_dir / "holdout.jsonl")
+def _unless_refused(platform: Platform, held: Claim | None, make: Callable[[], T]) -> T:
+    """Returns what `make` returns; if it finds that the evaluation cannot be carried out, the attempt ends with the error."""
+    try:
+        return make()
+    except FtError as error:
+        if held is not None and not isinstance(error, Unavailable | NotAdmitted):
+            attempts.finish(platform, held, evaluation_endings.refused(held, error))
+        raise
+
+
+def _with_items(platform: Platform, judged: Judged) -> tuple[Judged, list[suite_items.Item]]:
+    """Returns it with the job's held-out items."""
+    rows = validation_rows(platform, judged.tenant, judged.job)
+    return judged, suite_items.holdout_items(rows, limit=judged.eval_config.max_items)
+
+
+def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged, items: list[suite_items.Item]) -> None:
+    """Starts the workload or adopts it, and waits until its attempt has ended."""
+    correlation.bind(attempt=held.attempt)
+
+    def describe(platform: Platform, held: Claim) -> Workload:
+        with tempfile.TemporaryDirectory() as scratch:
+            asked = _question(platform, judged, Path(scratch), items)
+            workloads.show_plan(platform, held, asked.run, num_subjects=2 if asked.previous is None else 3)
+            return workloads.describe(platform, held, asked)
+
+    unbegun = _unless_refused(platform, held, lambda: start.start_or_adopt(platform, launcher, held, describe))
+    if unbegun is not None:
+        attempts.finish(platform, held, unbegun)
+    ended = start.wait_for_end(platform, held)
+    if ended.outcome == "cancelled":
+        raise Conflict(f"evaluation {held.workload} was stopped: its result is no longer needed", code="evaluation_stopped")
+    if ended.outcome != "succeeded":
+        raise FtError(f"attempt {held.attempt} of the evaluation ended as {ended.outcome}; its log says why", code="evaluation_failed")
+
+
+def _question(platform: Platform, judged: Judged, scratch: Path, items: list[suite_items.Item]) -> workloads.Question:
+    """Returns what is asked, with every answer that is known already; the files in `scratch` are this machine's."""
+    suite_items.write_items(items, scratch / "holdout.jsonl")
     requested = judged.eval_config
     previous = answer_cache.previous(platform, judged.tenant, judged.job, judged.base_digest) if judged.compare else None
     run = EvalRun(
         base_model_dir=judged.base_dir,
-        adapter_dir=judged.adapter_dir,
-        previous_adapter_dir=previous.directory if previous else None,
+        adapter_dir=None,
         digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
-        holdout=out_dir / "holdout.jsonl",
+        holdout=scratch / "holdout.jsonl",
         validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
-        lease=out_dir / LEASE_NAME,
-        out_dir=out_dir,
+        out_dir=scratch,
     )
-    return answer_cache.with_known(platform, _with_suites(run, platform.settings, requested, items, _compared(platform, judged)))
+    run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested, items, _compared(platform, judged)))
+    return workloads.Question(
+        job=judged.job,
+        run=run,
+        base_model=judged.base_model,
+        base_digest=judged.base_digest,
+        adapter=judged.adapter,
+        previous=StoredWeights(prefix=previous.prefix, manifest_sha256=previous.manifest_sha256) if previous else None,
+    )
 
 
 def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
@@ -216,16 +263,22 @@ def _with_suites(
 
 def fetch_final(platform: Platform, job_id: str) -> Path:
     """Returns the job's finished adapter on this machine, verified against its manifest."""
-    with platform.engine.connect() as conn:
-        row = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).first()
-    if row is None:
-        raise Conflict(f"job {job_id} has no finished adapter to evaluate; wait until its training has succeeded")
+    row = _final(platform, job_id)
     target = platform.settings.job_dir(job_id) / "final"
     if not (target / "manifest.json").exists() or manifest_digest(target) != row.manifest_sha256:
         shutil.rmtree(target, ignore_errors=True)
         download(platform.objects, row.object_prefix, target, last="manifest.json")
     verify(target)
     return target
+
+
+def _final(platform: Platform, job_id: str) -> Checkpoint:
+    with platform.engine.connect() as conn:
+        query = sa.select(*columns(checkpoints, Checkpoint)).where(checkpoints.c.job_id == job_id, checkpoints.c.final)
+        row = one_or_none(conn, query, Checkpoint)
+    if row is None:
+        raise Conflict(f"job {job_id} has no finished adapter to evaluate; wait until its training has succeeded")
+    return row
 
 
 def _last_run(platform: Platform, job: Job) -> LastRun:

@@ -82,8 +82,8 @@ class Plan:
     strategy: Strategy | None = None
     """As requested; None: the memory estimate decides."""
     method_settings: Mapping[str, float | int | str] = field(default_factory=dict)
-    has_flex: bool = False
-    """Whether the GPUs of the job have kernels of flex attention."""
+    has_flash: bool = False
+    """Whether the GPUs of the job have kernels of flash and flex attention."""
 
     def value(self, name: str) -> Any:
         """As requested, else the recipe's value for this method."""
@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def attention(self) -> Attention:
-        """As requested, else the recipe's; ``auto`` selects flex attention for packed windows on GPUs that have it."""
+        """As requested, else the recipe's; ``auto`` selects flash attention for packed windows on GPUs that have it."""
         named = self.value("attention")
         if named != "auto":
             return cast(Attention, named)
         packed = methods.get(self.method).pack == "windows"
-        return "flex_attention" if self.has_flex and packed and self.precision != "fp32" else "sdpa"
+        return "flash_attention_2" if self.has_flash and packed and self.precision != "fp32" else "sdpa"
 
     @property
     def optimizer(self) -> str:
@@ -127,21 +127,21 @@ def plan(
     recipe: str | None = None,
     hardware: Mapping[str, Any] | None = None,
     has_bf16: bool = True,
-    has_flex: bool = False,
+    has_flash: bool = False,
 ) -> Plan:
     """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
-    `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere do not). `has_flex`: whether they have kernels of flex
-    attention (CPUs and GPUs before Ampere do not).
+    `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere do not). `has_flash`: whether they have kernels of flash
+    and flex attention (CPUs and GPUs before Ampere do not).
     """
     chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))
     precision = _precision(values, chosen, adapter=adapter, method=method, has_bf16=has_bf16)
-    if values.get("attention") == "flex_attention" and not has_flex:
-        raise refusal("attention", "flex_attention has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
     check_combination(Combination(method=method, adapter=adapter, precision=precision, requested=values, hardware=gpus))
+    if (attention := values.get("attention", "sdpa")) != "sdpa" and not has_flash:
+        raise refusal("attention", f"{attention} has no kernels for this hardware (requires Ampere or newer GPUs); use sdpa")
     return Plan(
         recipe=chosen,
         model=model,
@@ -153,7 +153,7 @@ def plan(
         num_gpus=gpus.get("num_gpus"),
         strategy=gpus.get("strategy"),
         method_settings=_method_settings(values, chosen, method),
-        has_flex=has_flex,
+        has_flash=has_flash,
     )
 
 

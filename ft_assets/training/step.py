@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
-
 from control_plane.attempts import service as attempts
 from control_plane.attempts import start
 from control_plane.attempts.claims import Claim
-from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.billing import ledger
 from control_plane.jobs import results
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.transitions import job_row
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import Launcher
 from ft_assets.telemetry import correlation
-
-POLL_S = 0.5
-BEAT_S = 2.0
-"""Seconds between two signs of life of the step; three missed ones of 5 s get it replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +52,12 @@ def train(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, s
 
 
 def _wait(platform: Platform, held: Claim) -> Trained:
-    a, beaten_at = attempts_table.c, 0.0
-    query = sa.select(a.outcome, a.last_step, jobs.c.trained_tokens, jobs.c.state).join(jobs, jobs.c.id == a.job_id)
-    ended = query.where(attempts.of_attempt(held), a.ended_at.is_not(None))
-    while True:
-        with platform.engine.connect() as conn:
-            row = conn.execute(ended).one_or_none()
-        if row is not None:
-            tokens, state = row.trained_tokens or 0, JobState(row.state)
-            return Trained(held=held, outcome=row.outcome, last_step=row.last_step or 0, trained_tokens=tokens, state=state)
-        if time.monotonic() - beaten_at > BEAT_S:
-            attempts.beat(platform, held)
-            beaten_at = time.monotonic()
-        time.sleep(POLL_S)
+    ended = start.wait_for_end(platform, held)
+    with platform.engine.connect() as conn:
+        job = job_row(conn, held.tenant, held.job_id)
+    return Trained(
+        held=held, outcome=ended.outcome, last_step=ended.last_step, trained_tokens=job.trained_tokens or 0, state=job.state
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

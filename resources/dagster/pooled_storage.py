@@ -2,13 +2,15 @@
 
 ``dagster_postgres`` opens a connection for each query and lists the tables whenever an instance is created, which a code location does at
 every sensor tick: two thirds of the CPU of an idle stack. Here all instances of a process share a pool, and the first creates the tables.
+Most queries ask first which tables, columns and indexes the database has; a process asks for each once, until it is there.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +25,15 @@ RECYCLE_S = 1800.0
 _making_tables = threading.Lock()
 _made: set[tuple[int, str]] = set()
 """Process id and URL of each database whose tables exist."""
+SCHEMA_CHECKS = (
+    "has_instigators_table",
+    "has_secondary_index_table",
+    "has_built_index",
+    "has_run_stats_index_cols",
+    "has_backfill_id_column",
+)
+_passed: set[tuple[object, ...]] = set()
+"""Process id and URL of a database, a check that it passed, and its arguments: an upgrade adds to a schema and removes nothing."""
 
 
 class PooledPostgresStorage(DagsterPostgresStorage):
@@ -36,10 +47,20 @@ class PooledPostgresStorage(DagsterPostgresStorage):
         for part in (self._run_storage, self._event_log_storage, self._schedule_storage):
             check.inst(part._engine, Engine)  # another version may keep its engine elsewhere
             part._engine = shared_engine(postgres_url)
+            for name in SCHEMA_CHECKS:
+                if (check_schema := getattr(part, name, None)) is not None:
+                    setattr(part, name, partial(_passes, check_schema, (*known, type(part), name)))
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Any) -> PooledPostgresStorage:
         return cls(pg_url_from_config(config_value), config_value.get("should_autocreate_tables", True), inst_data)
+
+
+def _passes(check_schema: Callable[..., bool], of: tuple[object, ...], *given: object) -> bool:
+    key = (*of, *given)
+    if key not in _passed and check_schema(*given):
+        _passed.add(key)
+    return key in _passed
 
 
 def shared_engine(url: str) -> Engine:

@@ -1,4 +1,4 @@
-"""Forks runs from a process that has imported everything, so that a run starts in a tenth of a second instead of seconds.
+"""Forks runs and services from a process that has imported everything: they start in a tenth of a second and share its memory.
 
 ``python -m resources.dagster.run_server`` listens at ``<FT_HOME>/runs/server.sock`` for :class:`.run_launcher.ForkingRunLauncher`.
 Each run is a child in its own session: it survives a killed server, and the next server finds it by its record
@@ -30,6 +30,7 @@ from dagster import DagsterInstance, deserialize_value
 
 from control_plane.platform.settings import load
 from resources.atomic_write import write_atomically
+from resources.dagster import forked_services
 from resources.dagster.private_api import ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run
 from resources.dagster.run_records import (
     READY,
@@ -90,16 +91,25 @@ class RunServer:
         end_all(self.directory, of=lambda stack: stack == self.stack, meanwhile=self._reap)
 
     def _answer(self, listener: socket.socket, connection: socket.socket) -> None:
+        output: list[int] = []
         try:
-            request = json.loads(_line(connection))
-            answer: dict[str, int | str] = {
-                "pid": self._start(request["run_id"], request["instance_ref"], (listener, connection)) if request else 0
-            }
+            request = json.loads(_line(connection, output))
+            answer: dict[str, int | str] = {"pid": self._start_requested(request, output, listener, connection) if request else 0}
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("request failed: %s: %s", type(error).__name__, error)
             answer = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            for fd in output:
+                os.close(fd)
         with contextlib.suppress(OSError):  # the client is gone
             connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _start_requested(self, request: dict[str, Any], output: list[int], *sockets: socket.socket) -> int:
+        if "service" not in request:
+            return self._start(request["run_id"], request["instance_ref"], sockets)
+        if select.select([sockets[-1]], [], [], 0)[0]:
+            raise ValueError("the supervisor has not waited, and starts the service again")
+        return forked_services.fork(forked_services.Order(**request["service"]), output[0])
 
     def _start(self, run_id: str, instance_ref: str, sockets: tuple[socket.socket, ...]) -> int:
         known = read_record(self.directory, run_id)
@@ -168,10 +178,12 @@ class RunServer:
             self.children[reporter] = ("", "")
 
 
-def _line(connection: socket.socket) -> bytes:
+def _line(connection: socket.socket, descriptors: list[int]) -> bytes:
+    """Return a line; file descriptors that come with it are added to `descriptors`."""
     received = b""
     while not received.endswith(b"\n"):
-        part = connection.recv(65536)
+        part, found, _, _ = socket.recv_fds(connection, 65536, 1)
+        descriptors += found
         if not part:
             raise ValueError("the connection closed in the middle of the request")
         received += part
@@ -223,7 +235,7 @@ def _report_dead(run_id: str, instance_ref: str, pid: int, how: str) -> int:
 
 def preload() -> None:
     """Import the code location and the modules that runs import later, and build its repository, which Dagster caches."""
-    for name in LATE_IMPORTS:
+    for name in (*LATE_IMPORTS, *forked_services.MODULES):
         importlib.import_module(name)
     repository = ReconstructableRepository(ModuleCodePointer(PRELOADED, "defs", str(Path.cwd())))
     repository.get_reconstructable_job("prepare").get_definition()
@@ -254,11 +266,20 @@ def main() -> int:
         os.umask(before)
         listener.listen(64)
         write_atomically(address_file(settings), f"{address}\n")
-        log.info("pid %d forks runs; listening on %s", os.getpid(), address)
+        log.info("pid %d forks runs and services; listening on %s", os.getpid(), address)
         server.serve(listener)
     address.unlink(missing_ok=True)
     return 0
 
 
+def _main_or_service() -> int:
+    try:
+        return main()
+    except forked_services.InService as forked:
+        service = forked
+    forked_services.become(service.order, service.output)
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main_or_service())

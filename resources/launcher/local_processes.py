@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,8 @@ class LocalLauncher:
             if not (directory / "launched").exists():
                 _write_secret(directory / "token", token)
                 (directory / "workload.json").write_text(workload.to_json())
-                sharing = contextlib.nullcontext() if workload.devices else gpu_devices.shared(self._root.parent, self._held())
-                with sharing as shared:
-                    numbers = workload.devices_of(node) if shared is None else (shared.number,)
-                    write_json(directory / "launch.json", self._launch(directory, workload, node, numbers))
-                    self._watch(directory, workload, held=() if shared is None else (shared.descriptor,))
+                write_json(directory / "launch.json", self._launch(directory, workload, node))
+                self._watch(directory, workload)
         return self.get(workload.name)
 
     def list(self) -> list[WorkloadStatus]:
@@ -119,21 +116,14 @@ class LocalLauncher:
             elif path.name not in ("launched", "forgotten"):
                 path.unlink(missing_ok=True)
 
-    def _held(self) -> Collection[int]:
-        """Return the numbers of the GPUs that running workloads hold."""
-        running = [s.name for s in self.list() if s.phase in (WorkloadPhase.PENDING, WorkloadPhase.RUNNING)]
-        return [n for name in running for n in Workload.from_json((self._directory(name) / "workload.json").read_text()).devices]
-
     def _directory(self, name: str) -> Path:
         return self._root / checked_id(name, what="workload")
 
-    def _watch(self, directory: Path, workload: Workload, *, held: Collection[int]) -> None:
-        """Start the watcher, which detaches itself, and wait until it has started the workload. Both keep the file descriptors `held`
-        open."""
+    def _watch(self, directory: Path, workload: Workload) -> None:
+        """Start the watcher, which detaches itself, and wait until it has started the workload."""
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
-                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute()), *map(str, held)],
-                pass_fds=held,
+                [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute())],
                 cwd=REPOSITORY,
                 env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
                 stdin=subprocess.DEVNULL,
@@ -149,9 +139,9 @@ class LocalLauncher:
             time.sleep(POLL_S / 5)
         raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
 
-    def _launch(self, directory: Path, workload: Workload, node: int, numbers: Collection[int]) -> dict[str, Any]:
+    def _launch(self, directory: Path, workload: Workload, node: int) -> dict[str, Any]:
         own = {
-            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(numbers, gpu_devices.visible())),
+            gpu_devices.VISIBLE: ",".join(gpu_devices.reserved(workload.devices_of(node), gpu_devices.visible())),
             VARIABLE: str(directory.absolute() / "workload.json"),
             TOKEN_FILE: str(directory.absolute() / "token"),
             NODE: str(node),

@@ -1,6 +1,4 @@
-"""The watcher of one workload: ``python -m resources.launcher.workload_watcher DIR [FD...]`` starts it, waits for it, records its end.
-
-Watcher and workload keep the file descriptors `FD` open, which hold locks for as long as the workload runs.
+"""The watcher of one workload: ``python -m resources.launcher.workload_watcher DIR`` starts it, waits for it, records its end.
 
 The command returns at once; the watcher continues in its own session and outlives its caller. The workload is started at most once: the
 marker ``launched`` is created first, and a second watcher that finds it does nothing.
@@ -23,14 +21,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from resources.launcher.process_identity import identity
 
 
-def main(directory: Path, *held: int) -> None:
+def main(directory: Path) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -41,10 +39,10 @@ def main(directory: Path, *held: int) -> None:
     except FileExistsError:
         return
     write_json(directory / "watcher.json", {"pid": os.getpid(), "identity": identity(os.getpid())})
-    write_json(directory / "status.json", run(directory, held))
+    write_json(directory / "status.json", run(directory))
 
 
-def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
+def run(directory: Path) -> dict[str, Any]:
     """Start the workload in its own process group, wait for the leader, then kill what is left of the group."""
     spec = json.loads((directory / "launch.json").read_text())
     started_at = time.time()
@@ -59,7 +57,6 @@ def run(directory: Path, held: Collection[int]) -> dict[str, Any]:
                 stderr=subprocess.STDOUT,
                 preexec_fn=_default_signals,
                 start_new_session=True,
-                pass_fds=held,
             )
         except OSError as e:
             log.write(f"cannot start {spec['argv'][0]}: {e}\n".encode())
@@ -89,4 +86,4 @@ def _default_signals() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]))

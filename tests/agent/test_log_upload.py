@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from agent.api_client import ApiClient
 from agent.log_upload import PIECE_BYTES, LogUpload
-from agent.messages import HEARTBEAT_S, Exit, Facts
+from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer
 from agent.reporter import Reporter, State
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import agents as agents_table
@@ -208,6 +208,26 @@ def test_a_store_that_is_away_delays_no_heartbeat(world: World, platform: Platfo
         time.sleep(0.1)
     assert time.monotonic() - began < 6.5 * HEARTBEAT_S
     assert reporting.finish(Exit(exit_code=0, evidence=None, stop_reason=None))
+
+
+def test_heartbeats_come_as_seldom_as_the_control_plane_says(world: World) -> None:
+    times: list[float] = []
+
+    class Seldom(ApiClient):
+        def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
+            times.append(time.monotonic())
+            return HeartbeatAnswer(next_s=2.0 if len(times) < 3 else 60.0)
+
+    world.api = Seldom("http://127.0.0.1:9", "t")
+    reporting = reporter(world)
+    reporting.start()
+    while len(times) < 3:
+        time.sleep(0.05)
+    assert times[2] - times[0] >= 4.0
+    began = time.monotonic()
+    reporting.log_retries = RetryPolicy(give_up_s=0.0)
+    assert reporting.finish(Exit(exit_code=0, evidence=None, stop_reason=None)), "the end waits for no interval"
+    assert time.monotonic() - began < 30.0
 
 
 def test_no_job_waits_for_its_log(world: World, platform: Platform, held: Claim) -> None:

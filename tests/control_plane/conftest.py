@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.api.app import create_app
-from control_plane.attempts import stored_base_models
+from control_plane.attempts.inputs import stored_base_models
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs

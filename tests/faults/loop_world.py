@@ -7,6 +7,7 @@ the clock.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from agent.messages import Heartbeat, Restored
+from agent.workload import Kind
 from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
@@ -31,6 +33,7 @@ from control_plane.platform.context import Logins, Platform
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
+from control_plane.queue.snapshot import has_result
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from ft_assets.errors import Conflict, Fault
@@ -106,7 +109,7 @@ class World:
         self._wishes()
         cycle.run_cycle(self.platform)
         for held in self._held():
-            self._train(held)
+            (self._train if held.kind is Kind.TRAIN else self._answer)(held)
         self._evaluate()
         cycle.run_cycle(self.platform)
 
@@ -151,7 +154,7 @@ class World:
         step = min(STEPS, (attempt.from_step or 0) + int(ran * STEPS / ticks))
         if step > (attempt.from_step or 0):
             lines = [{"step": step, "total_steps": STEPS, "loss": 1.0, "learning_rate": 1e-3, "time": now.timestamp()}]
-            agents.heartbeat(platform, held, Heartbeat(phase="train", metrics=tuple(lines)))
+            agents.heartbeat(platform, agents.introduce(platform, held, may_read=[]), Heartbeat(phase="train", metrics=tuple(lines)))
         if step > saved:
             attempts.record_checkpoint(
                 platform, held, step=step, prefix=f"p/{held.workload}/{step}", manifest_sha256="0", metrics={}, final=step == STEPS
@@ -159,6 +162,18 @@ class World:
         failure = self._why_it_ends(held.job_id)
         if step == STEPS or failure is not None:
             self._finish(held, None if step == STEPS else failure, step, attempt.started_at)
+
+    def _answer(self, held: Claim) -> None:
+        """What the workload of an evaluation does: it ends in the tick after its start."""
+        with self.platform.engine.connect() as conn:
+            this = (attempts_table.c.job_id == held.job_id) & (attempts_table.c.attempt == held.attempt)
+            started = conn.execute(sa.select(attempts_table.c.started_at).where(this)).scalar_one()
+            stop = attempts.requested_stop(conn, held)
+        if started is None:
+            agents.introduce(self.platform, held, may_read=[])
+            attempts.mark_started(self.platform, held, started_at=self.now().timestamp())
+        else:
+            self._finish(held, CANCELLED if stop else None, 0, started)
 
     def _why_it_ends(self, job_id: str) -> FailureClass | None:
         with self.platform.engine.connect() as conn:
@@ -175,7 +190,9 @@ class World:
         attempts.finish(self.platform, held, Ending(outcome=code, failure=failure, last_step=step, trained_tokens=9, status=status))
 
     def _evaluate(self) -> None:
-        query = sa.select(jobs_table.c.id).where(jobs_table.c.state == JobState.EVALUATING)
+        """Conclude the jobs whose evaluation has its result."""
+        answered = has_result(jobs_table.c.id, None)
+        query = sa.select(jobs_table.c.id).where(jobs_table.c.state == JobState.EVALUATING, answered)
         with self.platform.engine.connect() as conn:
             trained = list(conn.execute(query).scalars())
         for job_id in trained:
@@ -231,6 +248,8 @@ def _breaches(platform: Platform, gpus: Mapping[str, int]) -> Iterator[str]:
         numbers: dict[str, list[Any]] = {}
         for r in conn.execute(sa.select(attempts_table).order_by(attempts_table.c.attempt)):
             numbers.setdefault(r.job_id, []).append(r)
+        evaluated = sa.select(reservations.c.job_id).where(reservations.c.kind == Kind.EVALUATE)
+        evaluations = Counter(conn.execute(evaluated).scalars())
         granted = sa.text("SELECT job_id, count(*) AS granted FROM job_events WHERE code = 'job_provisioning' GROUP BY job_id")
         told = {r.job_id: r.granted for r in conn.execute(granted)}
     for node, size in gpus.items():
@@ -243,11 +262,12 @@ def _breaches(platform: Platform, gpus: Mapping[str, int]) -> Iterator[str]:
         needs = state in (JobState.PROVISIONING, JobState.RUNNING, JobState.PAUSING)
         if needs and (got is None or got.attempt != job.attempt):
             yield f"{job.id} is {state} in attempt {job.attempt} and holds {got}"
-        if got is not None and not needs and state not in FINAL:
+        judged = got is not None and got.kind == Kind.EVALUATE
+        if got is not None and not needs and state not in FINAL and not (judged and state is JobState.EVALUATING):
             yield f"{job.id} is {state} and holds attempt {got.attempt}"
-        if got is not None and sum(n for _, n in got.placement) != job.num_gpus:
+        if got is not None and sum(n for _, n in got.placement) != (1 if judged else job.num_gpus):
             yield f"{job.id} holds {got.placement}, not {job.num_gpus} GPUs"
-        if [a.attempt for a in numbers.get(job.id, [])] != list(range(1, job.attempt + 1)):
+        if [a.attempt for a in numbers.get(job.id, [])] != list(range(1, job.attempt + evaluations[job.id] + 1)):
             yield f"{job.id} is in attempt {job.attempt}, and has {numbers.get(job.id)}"
         if told.get(job.id, 0) != job.attempt:
             yield f"{job.id} was told of {told.get(job.id, 0)} grants, and had {job.attempt}"

@@ -8,7 +8,7 @@ import pytest
 FOR_DATA = {"numpy", "pyarrow", "tokenizers", "torch", "transformers", "mlflow"}
 
 
-@pytest.mark.parametrize("module", ["sensors.queue_listener", "deploy.local.dagster_web.__main__"])
+@pytest.mark.parametrize("module", ["sensors.daemon", "deploy.local.dagster_web.__main__"])
 def test_a_process_that_reads_no_training_data_imports_no_library_for_it(module: str) -> None:
     code = f"import sys, {module}; print(*sorted({FOR_DATA!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
 
 import dagster as dg
 import pytest
-import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test
 
 from control_plane.evaluations import service
 from control_plane.evaluations.tables import Evaluation
-from control_plane.evaluations.tables import evaluations as table
 from control_plane.platform.context import Platform
+from control_plane.queue.cycle import run_cycle
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.assets import adapter_evaluation
 from ft_assets.platform_resource import PlatformResource
@@ -31,7 +29,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def ordered(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> tuple[Platform, Evaluation]:
-    """A platform that the environment describes, with one evaluation that waits."""
+    """A platform that the environment describes, with one evaluation that holds a reservation."""
     platform = fresh_platform
     monkeypatch.setenv("FT_DATABASE_URL", platform.engine.url.render_as_string(hide_password=False))
     monkeypatch.setenv("FT_HOME", str(platform.settings.home))
@@ -39,7 +37,9 @@ def ordered(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> tuple[
     digest = platform.models.get("tiny-base").digest
     name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
     adapter = add_adapter(platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
-    return platform, service.request(platform, tenant.id, adapter)
+    order = service.request(platform, tenant.id, adapter)
+    run_cycle(platform)
+    return platform, order
 
 
 def tick(instance: dg.DagsterInstance) -> dg.SensorResult | dg.SkipReason:
@@ -61,7 +61,7 @@ def test_an_order_gets_one_run_of_its_jobs_partition(ordered: tuple[Platform, Ev
     assert isinstance(tick(instance), dg.SkipReason)
 
 
-def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
+def test_a_run_that_ended_before_its_evaluation_is_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     _, row = ordered
     create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.FAILURE)
     assert isinstance(tick(instance), dg.SkipReason), "a run that ended just now may still have written something"
@@ -72,28 +72,9 @@ def test_a_run_that_ended_before_it_began_is_replaced(ordered: tuple[Platform, E
     assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
 
 
-def test_a_silent_run_is_counted_as_failed_and_replaced(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
-    platform, row = ordered
-    silent = create_run_for_test(
-        instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{row.id}#0"}, status=dg.DagsterRunStatus.STARTED
-    )
-    assert service.claim(platform, row.id) is not None
-    assert isinstance(tick(instance), dg.SkipReason)
-    long_ago = platform.clock() - service.LOST_AFTER - timedelta(seconds=1)
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(table).where(table.c.id == row.id).values(beat_at=long_ago))
-    result = tick(instance)
-    assert isinstance(result, dg.SensorResult)
-    assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
-    ended = instance.get_run_by_id(silent.run_id)
-    assert ended is not None
-    assert ended.status is dg.DagsterRunStatus.FAILURE
-
-
 def test_a_run_whose_evaluation_is_done_reports_its_verdict(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:
     platform, row = ordered
-    held = service.claim(platform, row.id)
-    assert held is not None
+    held = service.find(platform, row.id)
     with platform.engine.begin() as conn:
         service.finish(conn, held, state="succeeded", outcome="quarantined", reasons=["task_not_better"], finished_at=platform.clock())
     key = f"{row.tenant_id}:{row.job_id}"

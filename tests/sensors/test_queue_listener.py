@@ -11,8 +11,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from dagster._core.test_utils import create_run_for_test
 
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
@@ -25,6 +27,7 @@ from resources.dagster.graphql_client import DagsterLaunches
 from sensors.queue_listener import LAUNCHES_AT_ONCE, QueueListener, listen, run
 from sensors.run_requests import MAX_REQUESTS_PER_TICK, missing
 from tests.support.jobs import launched_runs
+from tests.support.jobs.registered_adapter import add_adapter
 
 
 @pytest.fixture
@@ -223,19 +226,20 @@ def test_a_connection_that_the_server_ends_is_made_again(
     fresh_platform: Platform, submit: Callable[[], tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    alive, ending = tmp_path / "alive", threading.Event()
-    thread = threading.Thread(target=run, args=(fresh_platform, "http://127.0.0.1:9", alive, ending))
+    ending = threading.Event()
+    thread = threading.Thread(target=run, args=(fresh_platform, "http://127.0.0.1:9", ending))
     thread.start()
-    until(alive.exists, 20)
     listening = sa.text("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = 'LISTEN ft_queue'")
+
+    def listeners() -> list[int]:
+        with fresh_platform.engine.connect() as conn:
+            return list(conn.execute(listening).scalars())
+
+    until(lambda: len(listeners()) == 1, 20)
+    (first,) = listeners()
     with fresh_platform.engine.connect() as conn:
-        (first,) = conn.execute(listening).scalars()
-        alive.unlink()
         conn.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": first})
-    until(alive.exists, 10)
-    with fresh_platform.engine.connect() as conn:
-        (again,) = conn.execute(listening).scalars()
-    assert again != first
+    until(lambda: len(listeners()) == 1 and listeners() != [first], 10)
     assert thread.is_alive()
     ending.set()
     thread.join(60)
@@ -247,3 +251,65 @@ def test_a_webserver_that_is_away_is_told_as_such() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:9/graphql did not launch the run"):
         launches.launch(dg.RunRequest(run_key="k", job_name="prepare"))
     launches.close()
+
+
+class Launching(DagsterLaunches):
+    """A webserver that takes every run."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", token="t")
+        self.asked: list[str] = []
+
+    def launch(self, request: dg.RunRequest) -> str:
+        self.asked.append(str(request.run_key))
+        return str(uuid.uuid4())
+
+
+def test_what_is_open_is_looked_at_again_without_a_word_and_an_idle_queue_is_not(
+    fresh_platform: Platform, instance: dg.DagsterInstance, submit: Callable[[], tuple[str, str]]
+) -> None:
+    listener = QueueListener(fresh_platform, instance, Launching(), open_look_s=0.3)
+    assert listener.is_due(), "what happened before the start"
+    listener.look()
+    time.sleep(0.4)
+    assert not listener.is_due()
+    tenant, job_id = submit()
+    listener.look()
+    assert not listener.is_due()
+    until(listener.is_due)
+    jobs.cancel(fresh_platform, tenant, job_id)
+    listener.look()
+    time.sleep(0.4)
+    assert not listener.is_due()
+
+
+def test_a_run_that_ended_is_replaced_while_its_job_is_open(
+    fresh_platform: Platform, instance: dg.DagsterInstance, submit: Callable[[], tuple[str, str]]
+) -> None:
+    launches = Launching()
+    _, job_id = submit()
+    create_run_for_test(instance, job_name="prepare", tags={"dagster/ft_run_key": f"{job_id}#prepare0"}, status=dg.DagsterRunStatus.FAILURE)
+    time.sleep(1.1)  # a run that ended just now may still move its job
+    listener = QueueListener(fresh_platform, instance, launches)
+    listener.look()
+    listener.look()
+    assert launches.asked == [f"{job_id}#prepare1"]
+
+
+def test_an_ordered_evaluation_is_heard_and_requested_once(
+    fresh_platform: Platform, instance: dg.DagsterInstance, heard: list[float]
+) -> None:
+    tenant, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    name = f"ft:tiny-base:{tenant.id}:x:{uuid.uuid4().hex[:8]}"
+    digest = fresh_platform.models.get("tiny-base").digest
+    adapter = add_adapter(fresh_platform, tenant.id, name=name, stage="production", loaded=False, base_digest=digest)
+    before = len(heard)
+    order = evaluations.request(fresh_platform, tenant.id, adapter)
+    until(lambda: len(heard) > before)
+    launches = Launching()
+    listener = QueueListener(fresh_platform, instance, launches)
+    listener.look()
+    assert launches.asked == [f"{order.id}#0"]
+    create_run_for_test(instance, job_name="reevaluate", tags={"dagster/ft_run_key": f"{order.id}#0"}, status=dg.DagsterRunStatus.STARTED)
+    listener.look()
+    assert len(launches.asked) == 1

@@ -18,7 +18,9 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
+from control_plane.queue.cycle import run_cycle
 from control_plane.queue.launches import due_runs, replace_run
+from control_plane.queue.scheduler import Start
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
 from sensors.run_coordinator import AdmissionRunCoordinator
@@ -114,7 +116,11 @@ def test_a_run_by_hand_without_a_key_serves_what_is_due_and_a_second_one_is_refu
     assert missing(platform, instance, due_runs(platform, ("prepare",)), by="sensor") == [], "nobody asks for what a run by hand serves"
     with platform.engine.begin() as conn:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
+    assert due_runs(platform, ("evaluate",)) == [], "it waits for a GPU"
+    assert [type(d) for d in run_cycle(platform)] == [Start]
     (due,) = due_runs(platform, ("evaluate",))
+    assert (due.attempt, due.num_gpus, due.run_key) == (1, 1, f"{job_id}#evaluate0")
+    assert "holds no reservation" in (refusal(instance, "train", key) or ""), "that of an evaluation trains nothing"
     assert refusal(instance, "evaluate", key, run_key=due.run_key, asked_by="sensor") is None
     assert f"serves {due.run_key}" in (refusal(instance, "evaluate", key) or "")
 

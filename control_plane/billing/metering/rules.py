@@ -20,6 +20,8 @@ from ft_assets.training.failures import Outcome
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ON_DEMAND: Pricing = "on_demand"
+LAUNCHER = "launcher"
+"""Reporter of what the launcher observed: when the process group, or the pod, started and ended. Others report what they conclude."""
 SEEN, INFERRED = "workload", "inferred"
 """Source of an end: the process was seen to end, or this was its last sign of life (its machine was lost)."""
 
@@ -29,7 +31,7 @@ class MeterEvent:
     """One report of an attempt's start or end."""
 
     id: str
-    """``<job>/a<attempt>/<kind>``, plus ``/<source>`` for a second reporter: a repeated report has the same id."""
+    """``<job>/a<attempt>/<kind>``, plus ``/launcher`` for what the launcher observed: a repeated report has the same id."""
     tenant_id: str
     job_id: str
     attempt: int
@@ -38,6 +40,10 @@ class MeterEvent:
     received_at: datetime
     data: Mapping[str, Any] = field(default_factory=dict)
     """For a start: tier, gpu_type, num_gpus, pricing, model. For an end: outcome, fault, source, and `work` if a preemption is involved."""
+
+    @property
+    def is_observed(self) -> bool:
+        return self.id.endswith(f"/{LAUNCHER}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +98,12 @@ def fold(events: Iterable[MeterEvent]) -> Interval | None:
     """Return the interval described by the reports of one attempt; None while its start or end is unknown.
 
     1. Of reports with the same id, the first received counts; of those received at once, the one whose content sorts first.
-    2. Of starts with different ids, the earliest counts: GPUs were held from then on.
+    2. Of starts with different ids, the launcher's counts, else the earliest: GPUs were held from then on.
     3. An observed end (:data:`SEEN`) counts before an inferred one, then the earliest: doubts are resolved in the tenant's favor.
     4. Ties go to the id that sorts first.
     """
     first = sorted(_first_of_each(events), key=lambda e: (e.at, e.id))
-    starts = [e for e in first if e.kind == "started"]
+    starts = sorted((e for e in first if e.kind == "started"), key=lambda e: not e.is_observed)
     ends = sorted((e for e in first if e.kind == "ended"), key=lambda e: e.data.get("source", SEEN) != SEEN)
     if not starts or not ends:
         return None
@@ -168,8 +174,8 @@ def kept_ms(interval: Interval) -> int | None:
 def bill(interval: Interval, prices: PriceBook) -> list[Entry]:
     """Return the ledger entries of one closed interval.
 
-    1. Usage: every GPU from workload start to workload end, at the prices at its start. Waiting in the queue is free, and so is evaluation,
-       which no interval covers.
+    1. Usage: every GPU from workload start to workload end, of trainings and evaluations, at the prices at its start. Waiting in the queue
+       is free.
     2. Platform at fault: the whole attempt is refunded at once.
     3. User at fault, or success: nothing is refunded.
     4. Ambiguous: nothing yet; an operator decides (``service.refunds``).

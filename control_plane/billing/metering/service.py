@@ -14,13 +14,13 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts, checkpoints
 from control_plane.billing import ledger, prices
 from control_plane.billing.metering.rounds import Round
-from control_plane.billing.metering.rules import INFERRED, SEEN, MeterEvent, Work, bill, fold, goes_on_after_stop, milliseconds
+from control_plane.billing.metering.rules import INFERRED, LAUNCHER, SEEN, MeterEvent, Work, bill, fold, goes_on_after_stop, milliseconds
 from control_plane.billing.refunds import open_case
 from control_plane.billing.rules import Entry, usage_id
 from control_plane.billing.tables import ledger_entries, meter_events, unbilled_attempts
@@ -51,11 +51,12 @@ class Metered:
 
 
 def report_started(
-    conn: Connection, of: Metered, *, tier: str, model: str, pool: Pool, num_gpus: int, at: datetime, now: datetime
+    conn: Connection, of: Metered, *, tier: str, model: str, pool: Pool, num_gpus: int, at: datetime, now: datetime, seen: bool = True
 ) -> None:  # fmt: skip
-    """Report that the workload of an attempt started; the first report counts."""
+    """Report that the workload of an attempt started, as the launcher observed (`seen`) or as is concluded; the first report of each
+    counts."""
     data = {"tier": tier, "gpu_type": pool.gpu_type, "num_gpus": num_gpus, "pricing": pool.pricing, "model": model}
-    _report(conn, of, "started", data, at=at, now=now)
+    _report(conn, of, "started", data, at=at, now=now, seen=seen)
 
 
 def report_ended(
@@ -69,14 +70,14 @@ def report_ended(
     seen: bool,
     work: Work | None = None,
 ) -> None:
-    """Report that the workload of an attempt ended at `at`, observed or its last sign of life.
+    """Report that the workload of an attempt ended at `at`: as the launcher observed (`seen`), or when it was last seen.
 
     `work` (:func:`work`) is given if the attempt was preempted or resumed after a preemption.
     """
     data: dict[str, object] = {"outcome": outcome, "fault": fault and str(fault), "source": SEEN if seen else INFERRED}
     if work is not None and (work.after_stop or (outcome == Outcome.PREEMPTED and fault is Fault.PLATFORM)):
         data["work"] = asdict(work)
-    _report(conn, of, "ended", data, at=at, now=now)
+    _report(conn, of, "ended", data, at=at, now=now, seen=seen)
 
 
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
@@ -175,18 +176,22 @@ def closed_unbilled(conn: Connection) -> tuple[int, datetime | None]:
 
 
 def running(conn: Connection, tenant: str | None, *, job_id: str | None = None) -> list[MeterEvent]:
-    """Return starts of attempts without an end that are not billed, of one tenant or (None) of all."""
+    """Return the start of each attempt without an end that is not billed, of one tenant or (None) of all."""
     this = (meter_events.c.job_id == unbilled_attempts.c.job_id) & (meter_events.c.attempt == unbilled_attempts.c.attempt)
-    query = sa.select(*EVENT).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended"))
+    attempt, observed = (meter_events.c.job_id, meter_events.c.attempt), meter_events.c.id.endswith(f"/{LAUNCHER}")
+    query = (
+        sa.select(*EVENT).join(unbilled_attempts, this).where(meter_events.c.kind == "started", ~has("ended")).ext(distinct_on(*attempt))
+    )
     if tenant is not None:
         query = query.where(meter_events.c.tenant_id == tenant)
     if job_id is not None:
         query = query.where(meter_events.c.job_id == job_id)
-    return many(conn, query.order_by(meter_events.c.at, meter_events.c.id), MeterEvent)
+    found = many(conn, query.order_by(*attempt, observed.desc(), meter_events.c.at), MeterEvent)
+    return sorted(found, key=lambda start: (start.at, start.id))
 
 
-def _report(conn: Connection, of: Metered, kind: str, data: Mapping[str, object], *, at: datetime, now: datetime) -> None:
-    id_, to_bill = f"{of.job_id}/a{of.attempt}/{kind}", asdict(of)
+def _report(conn: Connection, of: Metered, kind: str, data: Mapping[str, object], *, at: datetime, now: datetime, seen: bool) -> None:
+    id_, to_bill = f"{of.job_id}/a{of.attempt}/{kind}{f'/{LAUNCHER}' if seen else ''}", asdict(of)
     values = {**to_bill, "id": id_, "kind": kind, "data": data, "at": at, "received_at": now}
     new = insert(meter_events).values(values).on_conflict_do_nothing(index_elements=["id"]).returning(meter_events.c.id)
     if conn.execute(new).scalar() is None or kind != "started":

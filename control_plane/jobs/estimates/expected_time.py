@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from agent.workload import Kind as Workload
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, pools
 from control_plane.capacity.pools import job_class
@@ -32,7 +33,7 @@ from ft_assets.base_models import BaseModel
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.split import automatic_fraction
 from ft_assets.training import hyperparameters, methods
-from ft_assets.training.cost_model import Cost, cost
+from ft_assets.training.cost_model import SETUP_S, Cost, cost
 from ft_assets.training.memory import Case
 from ft_assets.training.methods import Method
 from ft_assets.training.spec import Quantization, TrainingSpec
@@ -113,7 +114,17 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
     seed = request.seed or 0
     spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
-    return Expected(gpu_seconds=expected.expected_s * spec.world_size, counted=known is not None)
+    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model)
+    return Expected(gpu_seconds=gpu_seconds, counted=known is not None)
+
+
+EVALUATED_7B_S = 1800.0
+"""Seconds in which a 7B model on one GPU answers the held-out rows, the built-in suites and a few capability suites."""
+
+
+def evaluation_s(model: BaseModel) -> float:
+    """Return how long the evaluation that follows a training holds its GPU: mostly reading and generating, which grow with the weights."""
+    return SETUP_S + EVALUATED_7B_S * model.num_parameters / 7e9
 
 
 def splits_long_rows(method: Method, policies: Policies) -> bool:
@@ -233,7 +244,7 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
     """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt)."""
     pool = (
         sa.select(reservations.c.pool)
-        .where(reservations.c.job_id == jobs.c.id)
+        .where(reservations.c.job_id == jobs.c.id, reservations.c.kind == Workload.TRAIN)
         .order_by(reservations.c.attempt.desc())
         .limit(1)
         .scalar_subquery()
@@ -248,6 +259,8 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
         .limit(NEWEST)
         .subquery()
     )  # fmt: skip
+    same = (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt)
+    evaluates = sa.exists().where(same, reservations.c.kind != Workload.TRAIN)
     wall_s = sa.func.sum(_seconds(attempts.c.ended_at - attempts.c.started_at))
     setup_s = _seconds(chosen.c.first_step_at - sa.func.min(attempts.c.started_at))
     query = (
@@ -258,7 +271,7 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
             sa.func.count(attempts.c.attempt).label("num_attempts"),
         )
         .join(attempts, attempts.c.job_id == chosen.c.id)
-        .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None))
+        .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None), ~evaluates)
         .group_by(*chosen.c)
     )  # fmt: skip
     return many(conn, query, _Trained)

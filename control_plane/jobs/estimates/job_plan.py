@@ -18,7 +18,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import hyperparameters, memory, model_shapes, requested_hyperparameters
+from ft_assets.training import cost_model, hyperparameters, memory, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit
 from ft_assets.training.model_shapes import ModelShape
@@ -67,7 +67,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
         recipe=request.recipe,
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
-        has_flex=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
+        has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
     return Placed(plan=plan, fit=fit_on(pool, plan, shape_of(model), tier=tier))
 
@@ -125,7 +125,10 @@ def shape_of(model: BaseModel) -> ModelShape:
 
 
 def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FOR) -> Fit:
-    """Fit the plan into a GPU of `pool`; requested GPUs, strategy and micro-batch are kept or refused."""
+    """Fit the plan into a GPU of `pool`; requested GPUs, strategy and micro-batch are kept or refused.
+
+    On a GPU activations are recomputed only if they would not fit: it costs a third of the speed (benchmarks/gpu_h200_202611.json).
+    """
     _check_width(plan, pool, tier)
     asked = plan.requested.get("per_device_batch_size")
     on_cpu = memory.GPUS[pool.gpu_type].is_cpu
@@ -141,7 +144,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         attention=plan.attention,
         quantization=plan.quantization or Quantization(),
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
-        gradient_checkpointing=plan.gradient_checkpointing,
+        gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )
     found = memory.Placement(
         gpu=memory.GPUS[pool.gpu_type],
@@ -152,6 +155,7 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         fixed_batch=bool(asked) or on_cpu,
         fixed_checkpointing="gradient_checkpointing" in plan.requested,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if on_cpu else 0,
+        micro_batch_s=lambda tried: cost_model.micro_batch_s(tried, pool.gpu_type, tokens=tried.tokens),
     ).fit(case)
     requested_hyperparameters.check_placement(strategy=found.strategy, optimizer=plan.optimizer, precision=plan.precision)
     return found

@@ -81,7 +81,8 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
     seconds, epochs = expected.expected_s, spec.optimization.num_epochs
-    gpu_seconds = seconds * spec.world_size
+    evaluation_s = expected_time.evaluation_s(model)
+    gpu_seconds = seconds * spec.world_size + evaluation_s
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
     prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()
     this = scheduler.Waiting(
@@ -112,7 +113,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         quota=JobQuota(**quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict()),
         recipe=spec.recipe,
         memory=placed.fit.to_dict(),
-        assumptions=_assumptions(method, tokens, spec, expected, pool, prices, tier, start),
+        assumptions=_assumptions(method, tokens, spec, expected, evaluation_s, pool, prices, tier, start),
     )
 
 
@@ -223,6 +224,7 @@ def _assumptions(
     tokens: Tokens,
     spec: TrainingSpec,
     expected: expected_time.Expectation,
+    evaluation_s: float,
     pool: Pool,
     prices: PriceList,
     tier: str,
@@ -238,7 +240,7 @@ def _assumptions(
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),
         f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
-        f"in tier {tier}; evaluation is free",
+        f"in tier {tier}, for the training and {evaluation_s:.0f} s of evaluation on one GPU",
         queue if start is not None else "no start can be estimated: too few GPUs, the hard cap is reached, or the queue is too long",
         f"tier {tier} promises no start: how long a job waits has no bound"
         if promise is None

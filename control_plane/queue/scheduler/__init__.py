@@ -2,6 +2,7 @@
 
 from control_plane.queue.scheduler.model import Ahead as Ahead
 from control_plane.queue.scheduler.model import Decision as Decision
+from control_plane.queue.scheduler.model import Evaluation as Evaluation
 from control_plane.queue.scheduler.model import Placement as Placement
 from control_plane.queue.scheduler.model import Preempt as Preempt
 from control_plane.queue.scheduler.model import Reason as Reason

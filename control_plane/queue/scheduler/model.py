@@ -43,6 +43,15 @@ class Reservation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What a job waits for that was trained already. It stops no other job and is not stopped, because it is short."""
+
+    id: str | None
+    """The ordered evaluation; None: the one that follows the job's training, whose time was held against the hard cap with that of the
+    training, so that the cap does not bar it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
     job_id: str
     tenant: str
@@ -66,6 +75,8 @@ class Waiting:
     promise: Reservation | None = None
     barred_until: float | None = None
     """When its tenant's hard cap or suspension last barred it in this stay; time before that does not count as waiting."""
+    evaluation: Evaluation | None = None
+    """It waits to be evaluated, not to be trained."""
 
     def waited(self, now: float) -> float:
         """Seconds in the queue over all stays, excluding time barred."""
@@ -104,7 +115,7 @@ class Running:
     preemptions: int = 0
     spot: bool = False
     stoppable: bool = True
-    """False while another transaction holds its rows: its GPUs must not be given away."""
+    """False while another transaction holds its rows, and for an evaluation: its GPUs must not be given away."""
     stopping: bool = False
     """It was asked to stop and will release its GPUs soon."""
     stopping_for: str | None = None
@@ -134,6 +145,7 @@ class Start:
     placement: Placement = ()
     backfill: bool = False
     """It overtakes a job with a reservation, and ends before it or uses other GPUs."""
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

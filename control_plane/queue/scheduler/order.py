@@ -25,22 +25,25 @@ def order(
     """Return jobs in the order in which they are offered GPUs.
 
     1. Premium before standard before free.
-    2. Within a tier, overdue jobs first, the longest overdue before others.
-    3. Then least work first: expected seconds times GPUs (to a power), times the tenant's fair-share factor (:func:`factors`), divided by
+    2. Within a tier, evaluations first, which are short and release a result.
+    3. Then overdue jobs, the longest overdue before others.
+    4. Then least work first: expected seconds times GPUs (to a power), times the tenant's fair-share factor (:func:`factors`), divided by
        one plus its age.
-    4. Earlier queued first.
-    5. Job id, so that ties always sort alike.
+    5. Earlier queued first.
+    6. Job id, so that ties always sort alike.
     """
     factor, due_at = fair or {}, due or {}
 
     def key(job: Waiting) -> tuple[int, int, float, float, str]:
         tier = TIER_ORDER[job.tier]
+        if job.evaluation is not None:
+            return tier, 0, 0.0, job.queued_at, job.job_id
         waited = job.waited(now)
         late = overdue(job, waited, due_at.get(job.job_id, job.due_at))
         if late >= 0.0:
-            return tier, 0, -late, job.queued_at, job.job_id
+            return tier, 1, -late, job.queued_at, job.job_id
         work = job.expected_s * float(job.num_gpus) ** rules.size_exponent * factor.get(job.tenant, 1.0)
-        return tier, 1, work / (1.0 + waited / rules.age_scale_s), job.queued_at, job.job_id
+        return tier, 2, work / (1.0 + waited / rules.age_scale_s), job.queued_at, job.job_id
 
     return sorted(waiting, key=key)
 

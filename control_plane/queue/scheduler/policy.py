@@ -34,7 +34,8 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
        1. for a premium job: jobs of lower tiers;
        2. for a job that is due, or much shorter: jobs of its own tier or a lower one that have run for a while, never premium ones.
     6. A gang that no pool can ever hold waits forever with that reason, and blocks no other job.
-    7. Jobs of capped or suspended tenants come last; they do not start and block no other job.
+    7. Jobs of capped or suspended tenants come last; they do not start and block no other job. A cap does not bar the evaluation that
+       follows a job's training.
     """
     this = _Round(snapshot, now, rules)
     this.walk()
@@ -61,18 +62,14 @@ class _Round:
         self.timelines = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
         self._run()
         self._able: dict[tuple[str, str, int, bool], list[Pool]] = {}
-        self.blocked: dict[str, tuple[Reason, str]] = {
-            **{tenant: (Reason.WAITING_FOR_QUOTA, why) for tenant, why in snapshot.capped.items()},
-            **{tenant: (Reason.TENANT_SUSPENDED, why) for tenant, why in snapshot.suspended.items()},
-        }
         fair = factors(snapshot, rules=rules)
-        admissible = [w for w in snapshot.waiting if w.tenant not in self.blocked]
+        admissible = [w for w in snapshot.waiting if w.evaluation is None and self.blocked(w) is None]
         due = due_times(admissible, self.timelines, self.names, now=now, rules=rules)
         self.max_queue_waits = max_queue_waits(admissible, due, self.names)
         self.due: dict[str, float | None] = {w.job_id: due.get(w.job_id, w.due_at) for w in snapshot.waiting}
         every = order(snapshot.waiting, now=now, rules=rules, fair=fair, due=due)
-        self.queue = [w for w in every if w.tenant not in self.blocked]
-        self.last = [w for w in every if w.tenant in self.blocked]
+        self.queue = [w for w in every if self.blocked(w) is None]
+        self.last = [w for w in every if self.blocked(w) is not None]
         self.reservations = ReservationPlan(self.timelines, now)
         self.starts: dict[str, Start] = {}
         self.stops: dict[str, list[Preempt]] = {}
@@ -94,6 +91,14 @@ class _Round:
         """Shortest length for which no victims were found, by kind of job: longer jobs find none either."""
         self._orders: dict[bool, dict[str, list[Running]]] = {}
         self.searches = {True: rules.preemptors, False: rules.preemptors}
+
+    def blocked(self, job: Waiting) -> tuple[Reason, str] | None:
+        """Return why its tenant's jobs may not start now; None if they may."""
+        if (suspended := self.snapshot.suspended.get(job.tenant)) is not None:
+            return Reason.TENANT_SUSPENDED, suspended
+        capped = self.snapshot.capped.get(job.tenant)
+        held_before = job.evaluation is not None and job.evaluation.id is None
+        return None if capped is None or held_before else (Reason.WAITING_FOR_QUOTA, capped)
 
     # Running jobs
 
@@ -185,7 +190,10 @@ class _Round:
             if placement is not None:
                 timelines.start(job.job_id, job.tier, placement, length(job))
                 backfill = pool.name in before and job.promise is None
-                start = Start(job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill)
+                start = Start(
+                    job_id=job.job_id, pool=pool.name, num_gpus=job.num_gpus, placement=placement, backfill=backfill,
+                    evaluation=job.evaluation,
+                )  # fmt: skip
                 self.starts[job.job_id] = start
                 return start
         return None
@@ -228,7 +236,13 @@ class _Round:
     def _preempt(self, job: Waiting, pools: Sequence[Pool]) -> bool:
         """Apply rule 5; returns whether the job released one of the limited reservations of a pool and tier."""
         premium, due, soon = job.tier == RESERVED_FOR, self._is_due(job), self.rules.handshake_s + TIE_S
-        if job.job_id in self.stops or job.job_id in self.served or not (premium or self.rules.slicing) or self.searches[premium] <= 0:
+        if (
+            job.evaluation is not None
+            or job.job_id in self.stops
+            or job.job_id in self.served
+            or not (premium or self.rules.slicing)
+            or self.searches[premium] <= 0
+        ):
             return False
         promise = self.reservations.of.get(job.job_id)
         if promise is not None and promise.start <= self.now + soon:
@@ -301,7 +315,7 @@ class _Round:
     # Decisions
 
     def answer(self) -> list[Decision]:
-        """Return decisions about all jobs, in order."""
+        """Return decisions about all jobs, in order; none about an evaluation that waits, which has no place in the queue of jobs."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
         promised = {job_id: (p.pool, p.start) for job_id, p in self.reservations.of.items()}
         guesses = forecast(((w, self.names(w)) for w in waiting), self.timelines, promised, self.now)
@@ -311,6 +325,7 @@ class _Round:
         for job in [*self.queue, *self.last]:
             if job.job_id in self.starts:
                 decisions.append(self.starts[job.job_id])
+            if job.job_id in self.starts or job.evaluation is not None:
                 continue
             position += 1
             stops = self.stops.get(job.job_id, [])
@@ -324,8 +339,8 @@ class _Round:
     def _wait(self, job: Waiting, position: int, ahead: Ahead, guess: float | None, stops: int) -> Wait:
         promise = self.reservations.of.get(job.job_id)
         timelines = [self.timelines[p.name] for p in self.able(job)]
-        if job.tenant in self.blocked:
-            (reason, detail), start = self.blocked[job.tenant], None
+        if (blocked := self.blocked(job)) is not None:
+            (reason, detail), start = blocked, None
         elif not timelines:
             (reason, detail), start = never(job), None
         else:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from agent.workload import Kind
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.occupancy import Held, PoolUse, occupancy
 from control_plane.capacity.pools import Pool
@@ -251,7 +252,8 @@ def _waiting(conn: Connection, now: datetime, which: sa.ColumnElement[bool], *, 
 
 def _running(conn: Connection, which: sa.ColumnElement[bool]) -> list[RunningJob]:
     j, r = jobs.c, reservations.c
-    end = sa.func.coalesce(j.estimated_finish_at, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, j.expected_s))
+    takes_s = sa.case((r.kind == Kind.EVALUATE, j.evaluation_s), else_=j.expected_s)
+    end = sa.func.coalesce(j.estimated_finish_at, r.granted_at + sa.func.make_interval(0, 0, 0, 0, 0, 0, takes_s))
     query = sa.select(
         j.id, j.tenant_id.label("tenant"), j.model, j.tier, j.state, r.attempt, r.pool, r.num_gpus, r.placement, r.backfill,
         r.granted_at.label("since"), end.label("estimated_end"), j.step, j.total_steps, j.preemptions, r.stop_asked_at,

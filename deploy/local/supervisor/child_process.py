@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,40 @@ TAIL_LINES = 15
 """Lines of a dead child's log that an error shows: a Python traceback's last frames and its message."""
 
 
+Fork = Callable[[Sequence[str], Mapping[str, str], Path, int], int | None]
+"""Takes a command, its environment, its directory and the descriptor of its output, and returns the pid of a forked process that has become
+a child of this one; None if nothing can fork it."""
+
+
+@dataclass(slots=True)
+class Adopted:
+    """What :class:`Child` uses of ``subprocess.Popen``, for a child that another process forked."""
+
+    pid: int
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode if self.returncode is not None else self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        return self.returncode if self.returncode is not None else self._wait(0) or 0
+
+    def send_signal(self, signum: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def _wait(self, options: int) -> int | None:
+        pid, status = os.waitpid(self.pid, options)
+        if pid:
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
 @dataclass(slots=True)
 class Child:
     """A started process; its output begins at `log_offset` of the log file, which earlier starts share."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Adopted
     identity: str | None
     started_at: float
     log: Path
@@ -51,17 +80,31 @@ class Child:
         self.process.wait()
 
 
-def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Child:
-    """Start `argv` as the leader of a new process group that appends to `log`."""
+def start(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, fork: Fork = lambda *_: None) -> Child:
+    """Start `argv` as the leader of a new process group that appends to `log`; in a forked process if `fork` makes one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         out.write(f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(argv)}\n".encode())
         out.flush()
         offset = out.tell()
-        process = subprocess.Popen(
-            list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        pid = fork(argv, env, cwd, out.fileno())
+        process = Adopted(pid=pid) if pid is not None else _popen(argv, env, cwd, out.fileno())
     return Child(process=process, identity=identity(process.pid), started_at=time.time(), log=log, log_offset=offset)
+
+
+def _popen(argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(argv), env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def reap_others(own: Collection[int]) -> None:
+    """Wait for ended orphans that this process adopted; ends of its `own` children are read by :meth:`Child.exit_code`."""
+    try:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
+    except ChildProcessError:
+        return
 
 
 def kill_group(pgid: int, sig: signal.Signals) -> None:

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from deploy.local.supervisor.child_process import Fork
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Readiness:
@@ -65,6 +67,10 @@ class Service:
     """The platform is of no use without it: a first start that fails ends the stack, with the reason. The others keep being tried."""
     expendable: bool = False
     """The others do without it: the stack counts as ready while this one is not, and never ends for it."""
+    forked_by: str = ""
+    """Name of the service that forks this one, if it serves: it is waited for, unless it has failed. Empty: a fresh interpreter."""
+    fork: Fork = lambda *_: None
+    """Has `forked_by` fork this service."""
     last: bool = False
     """Ends after all others and after ``when_idle``, which needs it: a database, and whom workloads report their end to."""
 

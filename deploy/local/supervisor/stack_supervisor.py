@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from deploy.local.supervisor import lock, ports
+from deploy.local.supervisor import child_process, lock, ports
 from deploy.local.supervisor.lock import StackFiles
 from deploy.local.supervisor.service_spec import Limits, Service
 from deploy.local.supervisor.stack_report import Phase, ServiceState, StackReport
@@ -26,6 +26,8 @@ from resources.launcher.process_identity import identity
 
 S = ServiceState
 TICK_S = 0.1
+STEADY_TICK_S = 0.5
+"""While every service is up: the kernel reports one that ends (SIGCHLD)."""
 STARVED_S = 2.0
 """If a loop iteration is later than this, the supervisor itself was starved, and services are not blamed for silence."""
 EXPENDABLE_WAIT_S = 10.0
@@ -55,17 +57,21 @@ class Supervisor:
     """Called once on the way down, when all services have ended but those that are the last (the database); its result is reported."""
     expendable_wait_s: float = EXPENDABLE_WAIT_S
     limits: Limits = field(default_factory=Limits)
+    adopts: bool = False
+    """Whether orphans below this process are its children (``PR_SET_CHILD_SUBREAPER``), so that it has to wait for them."""
     _stops: int = 0
     _phase: Phase = Phase.STARTING
     _error: str | None = None
     _why: str = ""
-    _last: str = ""
+    _last: StackReport | None = None
     _served_since: float | None = None
     _was_ready: bool = False
     _num_published: int = -1
     _message: str | None = None
     _units: dict[str, Unit] = field(default_factory=dict)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _hears_ends: bool = False
+    """Whether a child that ends wakes the supervisor, which is so in a process's main thread."""
 
     def __post_init__(self) -> None:
         self.files = StackFiles(home=self.home)
@@ -85,7 +91,7 @@ class Supervisor:
 
         Raises ``Conflict`` when another supervisor has this home or a port is taken: nothing was started then.
         """
-        with lock.held(self.files), _signals(self.stop):
+        with lock.held(self.files), _signals(self.stop, self._wake) as self._hears_ends:
             self._tell(lock.clean_stale(self.files))
             check_ports(self.services)
             with ThreadPoolExecutor(max_workers=max(1, len(self._units)), thread_name_prefix="probe") as executor:
@@ -109,7 +115,11 @@ class Supervisor:
                 self._advance(unit, env, executor)
             self._set_phase()
             self._publish()
-            self._wake.wait(TICK_S)
+            if self.adopts:
+                child_process.reap_others([unit.child.pid for unit in self._units.values() if unit.child is not None])
+            is_steady = self._hears_ends and all(unit.ready for unit in self._units.values())
+            self._wake.wait(STEADY_TICK_S if is_steady else TICK_S)
+            self._wake.clear()
 
     def _needs(self, unit: Unit) -> set[str]:
         """Every service that must be up for `unit` to work."""
@@ -127,6 +137,9 @@ class Supervisor:
             return
         if unit.state in (S.WAITING, S.RESTARTING):
             missing = [n for n in unit.service.after if not self._units[n].ready]
+            forking = self._units.get(unit.service.forked_by)
+            if forking is not None and not forking.ready and not forking.deaths:
+                missing.append(forking.name)
             if missing:
                 unit.detail = f"waits for {', '.join(missing)}"
             elif time.monotonic() >= unit.restart_at:
@@ -256,13 +269,12 @@ class Supervisor:
     def _publish(self) -> None:
         """Write and send the report if anything in it has changed."""
         report = self._report()
-        text = report.to_json()
-        if text == self._last:
+        if report == self._last:
             return
-        write_atomically(self.files.report, text)
+        write_atomically(self.files.report, report.to_json())
         self.on_report(report)
         self._message = None
-        self._last = self._report().to_json()
+        self._last = self._report()
 
 
 def check_ports(services: Sequence[Service]) -> None:
@@ -279,18 +291,19 @@ def check_ports(services: Sequence[Service]) -> None:
 
 
 @contextlib.contextmanager
-def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP call `stop` inside; what they did before is put back."""
+def _signals(stop: Callable[[str], None], wake: threading.Event) -> Iterator[bool]:
+    """Inside, SIGINT, SIGTERM and SIGHUP call `stop`, and a child that ends sets `wake`; yields False in a thread that gets no signals."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield False
         return
 
     def handler(signum: int, _frame: FrameType | None) -> None:
         stop(f"{signal.Signals(signum).name} received")
 
     before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _signum, _frame: wake.set())
     try:
-        yield
+        yield True
     finally:
         for s, previous in before.items():
             signal.signal(s, previous)

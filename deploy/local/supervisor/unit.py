@@ -23,8 +23,8 @@ REPLACE_GRACE_S = 5.0
 """Seconds between the stop signal and SIGKILL for a service that does not answer; a healthy one gets its own grace."""
 PROBE_EVERY_S = 0.2
 """Between readiness probes of a service that starts."""
-PROBES_PER_LIMIT = 8
-"""Liveness probes within `Limits.hung_after_s`: every 2.5 s by default."""
+PROBES_PER_LIMIT = 4
+"""Liveness probes within `Limits.hung_after_s`: every 5 s by default."""
 MAX_TIMEOUT_DOUBLINGS = 3
 """A start gets at most 8 times the configured limit, 24 minutes by default."""
 
@@ -81,7 +81,7 @@ class Unit:
 
     def start(self, *, env: Mapping[str, str], cwd: Path) -> None:
         self._probing, self._next_probe, self.child = None, 0.0, None
-        self.child = child.start(self.service.argv, env={**env, **self.service.env()}, cwd=cwd, log=self.log)
+        self.child = child.start(self.service.argv, env={**env, **self.service.env()}, cwd=cwd, log=self.log, fork=self.service.fork)
         self.enter(S.STARTING, "starting")
 
     def look(self, executor: Executor) -> str | None:

@@ -83,7 +83,6 @@ class Evaluation:
             self._evaluate_adapter()
         return {
             "format": run_file.FORMAT,
-            "question": self.run.question,
             "environment": self.subject.environment,
             "digests": {name: self.run.digest_of(name) for name in self.subjects},
             "preferences": self.preferences,

@@ -1,10 +1,9 @@
-"""Progress of an evaluation: ``heartbeat.json`` for the process that waits, and a check that it still does."""
+"""Progress of an evaluation: ``heartbeat.json`` and ``milestones.jsonl``, for the agent that supervises it."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.durable_files import write_json
-from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.run.run_status import HEARTBEAT_NAME, MILESTONES_NAME, read_milestones
 
 HEARTBEAT_S = 1.0
 
@@ -31,10 +30,10 @@ class Beat:
 
 
 class Heart:
-    """Writes ``heartbeat.json`` from its own thread during the work, and ends the process once no other process waits for it."""
+    """Writes ``heartbeat.json`` from its own thread during the work."""
 
     def __init__(self, run: EvalRun) -> None:
-        self._run, self._path = run, run.out_dir / run_file.HEARTBEAT_NAME
+        self._path = run.out_dir / HEARTBEAT_NAME
         self._beat = Beat()
         self._began, self._generated = time.monotonic(), 0
         self._stop, self._lock = threading.Event(), threading.Lock()
@@ -66,8 +65,6 @@ class Heart:
         self._write()
         while not self._stop.wait(HEARTBEAT_S):
             self._write()
-            if self._abandoned():
-                os.kill(os.getpid(), signal.SIGTERM)
 
     def _write(self) -> None:
         with self._lock:
@@ -78,22 +75,6 @@ class Heart:
         left = (self._beat.total or 0) - self._beat.done
         return round(left * (time.monotonic() - self._began) / self._generated, 1) if self._generated and left >= 0 else None
 
-    def _abandoned(self) -> bool:
-        lease = self._run.lease
-        try:
-            return lease is not None and time.time() - lease.stat().st_mtime > self._run.lease_s
-        except FileNotFoundError:
-            return True
-
-
-def read_heartbeat(out_dir: Path) -> Mapping[str, Any]:
-    """Returns the last heartbeat; empty before the first."""
-    try:
-        beat: Mapping[str, Any] = json.loads((out_dir / run_file.HEARTBEAT_NAME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return beat
-
 
 class Milestones:
     """Writes ``milestones.jsonl``: each completed part once, however often the run is started again.
@@ -103,7 +84,7 @@ class Milestones:
     """
 
     def __init__(self, out_dir: Path) -> None:
-        self._path = out_dir / run_file.MILESTONES_NAME
+        self._path = out_dir / MILESTONES_NAME
         self._passed = {_key(m) for m in read_milestones(out_dir)}
         whole = self._path.read_bytes() if self._path.exists() else b""
         if not whole.endswith(b"\n") and whole:  # torn
@@ -120,17 +101,3 @@ class Milestones:
 
 def _key(milestone: Mapping[str, Any]) -> tuple[Any, ...]:
     return (milestone["kind"], milestone.get("subject"), milestone.get("suite"))
-
-
-def read_milestones(out_dir: Path) -> list[Mapping[str, Any]]:
-    """Returns the answered suites, in order; ignores a partly written line."""
-    try:
-        text = (out_dir / run_file.MILESTONES_NAME).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        found.append(json.loads(line))
-    return found

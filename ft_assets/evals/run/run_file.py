@@ -7,18 +7,24 @@ Every subject (``base``, ``adapter``, ``previous``) has the answers of every sui
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from ft_assets.base_models import file_sha256
 from ft_assets.durable_files import write_json
 from ft_assets.errors import InvalidRequest
+from ft_assets.evals.run.run_status import EXIT_BAD_INPUT as EXIT_BAD_INPUT
+from ft_assets.evals.run.run_status import EXIT_INTERNAL as EXIT_INTERNAL
+from ft_assets.evals.run.run_status import EXIT_OK as EXIT_OK
+from ft_assets.evals.run.run_status import EXIT_STOPPED as EXIT_STOPPED
+from ft_assets.evals.run.run_status import HEARTBEAT_NAME as HEARTBEAT_NAME
+from ft_assets.evals.run.run_status import JOURNAL_NAME as JOURNAL_NAME
+from ft_assets.evals.run.run_status import MILESTONES_NAME as MILESTONES_NAME
+from ft_assets.evals.run.run_status import RESULT_NAME as RESULT_NAME
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import preferences, safety, suite_items
 from ft_assets.evals.suites.safety import BUILTIN
@@ -26,10 +32,7 @@ from ft_assets.evals.suites.suite_items import Suite
 from ft_assets.typed_json import from_json
 
 FORMAT = 2
-RUN_NAME, RESULT_NAME, JOURNAL_NAME, HEARTBEAT_NAME = "run.json", "eval-result.json", "journal.jsonl", "heartbeat.json"
-MILESTONES_NAME, SAMPLES_NAME = "milestones.jsonl", "samples.jsonl"
-EXIT_OK, EXIT_BAD_INPUT, EXIT_INTERNAL, EXIT_STOPPED = 0, 64, 70, 75
-"""Exit codes as in sysexits.h: usage, software, temporary failure (stopped: the same run may be started again, and continues)."""
+SAMPLES_NAME = "samples.jsonl"
 ADAPTER_NOT_APPLIED, ADAPTER_UNLOADABLE = "adapter_not_applied", "adapter_unloadable"
 
 Known = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -69,13 +72,6 @@ class EvalRun:
     answer, so it is part of the key under which answers are kept."""
     known: Known = field(default_factory=dict)
     """Answers that need not be generated: those whose suite has the same digest in this run, given in the same environment."""
-    question: str = ""
-    """:func:`question` of this run, as computed by the process that waits for the result; the result repeats it."""
-    lease: Path | None = None
-    """A file that the waiting process touches; None: the run does not depend on one."""
-    lease_s: float = 120.0
-    """Seconds without a touch after which the run stops, to be continued later. A step that died is replaced after 45 s: its process can
-    still be adopted then."""
     out_dir: Path
 
     @property
@@ -96,7 +92,7 @@ class EvalRun:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Parses a run file; refuses an unknown, missing or impossible field by name."""
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = _with_staged(json.loads(path.read_text(encoding="utf-8")))
         known = {f.name for f in fields(cls)}
         missing = {"base_model_dir", "adapter_dir", "out_dir"} - set(body)
         if set(body) - known or missing:
@@ -107,36 +103,30 @@ class EvalRun:
             if not isinstance(body.get(key, 1), int) or body.get(key, 1) < 1:
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
         run = from_json(cls, body)
-        places = [(key, getattr(run, key)) for key in PATHS if key not in ("out_dir", "lease")] + [("task_dirs", p) for p in run.task_dirs]
+        places = [(key, getattr(run, key)) for key in PATHS if key != "out_dir"] + [("task_dirs", p) for p in run.task_dirs]
         for key, place in places:
             if place is not None and not place.exists():
                 raise InvalidRequest(f"run file {path}: {key} {place} does not exist", code="bad_run_file")
         return run
 
 
-PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "lease", "out_dir")
+QUESTION_DIR, SUITES_DIR = "question_dir", "suites_dir"
+HOLDOUT_NAME, KNOWN_NAME, TASKS_NAME, DATA_NAME = "holdout.jsonl", "known.json", "tasks", "data"
 
 
-UNASKED = (*PATHS, "task_dirs", "known", "lease_s", "question")
-"""Fields for locations and known answers; the content of the locations is in the question by digest."""
+def _with_staged(body: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the directories that an agent stages by the fields that are in them: held-out items and known answers in
+    ``question_dir``, the operator's capability suites and their data in ``suites_dir``."""
+    if (question := body.pop(QUESTION_DIR, None)) is not None:
+        body["known"] = json.loads((Path(question) / KNOWN_NAME).read_text(encoding="utf-8"))
+        body["holdout"] = str(Path(question) / HOLDOUT_NAME)
+    if (suites := body.pop(SUITES_DIR, None)) is not None:
+        body["task_dirs"] = [str(place) for place in sorted((Path(suites) / TASKS_NAME).glob("*"))]
+        body["data_dir"] = str(Path(suites) / DATA_NAME) if (Path(suites) / DATA_NAME).is_dir() else None
+    return body
 
 
-def question(run: EvalRun) -> str:
-    """Returns the digest of everything that `run` asks, of whom, and how it is judged inside the process: the same question has the same
-    result.
-
-    Covers the protocol and the digest of every suite that can be built without a harness; for the operator's capability suites their
-    definitions.
-    """
-    plain, kind = plain_suites(run)
-    definitions = hashlib.sha256()
-    for place in run.task_dirs:
-        for file in sorted(p for pattern in ("*.yaml", "*.py", "*.json", "*.jsonl") for p in place.rglob(pattern)):
-            definitions.update(f"{file.relative_to(place)}\0{file_sha256(file)}\n".encode())
-    body = {name: value for name, value in asdict(replace(run, known={})).items() if name not in UNASKED}
-    body |= {"subjects": [name for name in ("adapter_dir", "previous_adapter_dir") if getattr(run, name)], "data_dir": str(run.data_dir)}
-    body |= {"protocol": suite_items.PROTOCOL, "suites": [suite.digest for suite in plain], "kind": kind, "tasks": definitions.hexdigest()}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+PATHS = ("base_model_dir", "adapter_dir", "previous_adapter_dir", "holdout", "validation_pack_dir", "data_dir", "out_dir")
 
 
 def known_key(digest: str, environment: str) -> str:
@@ -188,9 +178,3 @@ def longest_answer(base_model_dir: Path, texts: list[str]) -> int | None:
         return None
     encoded = Tokenizer.from_file(str(place)).encode_batch_fast(texts, add_special_tokens=False)
     return max((len(e) for e in encoded), default=0)
-
-
-def read_result(out_dir: Path) -> Mapping[str, Any]:
-    """Reads the result that a finished run left in `out_dir`."""
-    data: Mapping[str, Any] = json.loads((out_dir / RESULT_NAME).read_text(encoding="utf-8"))
-    return data

@@ -106,6 +106,14 @@ def why_not(definition: Definition, definitions: Mapping[str, Definition], data_
     return None
 
 
+def data_files(names: Sequence[str], task_dirs: Sequence[Path], data_dir: Path | None) -> set[Path]:
+    """Returns the files in `data_dir` that the suites `names` read."""
+    definitions = find(task_dirs)
+    tasks = (task for name in names for task in leaves(definitions[name], definitions))
+    found = (path for task in tasks for _, path in _data_files(task, data_dir))
+    return {path for path in found if data_dir is not None and path.is_relative_to(data_dir)}
+
+
 def leaves(definition: Definition, definitions: Mapping[str, Definition]) -> Iterator[Definition]:
     """Returns the tasks of a group, at any depth; of a task, itself."""
     if definition.error:

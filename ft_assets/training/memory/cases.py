@@ -49,9 +49,7 @@ class Case:
 
     @property
     def mask_elements(self) -> int:
-        """Tokens per row of the attention mask: windows of a micro-batch are joined to one row, answers are padded and stacked."""
-        if methods.get(self.method).pack == "windows":
-            return self.tokens**2
+        """Elements of the attention mask: each window or answer is a row with a mask of its own."""
         return self.sequences * self.max_seq_len**2
 
     @property

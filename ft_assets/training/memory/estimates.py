@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ft_assets.training import methods
 from ft_assets.training.memory.cases import REPLICATED, Case
 from ft_assets.training.memory.gpus import CPU_PROCESS_BYTES, GIB, context_bytes
 
@@ -159,7 +160,9 @@ def _step_working(case: Case) -> int:
 
 HEAD_TILE_TOKENS = 4096
 HEAD_TILE_VOCAB = 32_768
-"""Tile of logits in which TRL's fused output layer scores labels (``ChunkedLogProbFunction``)."""
+"""Tile of logits in which TRL's fused output layer scores answers (``ChunkedLogProbFunction``)."""
+SLICE_BYTES = 2**29
+"""Float32 logits of a slice in which windows are scored on a GPU (``MAX_LOGIT_BYTES`` in ``runtime/objectives/token_logps.py``)."""
 
 
 def layer_activation_bytes(case: Case) -> int:
@@ -214,22 +217,42 @@ def backward_working_bytes(case: Case) -> int:
 
 
 def head_forward_bytes(case: Case) -> int:
-    """Output layer in the forward pass. Every method scores its labels in tiles of logits; the estimate assumes that every token has a
-    label."""
+    """Output layer in the forward pass. Every method scores its labels in tiles or slices of logits; the estimate assumes that every token
+    has a label."""
     hidden = (case.compute_bytes + case.stream_bytes) * case.tokens * case.shape.hidden
-    return hidden + _tile_bytes(case, cpu_copies=3)
+    return hidden + _tile_bytes(case, cpu_copies=3, gpu_copies=2)
 
 
 def head_backward_bytes(case: Case) -> int:
-    """The same with its gradients; a trained output layer adds a float32 gradient of its own size before accumulation."""
-    s = case.shape
-    weight = 4 * s.vocab * s.hidden if case.full else 0
-    return weight + (4 + case.compute_bytes + case.stream_bytes) * case.tokens * s.hidden + _tile_bytes(case, cpu_copies=7)
+    """The same with its gradients.
+
+    A trained output layer adds a gradient of its own size before accumulation. On a GPU, slices of windows add theirs up one by one, with
+    autocast each beside the gradient that the product returns in half precision; while a slice's logits live, so does the layer's copy
+    in half precision. At 8B that is 2 GiB more than one gradient (measured: `benchmarks/gpu_h200_202611.json`, ``full-8b``).
+    """
+    hidden = (4 + case.compute_bytes + case.stream_bytes) * case.tokens * case.shape.hidden
+    tile = _tile_bytes(case, cpu_copies=7, gpu_copies=3)
+    if not case.full:
+        return hidden + tile
+    weight = case.shape.vocab * case.shape.hidden
+    if case.on_cpu or not _slices(case):
+        return hidden + 4 * weight + tile
+    cast, gradient = (case.compute_bytes if case.autocasts else 0), case.stream_bytes
+    earlier = gradient * weight if _slices(case) > 1 else 0
+    return hidden + earlier + max(cast * weight + tile, (cast + gradient) * weight)
 
 
-def _tile_bytes(case: Case, *, cpu_copies: int) -> int:
-    """A GPU allocates the whole tile; a CPU touches the vocabulary's part of it and computes in `cpu_copies` float32 copies."""
+def _slices(case: Case) -> int:
+    """Slices of logits in which a micro-batch of windows is scored; 0 for methods that score answers in TRL's tiles."""
+    return -(-4 * case.tokens * case.shape.vocab // SLICE_BYTES) if methods.get(case.method).pack == "windows" else 0
+
+
+def _tile_bytes(case: Case, *, cpu_copies: int, gpu_copies: int) -> int:
+    """A CPU touches the vocabulary's part of TRL's tile and computes in `cpu_copies` float32 copies. A GPU allocates the whole tile, or
+    `gpu_copies` of a slice in float32: logits, log-probabilities and the gradients of both, never more at once."""
     rows = min(case.tokens, HEAD_TILE_TOKENS)
     if case.on_cpu:
         return rows * min(case.shape.vocab, HEAD_TILE_VOCAB) * (case.compute_bytes + 4 * cpu_copies)
+    if _slices(case):
+        return gpu_copies * min(SLICE_BYTES, 4 * case.tokens * case.shape.vocab)
     return rows * HEAD_TILE_VOCAB * case.compute_bytes

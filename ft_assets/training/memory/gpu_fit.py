@@ -2,18 +2,20 @@
 
 1. GPU counts from small to large: a second GPU halves the time but not the cost, so more are used only for memory or on request.
 2. For a count, the strategy with the least exchange: one process or copies, then shards of the parameters.
-3. No gradient checkpointing unless the length requires it, then with it.
+3. No gradient checkpointing, then with it.
 4. The largest micro-batch that divides the batch of the step.
+
+Ranks that share a model agree on a stop between micro-batches, and none of them can save it alone: a sharded micro-batch must be short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training.memory.cases import Case
+from ft_assets.training.memory.cases import REPLICATED, Case
 from ft_assets.training.memory.estimates import MemoryEstimate, estimate
 from ft_assets.training.memory.gpus import GIB, Gpu
 from ft_assets.training.spec import Strategy
@@ -25,6 +27,8 @@ HEADROOM = 0.05
 """Share of a GPU that an estimate leaves free for what it does not foresee, such as the lengths of one batch."""
 CPU_EXCESS = 1.25
 """A CPU job is refused only if its estimate is this many times the memory: machines have swap, and other jobs end."""
+MICRO_BATCH_S = 10.0
+"""Seconds of a sharded micro-batch, of the 25 within which a stop has its checkpoint; the rest is for writing it."""
 LARGE = 13_000_000_000
 """Parameters above which a node's RAM could not hold the whole model once per rank while loading: 8 x 52 GB in float32."""
 
@@ -69,6 +73,8 @@ class Placement:
     fixed_checkpointing: bool = False
     memory_bytes: int = 0
     """RAM of the machine on which a CPU job runs; 0: unknown."""
+    micro_batch_s: Callable[[Case], float] = lambda _: 0.0
+    """Seconds of a micro-batch, by the cost model of this GPU."""
 
     @property
     def limit(self) -> int:
@@ -89,12 +95,17 @@ class Placement:
 
     def on_gpus(self, case: Case) -> Fit:
         closest: tuple[Case, MemoryEstimate] | None = None
+        too_long: Case | None = None
         for placed in self._placements(case):
             found = estimate(placed)
-            if self._fits(found):
+            if self._fits(placed, found):
                 return self._widened(placed)
+            if self._has_room(found):
+                too_long = too_long or placed
             if closest is None or found.total_bytes < closest[1].total_bytes:
                 closest = placed, found
+        if too_long is not None:
+            raise self._refusal_of_long_micro_batches(too_long)
         if closest is None:
             raise InvalidRequest(
                 f"batch_size {self.global_batch} is not divisible by num_gpus {self.num_gpus}; use a multiple of it",
@@ -124,11 +135,14 @@ class Placement:
         for size in sizes:
             placed = replace(case, per_device_batch_size=size)
             found = estimate(placed)
-            if self._fits(found):
+            if self._fits(placed, found):
                 return self._fit(placed, found)
         raise AssertionError("a placement that fits with the smallest micro-batch was not found again")
 
-    def _fits(self, found: MemoryEstimate) -> bool:
+    def _fits(self, case: Case, found: MemoryEstimate) -> bool:
+        return self._has_room(found) and (case.strategy in REPLICATED or self.micro_batch_s(case) <= MICRO_BATCH_S)
+
+    def _has_room(self, found: MemoryEstimate) -> bool:
         return found.total_bytes <= (1 - HEADROOM) * self.limit
 
     def _fit(self, case: Case, found: MemoryEstimate) -> Fit:
@@ -154,6 +168,15 @@ class Placement:
         )
         return InvalidRequest(message, code="memory_exceeded", param="hyperparameters")
 
+    def _refusal_of_long_micro_batches(self, case: Case) -> InvalidRequest:
+        return InvalidRequest(
+            f"a micro-batch of {case.tokens} tokens takes about {self.micro_batch_s(case):.0f} s on {case.world_size} x {self.gpu.name} "
+            f"with strategy {case.strategy}, whose ranks answer a stop only between micro-batches: at most {MICRO_BATCH_S:.0f} s leave the "
+            "time to write a checkpoint; " + (", or ".join(self._cures(case)) or "use a smaller base model"),
+            code="micro_batch_too_long",
+            param="hyperparameters",
+        )
+
     def _cures(self, case: Case) -> list[str]:
         """Returns single changes after which the job fits, each verified."""
         smaller = replace(case, gradient_checkpointing=True, per_device_batch_size=1)
@@ -176,13 +199,14 @@ class Placement:
     def _fits_anywhere(self, case: Case) -> bool:
         if case.on_cpu:
             return estimate(case).total_bytes <= self.limit
-        return any(self._fits(estimate(placed)) for placed in self._placements(case))
+        return any(self._fits(placed, estimate(placed)) for placed in self._placements(case))
 
     def _enough_gpus(self, case: Case) -> int | None:
         """Returns a larger number of GPUs that holds the job when the parameters are sharded."""
         more = [n for n in COUNTS if n > case.world_size and self.global_batch % n == 0]
         sharded = strategies(case, 2)[-1]
-        return next((n for n in more if self._fits(estimate(replace(case, world_size=n, strategy=sharded)))), None)
+        wider = (replace(case, world_size=n, strategy=sharded) for n in more)
+        return next((placed.world_size for placed in wider if self._fits(placed, estimate(placed))), None)
 
 
 def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:

@@ -89,7 +89,7 @@ class Attempt:
         pack = pack_loader.load(self.run.pack_dir, self.run.spec, vocab_size=vocab_size, waiting=self.progress.touch)
         self.heartbeat.enter("import")
         with spans.span("import"):
-            imports.import_stack(method, quantized=self.run.spec.adapter == "qlora", deepspeed=self.run.spec.strategy.startswith("zero"))
+            imports.import_stack(method, self.run.spec)
             from ft_assets.training.runtime import train
 
         return train.run(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from ft_assets.training.methods import Method
+from ft_assets.training.spec import TrainingSpec
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -32,13 +33,16 @@ def go_offline(*, unused: Iterable[str]) -> None:
         cast(dict[str, Any], sys.modules).setdefault(name, None)
 
 
-def import_stack(method: Method, *, quantized: bool, deepspeed: bool) -> None:
+def import_stack(method: Method, spec: TrainingSpec) -> None:
     """Imports torch, transformers, peft and the method's trainer of trl.
 
-    bitsandbytes, deepspeed and scipy are hidden from a run that does not use them: the libraries probe for them and import what they find
-    (bitsandbytes alone: 2.6 s). The garbage collector is paused meanwhile: it finds nothing among modules (0.7 s).
+    bitsandbytes (4-bit weights, 8-bit optimizer), scipy (which it imports) and deepspeed are hidden from a run that does not use them: the
+    libraries probe for them and import what they find (bitsandbytes alone: 2.6 s). The garbage collector is paused meanwhile: it finds
+    nothing among modules (0.7 s).
     """
-    go_offline(unused=[name for name, used in (("bitsandbytes", quantized), ("deepspeed", deepspeed), ("scipy", quantized)) if not used])
+    in_8_or_4_bits = spec.adapter == "qlora" or spec.optimization.optimizer == "adamw_8bit"
+    used = {"bitsandbytes": in_8_or_4_bits, "scipy": in_8_or_4_bits, "deepspeed": spec.strategy.startswith("zero")}
+    go_offline(unused=[name for name, is_used in used.items() if not is_used])
     gc.disable()
     try:
         import datasets  # noqa: F401

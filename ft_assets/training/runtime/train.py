@@ -25,6 +25,7 @@ from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.checkpoint_writer import Saver
 from ft_assets.training.runtime.loop import Loop, RunState
 from ft_assets.training.runtime.model import precision
+from ft_assets.training.runtime.model.compilation import compile_blocks
 from ft_assets.training.runtime.model.weights import load_base, require_finite, start_warm
 from ft_assets.training.runtime.objectives import Ingredients, Objective
 from ft_assets.training.runtime.pack_loader import Pack
@@ -50,6 +51,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
     progress.total_steps = spec.optimization.total_steps(num_rows=pack.train.num_rows, world_size=spec.world_size)
+    compiled = compile_blocks(objective.model, spec, total_steps=progress.total_steps)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
     heartbeat.enter("self_test")
@@ -87,6 +89,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
         _write_final(run_file, strategy, saver.here, progress, kept)
     return {
         "self_test": dict(tested),
+        "compiled_blocks": compiled,
         "resumed_from": resumed,
         "ended_early": progress.ended_early,
         "kept_step": kept,
@@ -112,12 +115,16 @@ def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Object
 
 
 def deterministic(seed: int) -> None:
-    """Makes results reproducible by seed, and keeps progress bars and deprecation notices out of the tenant's log."""
+    """Makes results reproducible by seed, and keeps progress bars and deprecation notices out of the tenant's log.
+
+    On a GPU an operation without a deterministic form raises: if it only warned, attention would use the faster backward pass, whose sums
+    come in any order.
+    """
     warnings.simplefilter("ignore", FutureWarning)
     warnings.simplefilter("ignore", UserWarning)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True, warn_only=not torch.cuda.is_available())
     # Filling fresh memory is a debugging aid that costs a fifth of a step on a CPU; it does not affect results.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     set_seed(seed)

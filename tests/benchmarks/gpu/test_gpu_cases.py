@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,16 @@ from benchmarks.gpu.__main__ import chosen
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, TINY, WARM_UP, Trial
 from benchmarks.gpu.report import table
-from ft_assets.training.memory import GPUS
+from ft_assets.training.memory import GPUS, Case, estimate
 from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.runtime import pack_loader
 from ft_assets.training.runtime.__main__ import _check_adapter
 from ft_assets.training.spec import TrainingSpec
 
 CASES = [*ON_GPU, *ON_CPU]
+RESULTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "gpu_h200_202611.json").read_text())["results"]
+MEASURED = [r for r in RESULTS if "peak_gib" in r]
+PEAKS = {r["name"]: int(r["peak_gib"] * 2**30) for r in MEASURED}
 
 
 @pytest.mark.parametrize("trial", CASES, ids=lambda t: t.name)
@@ -30,13 +34,31 @@ def test_the_spec_of_a_case_is_one_that_the_training_process_takes(trial: Trial)
     assert TrainingSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     if trial.kind == "speed":  # nothing is written while speed is measured
         assert spec.checkpoint.every_steps > spec.optimization.total_steps(num_rows=100, world_size=1) > WARM_UP + trial.steps
-    else:
+    elif trial.kind == "checkpoints":
         assert spec.checkpoint.every_steps < spec.optimization.total_steps(num_rows=100, world_size=1) == trial.steps
+    else:  # stopped at a checkpoint
+        assert trial.steps % spec.checkpoint.every_steps == 0
+        assert trial.steps < spec.optimization.total_steps(num_rows=100, world_size=1)
 
 
 @pytest.mark.parametrize("trial", ON_GPU, ids=lambda t: t.name)
-def test_each_case_fits_an_h200_by_the_estimate(trial: Trial) -> None:
-    assert trial.estimated_bytes(on_cpu=False, overheads=True) < GPUS["h200-141gb"].memory_bytes
+def test_each_case_fits_an_h200_by_the_estimate_or_did(trial: Trial) -> None:
+    """Compiled blocks save less than the estimate says."""
+    needed = PEAKS.get(trial.name, trial.estimated_bytes(on_cpu=False, overheads=True))
+    assert needed < GPUS["h200-141gb"].memory_bytes
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=lambda r: r["name"])
+def test_the_estimate_is_close_above_each_measured_peak(measured: dict[str, Any]) -> None:
+    """Within 1 percent, and a fifth too high where blocks were compiled and nothing was recomputed. By the estimate of today's code."""
+    spec = TrainingSpec.from_dict(measured["spec"])
+    shape = SHAPES[spec.base_model]
+    case = Case(
+        shape=shape, adapter=spec.adapter, max_seq_len=spec.max_seq_len, optimizer=spec.optimization.optimizer, attention=spec.attention,
+        per_device_batch_size=spec.optimization.per_device_batch_size, gradient_checkpointing=spec.gradient_checkpointing,
+    )  # fmt: skip
+    error = estimate(case, overheads=False).total_bytes / 2**30 / measured["peak_gib"] - 1
+    assert 0 < error < (0.2 if measured["compiled"] and not spec.gradient_checkpointing else 0.01)
 
 
 def test_cases_of_a_model_stand_together_so_that_it_is_written_once() -> None:
@@ -73,7 +95,7 @@ def test_speed_leaves_the_warm_up_out() -> None:
     assert measure.throughput(lines) == {
         "steps": 4, "tokens_per_s": 200.0, "step_s": 0.5, "slowest_step_s": 0.5, "data_s": 0.0, "mfu": 0.4,
     }  # fmt: skip
-    assert measure.met(trial, lines)["goal"] == {"metric": "tokens_per_s", "at_least": 10_000, "met": False}
+    assert measure.met(trial, lines)["goal"] == {"metric": "tokens_per_s", "at_least": 14_000, "met": False}
     assert measure.memory(trial, lines, on_cpu=False)["estimate_error"] > 1
 
 

@@ -79,7 +79,7 @@ def things(platform: Platform, tenant: Tenant, url: str, key: str) -> dict[str, 
         client.fine_tuning.jobs.cancel(waiting.id)
     return {
         "file_id": files[1].id, "training_file": files[0].id, "job_id": done.id, "adapter_id": adapter, "model": "tiny-base",
-        "dataset_id": files[0].dataset_id, "fine_tuned_model_checkpoint": checkpoint, "name": "any-full@2",
+        "dataset_id": files[0].dataset_id, "fine_tuned_model_checkpoint": checkpoint, "name": "any-full@3",
         "ids": f"{done.id},{waiting.id}",
     }  # fmt: skip
 

@@ -11,14 +11,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import endings
+from agent.messages import HEARTBEAT_S, Heartbeat
+from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
+from control_plane.attempts.rules import HEARTBEAT_LIMIT_S
+from control_plane.attempts.tables import agents as agents_table
+from control_plane.billing.metering import service as metering
 from control_plane.billing.tables import meter_events
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
+from control_plane.queue.tables import reservations
 from ft_assets.errors import Fault
 from ft_assets.training.failures import Retry
 from tests.support.jobs.claimed_job import ending, failure, held_by, ledger, report, resume_from
@@ -128,6 +134,30 @@ def test_the_start_and_the_end_of_a_workload_are_reported_as_they_are_recorded(q
     assert [(e.amount_micros, e.detail["gpu_ms"]) for e in ledger(platform, job_id)] == [(10_000, 36_000)]
 
 
+def test_the_launcher_reports_as_itself_and_its_start_counts_before_one_that_was_concluded(
+    queued: Callable[..., tuple[Platform, str, str]],
+) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, started_at=None)  # the launcher cannot tell yet
+    attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.NEVER)))
+    with platform.engine.connect() as conn:
+        ids = set(conn.execute(sa.select(meter_events.c.id).where(meter_events.c.job_id == job_id)).scalars())
+    assert ids == {f"{job_id}/a1/{kind}" for kind in ("started", "started/launcher", "ended/launcher")}
+    assert [(e.amount_micros, e.detail["gpu_ms"]) for e in ledger(platform, job_id)] == [(10_000, 36_000)], "billed once"
+
+
+def test_a_start_that_was_reported_twice_is_shown_once_as_running(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    attempts.mark_started(platform, held, started_at=None)
+    with platform.engine.begin() as conn:
+        job = jobs.get(platform, tenant, job_id).job
+        endings.report_started(conn, platform, held, job, at=endings.moment(1000.0), now=platform.clock(), seen=True)
+        (start,) = metering.running(conn, tenant, job_id=job_id)
+    assert start.at == endings.moment(1000.0)
+
+
 def test_a_lost_workload_is_billed_to_its_last_sign_of_life_and_given_back(queued: Callable[..., tuple[Platform, str, str]]) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
@@ -183,3 +213,41 @@ def test_a_workload_that_never_started_costs_nothing_and_is_not_reported(queued:
     attempts.finish(platform, held, replace(ending(failure("base_model_changed", Fault.PLATFORM, Retry.NEVER)), status=absent))
     assert reports(platform, job_id) == {}
     assert ledger(platform, job_id) == []
+
+
+def test_a_heartbeat_without_news_is_one_transaction_of_two_statements(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    report(platform, held, {"step": 1, "total_steps": 10, "loss": 1.0, "time": 1.0})
+    token, seen = agents.introduce(platform, held, may_read=[]), list[str]()
+    sa.event.listen(platform.engine, "begin", lambda _conn: seen.append("BEGIN"))
+    sa.event.listen(platform.engine, "before_cursor_execute", lambda _conn, _cursor, text, *_: seen.append(text.split()[0]))
+    agents.heartbeat(platform, token, Heartbeat(phase="train", number=10**6))
+    assert [word for word in seen if word != "SET"] == ["BEGIN", "SELECT", "UPDATE"]
+
+
+def test_agents_of_many_attempts_report_seldom_and_their_silence_is_noticed_all_the_same() -> None:
+    every_s = agents.heartbeat_interval_s
+    assert every_s(1) == every_s(20) == HEARTBEAT_S
+    assert every_s(100) < every_s(200) < every_s(300)
+    assert 300 / every_s(300) * agents.HEARTBEAT_CPU_S <= agents.HEARTBEAT_CORES + 1e-9
+    assert 2 * every_s(10_000) <= HEARTBEAT_LIMIT_S, "one may be missed"
+
+
+def test_the_interval_that_an_agent_is_told_is_stored_with_its_heartbeat(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    token = agents.introduce(platform, held, may_read=[])
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        job = dict(conn.execute(sa.select(jobs_table).where(jobs_table.c.id == job_id)).mappings().one())
+        others = [f"{job_id}-{n}" for n in range(99)]
+        conn.execute(sa.insert(jobs_table), [{**job, "id": other} for other in others])
+        row = {"attempt": 1, "pool": held.pool, "num_gpus": 1, "granted_at": now}
+        conn.execute(sa.insert(reservations), [{**row, "job_id": other} for other in others])
+    answer = agents.heartbeat(platform, token, Heartbeat(phase="train"))
+    assert answer.next_s >= agents.heartbeat_interval_s(100) > HEARTBEAT_S
+    with platform.engine.begin() as conn:
+        stored = conn.execute(sa.select(agents_table.c.facts).where(agents_table.c.job_id == job_id)).scalar_one()
+        conn.execute(sa.update(reservations).where(reservations.c.job_id.in_(others)).values(released_at=now))
+    assert stored["next_s"] == answer.next_s

@@ -230,7 +230,7 @@ def test_a_failed_job_tells_its_workload_to_stop(queued: Callable[..., tuple[Pla
 def test_out_of_memory_while_pausing_halves_the_batch_too(queued: Callable[..., tuple[Platform, str, str]], method: str) -> None:
     platform, tenant, job_id = queued()
     held = held_by(platform, tenant, job_id)
-    held = replace(held, spec=replace(held.spec, method=method))
+    held = replace(held, frozen_spec=replace(held.spec, method=method))
     jobs.pause(platform, tenant, job_id)
     assert attempts.finish(platform, held, ending(failure("oom", Fault.AMBIGUOUS, Retry.HALVE_BATCH))) is JobState.PAUSED
     assert "resume starts from the first step with micro-batches of 2 rows" in messages(platform, job_id)[-1]

@@ -42,11 +42,11 @@ WRITES: Mapping[str, Callable[[Platform, Claim], Any]] = {
     "stop": lambda p, c: asked_to_stop(p, c),
 }  # fmt: skip
 REFUSED: Mapping[str, Callable[[Platform, Claim], Any]] = {
-    "beat": lambda p, c: agents.heartbeat(p, c, Heartbeat(phase="load")),
-    "progress": lambda p, c: agents.heartbeat(p, c, Heartbeat(phase="train", metrics=(STEP,))),
-    "validation": lambda p, c: agents.heartbeat(p, c, Heartbeat(phase="train", metrics=(VALIDATION,))),
-    "event": lambda p, c: agents.heartbeat(p, c, Heartbeat(notices=(NOTICE,))),
-    "end": lambda p, c: agents.heartbeat(p, c, Heartbeat(exit=OVER)),
+    "beat": lambda p, c: agents.heartbeat(p, agents.introduce(p, c, may_read=[]), Heartbeat(phase="load")),
+    "progress": lambda p, c: agents.heartbeat(p, agents.introduce(p, c, may_read=[]), Heartbeat(phase="train", metrics=(STEP,))),
+    "validation": lambda p, c: agents.heartbeat(p, agents.introduce(p, c, may_read=[]), Heartbeat(phase="train", metrics=(VALIDATION,))),
+    "event": lambda p, c: agents.heartbeat(p, agents.introduce(p, c, may_read=[]), Heartbeat(notices=(NOTICE,))),
+    "end": lambda p, c: agents.heartbeat(p, agents.introduce(p, c, may_read=[]), Heartbeat(exit=OVER)),
     "place to go on from": lambda p, c: agents.restored(p, c, Restored(step=3, skipped=(Skipped(step=4, why="damaged"),))),
 }
 """What an agent reports: it is told that its attempt was released."""

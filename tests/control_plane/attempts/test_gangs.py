@@ -68,10 +68,10 @@ def test_each_node_has_an_agent_and_a_gpu_of_its_own_and_the_first_one_reports(g
 
 def test_the_leaders_address_is_told_once_every_node_can_start(gang: Job) -> None:
     held = gang.claim()
-    agents.introduce(gang.platform, held, may_read=[])
+    token = agents.introduce(gang.platform, held, may_read=[])
 
     def beat(node: int, number: int, **fields: object) -> str:
-        return agents.heartbeat(gang.platform, held, Heartbeat(node=node, number=number, **fields)).leader  # type: ignore[arg-type]
+        return agents.heartbeat(gang.platform, token, Heartbeat(node=node, number=number, **fields)).leader  # type: ignore[arg-type]
 
     assert beat(0, 1, address="10.0.0.1:4711") == ""
     assert beat(1, 1) == "", "it still fetches its inputs"
@@ -83,13 +83,17 @@ def test_the_leaders_address_is_told_once_every_node_can_start(gang: Job) -> Non
 
 def test_a_node_that_fails_ends_the_others_and_one_that_succeeds_does_not(gang: Job) -> None:
     held = gang.claim()
-    agents.introduce(gang.platform, held, may_read=[])
+    token = agents.introduce(gang.platform, held, may_read=[])
     done = Exit(exit_code=0, evidence={"outcome": "succeeded", "step": 6, "total_steps": 6, "message": ""}, stop_reason=None)
-    agents.heartbeat(gang.platform, held, Heartbeat(node=1, number=1, exit=done))
-    answer = agents.heartbeat(gang.platform, held, Heartbeat(node=0, number=1))
+    agents.heartbeat(gang.platform, token, Heartbeat(node=1, number=1, exit=done))
+    answer = agents.heartbeat(gang.platform, token, Heartbeat(node=0, number=1))
     assert (answer.peer_failed, answer.alone) == (False, True)
-    agents.heartbeat(gang.platform, held, Heartbeat(node=1, number=2, exit=replace(done, exit_code=1, evidence=None)))
-    assert agents.heartbeat(gang.platform, held, Heartbeat(node=0, number=2)).peer_failed
+    agents.heartbeat(
+        gang.platform,
+        token,
+        Heartbeat(node=1, number=2, exit=replace(done, exit_code=1, evidence=None)),
+    )
+    assert agents.heartbeat(gang.platform, token, Heartbeat(node=0, number=2)).peer_failed
 
 
 def test_a_stop_reaches_every_node(gang: Job) -> None:

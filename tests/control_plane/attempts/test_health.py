@@ -101,7 +101,7 @@ def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(
     tell(watch, *steps(1, 20, pace=400.0))
     (event,) = events(fresh_platform, claim.job_id)
     assert "40% of the 1,000 expected (the median of 3 earlier jobs like it on pool local)" in event.message
-    wider = replace(claim, spec=replace(SPEC, max_seq_len=4096))
+    wider = replace(claim, frozen_spec=replace(SPEC, max_seq_len=4096))
     assert health.begin(fresh_platform, wider).signs.expected is None
 
 

@@ -32,6 +32,7 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle
 from control_plane.queue import snapshot as queue_reading
+from control_plane.queue.scheduler import Evaluation
 from control_plane.queue.tables import reservations
 from control_plane.quotas import enforcement
 from control_plane.quotas.rules import HARD_CAP_REACHED
@@ -395,7 +396,8 @@ def test_a_job_that_is_evaluated_holds_no_gpus_that_could_be_asked_for(new_job: 
     job = new_job()
     assert job.train(Scenario(steps=2))[1] is JobState.EVALUATING
     snapshot = queue_reading.queue_snapshot(job.platform)
-    assert (snapshot.running, snapshot.waiting) == ([], [])
+    (waiting,) = snapshot.waiting
+    assert (snapshot.running, waiting.job_id, waiting.evaluation) == ([], job.id, Evaluation(id=None))
 
 
 def test_a_stop_while_the_platform_paused_it_for_the_cap_is_the_cap_s(new_job: Callable[..., Job]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,29 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
-from agent.workload import Workload
 from control_plane.api.app import create_app
+from control_plane.attempts.watch import Watcher
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import follow_evaluation
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import WorkloadStatus
 from control_plane.queue import cycle, reservations
+from control_plane.queue.tables import held_devices
 from ft_assets.base_models import Catalogue
-from ft_assets.durable_files import write_json
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import InvalidRequest, NotAdmitted
 from ft_assets.evals import step
-from ft_assets.evals.run.run_file import EXIT_BAD_INPUT, HEARTBEAT_NAME, EvalRun
-from tests.control_plane.evaluations.test_follow_evaluation import Scripted as ScriptedEvaluation
-from tests.control_plane.evaluations.test_follow_evaluation import Seen, finish
 from tests.ft_assets.datasets.step.test_packing_builders import model  # noqa: F401 - fixture
 from tests.support.jobs.evaluated_jobs import evaluating_job
 from tests.support.jobs.followed_jobs import Job, Scripted, store_pack, until
 from tests.support.jobs.queued_jobs import Queued
 from tests.support.jobs.training_specs import SPEC
-from tests.support.processes.scripted_evaluation import GO
 from tests.support.processes.scripted_training import Scenario
 from tests.support.servers.served_app import served
 
@@ -39,15 +35,17 @@ from tests.support.servers.served_app import served
 class Machine:
     """A machine with four slots, whose jobs train until the test lets them go on."""
 
-    def __init__(self, platform: Platform, write_rows: Callable[..., Path]) -> None:
+    def __init__(self, platform: Platform, write_rows: Callable[..., Path], base: Path) -> None:
         self._serving = ExitStack()
+        platform = replace(platform, models=Catalogue({"tiny-base": ({"id": "tiny-base", "path": str(base), "license": "MIT"}, base)}))
         url = self._serving.enter_context(served(create_app(platform)))
         self.platform = platform = replace(platform, settings=replace(platform.settings, internal_url=url))
         self.queue = Queued(platform=platform, write_rows=write_rows)
         self.tenant = self.queue.tenant()
         self.launcher = Scripted(platform.settings.work_dir / "launcher")
-        self.evaluations = ScriptedEvaluation(platform.settings.work_dir / "launcher")
+        self.evaluated = 0
         self.threads: list[threading.Thread] = []
+        self.evaluating: list[threading.Thread] = []
         store_pack(platform, self.tenant, SPEC.pack_fingerprint)
 
     def train(self, *, gpus: int) -> Job:
@@ -59,24 +57,26 @@ class Machine:
         until((job.work_dir / "metrics.jsonl").exists)
         return job
 
-    def evaluate(self, name: str) -> Path:
-        """Directory of an evaluation whose process runs."""
-        out_dir = self.platform.settings.home / name
-        out_dir.mkdir()
-        run = EvalRun(base_model_dir=out_dir, adapter_dir=None, digests={"base": "b"}, lease=out_dir / "lease", out_dir=out_dir)
-        following = threading.Thread(target=lambda: follow_evaluation.follow(self.evaluations, run, name=name, watch=Seen()), daemon=True)
+    def evaluate(self) -> Path:
+        """Directory of a job whose evaluation runs and holds its GPU."""
+        self.evaluated += 1
+        job_id = evaluating_job(self.platform, self.tenant, self.queue.write_rows(), seed=self.evaluated)
+        cycle.run_cycle(self.platform)
+        following = threading.Thread(target=lambda: step.evaluate(self.platform, self.launcher, self.tenant, job_id), daemon=True)
         following.start()
-        self.threads.append(following)
-        until((out_dir / HEARTBEAT_NAME).exists)
-        return out_dir
+        self.evaluating.append(following)
+        directory = self.platform.settings.job_dir(job_id)
+        until((directory / "visible_devices").exists)
+        return directory
 
     def end(self) -> None:
         for path in self.platform.settings.work_dir.glob("jobs/*"):
             (path / "go").touch()
-        for path in self.platform.settings.home.glob("e-*"):
-            finish(EvalRun(base_model_dir=path, adapter_dir=None, digests={}, lease=None, out_dir=path))
         for thread in self.threads:
             thread.join(timeout=30)
+        with contextlib.closing(Watcher(platform=self.platform, launcher=self.launcher, answers=lambda: True)) as watcher:
+            until(lambda: watcher.look() is not None and not any(thread.is_alive() for thread in self.evaluating))
+            watcher.settle()
         for workload in self.launcher.names:
             self.launcher.stop(workload, grace_s=0.1)
         self._serving.close()
@@ -89,20 +89,22 @@ def visible(directory: Path) -> str:
 
 @pytest.fixture
 def machine(
-    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    new_platform: Callable[..., Platform],
+    write_chat_rows: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,  # noqa: F811
 ) -> Iterator[Machine]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
-    made = Machine(new_platform(local_gpus="4"), write_chat_rows)
+    made = Machine(new_platform(local_gpus="4"), write_chat_rows, model)
     yield made
     made.end()
 
 
-def test_jobs_train_on_the_gpus_that_they_reserved_and_evaluations_elsewhere(machine: Machine) -> None:
-    first, second, pair = machine.train(gpus=1), machine.train(gpus=1), machine.train(gpus=2)
-    assert [visible(job.work_dir) for job in (first, second, pair)] == ["4", "5", "6,7"]
-    assert reservations.held_devices(machine.platform) == (0, 1, 2, 3)
-    assert visible(machine.evaluate("e-1")) == "8", "the GPU that no reservation holds"
-    assert visible(machine.evaluate("e-2")) == "8", "every GPU has one user: nothing is gained by sitting on a training"
+def test_jobs_train_and_are_evaluated_on_the_gpus_that_they_reserved(machine: Machine) -> None:
+    first, evaluated, second = machine.train(gpus=1).work_dir, machine.evaluate(), machine.train(gpus=1).work_dir
+    assert [visible(directory) for directory in (first, evaluated, second)] == ["4", "5", "6"]
+    with machine.platform.engine.connect() as conn:
+        assert sorted(conn.execute(sa.select(held_devices.c.number)).scalars()) == [0, 1, 2]
 
 
 def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
@@ -114,33 +116,13 @@ def test_a_gpu_that_is_given_back_is_reserved_again(machine: Machine) -> None:
     assert [visible(job.work_dir) for job in (first, second, third)] == ["4", "5", "4,6"]
 
 
-def test_evaluations_take_different_gpus_while_some_are_free(machine: Machine) -> None:
-    machine.train(gpus=1)
-    assert [visible(machine.evaluate(f"e-{n}")) for n in range(4)] == ["8", "7", "6", "5"]
-
-
-class Refusing(ScriptedEvaluation):
-    """Its evaluations end as soon as they have started, because of their input."""
-
-    def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
-        write_json(Path(workload.command[-1]).parent / GO, EXIT_BAD_INPUT)
-        return super().start_or_adopt(workload, token=token)
-
-
-def test_the_evaluation_of_a_job_keeps_away_from_reserved_gpus(
-    machine: Machine,
-    model: Path,  # noqa: F811
-    write_chat_rows: Callable[..., Path],
-) -> None:
-    entry = {"id": "tiny-base", "path": str(model), "license": "Apache-2.0"}
-    platform = replace(machine.platform, models=Catalogue({"tiny-base": (entry, model)}))
-    job = evaluating_job(platform, machine.tenant, write_chat_rows())
-    machine.train(gpus=4)
-    assert visible(machine.evaluate("e-1")) == "8"
-    with pytest.raises(InvalidRequest, match="refused"):
-        step.evaluate(platform, Refusing(platform.settings.work_dir / "launcher"), machine.tenant, job)
-    (out_dir,) = (platform.settings.job_dir(job) / "evals").iterdir()
-    assert visible(out_dir) == "8", "it shares the GPU of another evaluation rather than that of a training"
+def test_evaluations_take_different_gpus_and_wait_while_none_is_free(machine: Machine) -> None:
+    machine.train(gpus=2)
+    assert [visible(machine.evaluate()) for _ in range(2)] == ["6", "7"]
+    waits = evaluating_job(machine.platform, machine.tenant, machine.queue.write_rows(), seed=9)
+    assert all(decision.job_id != waits for decision in cycle.run_cycle(machine.platform))
+    with pytest.raises(NotAdmitted, match="holds no reservation for this evaluation"):
+        step.evaluate(machine.platform, machine.launcher, machine.tenant, waits)
 
 
 @pytest.mark.parametrize("pools", [None, "pools: [{name: local, gpu_type: local, nodes: [{count: 1, gpus: 4}]}]"], ids=["embedded", "file"])
@@ -149,11 +131,12 @@ def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
     write_chat_rows: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    model: Path,  # noqa: F811
     pools: str | None,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     (tmp_path / "pools.yaml").write_text(pools or "")
-    machine = Machine(new_platform(**({"pools": str(tmp_path / "pools.yaml")} if pools else {"local_gpus": "4"})), write_chat_rows)
+    machine = Machine(new_platform(**({"pools": str(tmp_path / "pools.yaml")} if pools else {"local_gpus": "4"})), write_chat_rows, model)
     try:
         alone, pair, third = machine.train(gpus=1), machine.train(gpus=2), machine.train(gpus=1)
         assert [visible(job.work_dir) for job in (alone, pair, third)] == ["4", "4,5", "5"]
@@ -168,13 +151,16 @@ def test_slots_may_share_a_gpu_and_the_ranks_of_a_job_may_not(
 
 
 def test_a_machine_without_gpus_shows_none(
-    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    new_platform: Callable[..., Platform],
+    write_chat_rows: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,  # noqa: F811
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    machine = Machine(new_platform(local_gpus="2"), write_chat_rows)
+    machine = Machine(new_platform(local_gpus="2"), write_chat_rows, model)
     try:
         assert visible(machine.train(gpus=1).work_dir) == ""
-        assert visible(machine.evaluate("e-1")) == ""
+        assert visible(machine.evaluate()) == ""
     finally:
         machine.end()
 

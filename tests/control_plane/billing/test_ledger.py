@@ -121,7 +121,9 @@ def test_a_whole_ledger_passes_its_check_and_each_kind_of_damage_is_found(new_pl
             conn.execute(sa.delete(table).where(column == of[1]))
             conn.execute(sa.delete(table).where(column == f"{refunded.id}/a1/refund"))
         conn.execute(sa.update(ledger_entries).where(ledger_entries.c.id == of[2]).values(amount_micros=3))
-        conn.execute(sa.update(meter_events).where(meter_events.c.id == f"{jobs[3].id}/a1/ended").values(at=AT + timedelta(hours=3)))
+        conn.execute(
+            sa.update(meter_events).where(meter_events.c.id == f"{jobs[3].id}/a1/ended/launcher").values(at=AT + timedelta(hours=3))
+        )
         conn.execute(sa.delete(meter_events).where(meter_events.c.job_id == jobs[4].id))
     found = {(d.code, d.id) for d in ledger_check.check(platform).differences}
     assert found == {

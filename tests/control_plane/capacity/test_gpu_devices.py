@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
@@ -40,7 +37,6 @@ def test_more_slots_than_gpus_share_them_in_turn_and_a_machine_without_has_none(
     assert gpu_devices.reserved((4,), ("6", "7")) == ["6"]
     assert gpu_devices.reserved((5,), ("6", "7")) == ["7"]
     assert gpu_devices.reserved((1,), ()) == []
-    assert gpu_devices.least_used((0, 1), ()) is None
 
 
 @pytest.mark.parametrize("numbers", [numbers for width in (1, 2, 3) for numbers in combinations(range(8), width)], ids=str)
@@ -52,57 +48,3 @@ def test_every_rank_of_a_job_has_a_gpu_of_its_own(numbers: tuple[int, ...]) -> N
 def test_a_job_with_more_ranks_than_gpus_is_refused() -> None:
     with pytest.raises(Unavailable, match=r"a job of 4 ranks needs as many GPUs, and this machine has 2 \(0, 1\)"):
         gpu_devices.reserved((0, 1, 2, 3), ("0", "1"))
-
-
-def test_the_least_used_gpu_is_the_last_of_equals() -> None:
-    assert gpu_devices.least_used((), ("a", "b", "c")) == 2
-    assert gpu_devices.least_used((2, 0), ("a", "b", "c")) == 1
-    assert gpu_devices.least_used((2, 2, 1, 0, 3), ("a", "b", "c")) == 1, "number 3 is the first GPU again"
-
-
-def test_whoever_shares_a_gpu_counts_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b,c")
-
-    def name() -> str:
-        with gpu_devices.shared(tmp_path, held=(0,)) as gpu:
-            assert gpu is not None
-            return gpu.name
-
-    with gpu_devices.shared(tmp_path, held=(0,)) as first:
-        assert first is not None and (first.number, first.name) == (2, "c")
-        with gpu_devices.shared(tmp_path, held=(0,)) as second:
-            assert second is not None and second.name == "b"
-            assert name() == "c", "each has one user"
-        assert name() == "b", "given back"
-    assert name() == "c"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with gpu_devices.shared(tmp_path, held=()) as none:
-        assert none is None
-
-
-def test_those_that_choose_at_once_choose_different_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    chosen = Barrier(4)
-
-    def choose(_: int) -> int | None:
-        with gpu_devices.shared(tmp_path, held=()) as gpu:
-            chosen.wait(timeout=30)
-            return gpu and gpu.number
-
-    with ThreadPoolExecutor(4) as pool:
-        assert sorted(pool.map(choose, range(4)), key=str) == [0, 1, 2, 3]
-
-
-def test_a_shared_gpu_is_used_until_the_last_process_that_inherited_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a,b")
-    with gpu_devices.shared(tmp_path, held=()) as first:
-        assert first is not None and first.name == "b"
-        user = subprocess.Popen(["sleep", "60"], pass_fds=(first.descriptor,))
-    try:
-        with gpu_devices.shared(tmp_path, held=()) as second:
-            assert second is not None and second.name == "a"
-    finally:
-        user.kill()
-        user.wait()
-    with gpu_devices.shared(tmp_path, held=()) as third:
-        assert third is not None and third.name == "b"

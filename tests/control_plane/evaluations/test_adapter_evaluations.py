@@ -15,6 +15,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.registered_adapter import add_adapter
 
@@ -36,8 +37,7 @@ def evaluation(platform: Platform, tenant: Tenant, adapter: str) -> str:
     """Id of an evaluation whose report is stored."""
     ordered = evaluations.request(platform, tenant.id, adapter)
     store_evaluation(platform, tenant.id, ordered.job_id)
-    held = evaluations.claim(platform, ordered.id)
-    assert held is not None
+    held = begin(platform, ordered.id)
     key = f"{layout.eval_prefix(tenant.id, ordered.job_id)}/report.json"
     with platform.engine.begin() as conn:
         ended = {"state": "succeeded", "outcome": "quarantined", "reasons": [], "finished_at": platform.clock(), "report_key": key}

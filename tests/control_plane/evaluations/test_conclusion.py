@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from control_plane.adapters.tables import Adapter
 from control_plane.attempts.tables import checkpoints
 from control_plane.evaluations import answer_cache, reports
 from control_plane.evaluations import service as evaluations
+from control_plane.evaluations.evaluation_workload import StoredWeights
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.jobs import service as jobs
@@ -50,6 +52,7 @@ from ft_assets.training.checkpoints import Manifest, manifest_digest, write_mani
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
 from tests.control_plane.attempts.test_health import MemoryTracker
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.finished_job import prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -178,7 +181,7 @@ def test_a_monitored_failure_is_told_and_does_not_block(operated: Platform, tena
 
 
 def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_others_follow(
-    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, tmp_path: Path
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate
 ) -> None:
     asked = {"mode": "monitor", "capability": ["arc-standin"], "judge": True, "skip": ["golden"]}
     job_id = evaluated_job(eval_config={**asked, "capability": []})
@@ -186,12 +189,14 @@ def test_a_monitored_jobs_promotion_waits_for_the_short_suites_alone_and_the_oth
         request = {**job(operated, job_id)["request"], "eval_config": asked}
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(request=request))
         row = transitions.job_row(conn, tenant.id, job_id)
-    own = evaluation_step._own_rules(row, tmp_path)
+        final = conn.execute(sa.select(checkpoints).where(checkpoints.c.job_id == job_id, checkpoints.c.final)).one()
+    trained = StoredWeights(prefix=final.object_prefix, manifest_sha256=final.manifest_sha256)
+    own = evaluation_step._own_rules(operated, row, trained)
     assert (own.capability, own.judge, own.skip) == ((), False, ("golden", "capability", "safety", "judge"))
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    (whole / "config.json").write_text("{}")
-    assert evaluation_step._own_rules(row, whole).capability == ("arc-standin",), "it is evaluated this once"
+    manifest = json.dumps({"files": {"config.json": {"sha256": "0"}, "model.safetensors": {"sha256": "0"}}}).encode()
+    operated.objects.put_bytes("whole/manifest.json", manifest)
+    whole = StoredWeights(prefix="whole", manifest_sha256=hashlib.sha256(manifest).hexdigest())
+    assert evaluation_step._own_rules(operated, row, whole).capability == ("arc-standin",), "it is evaluated this once"
     made = adapter_step.conclude(operated, tenant.id, job_id)
     assert (made.stage, job(operated, job_id)["state"]) == ("production", "succeeded")
     full = evaluations.list_evaluations(operated, tenant.id, made.id).items[0]
@@ -261,8 +266,7 @@ def updated_meanwhile(platform: Platform, tenant: Tenant, job_id: str, new: Path
 
 def passed_and_died(platform: Platform, evaluation_id: str) -> None:
     """A run that passed and died before it went on."""
-    held = evaluations.claim(platform, evaluation_id)
-    assert held is not None
+    held = begin(platform, evaluation_id)
     passed = Evaluated(report=REPORT, verdict=Verdict(outcome="passed", findings=()), advice=(), key="k")
     with platform.engine.begin() as conn:
         assert evaluations.finish(conn, held, **evaluations.verdict_columns(passed, evaluations.rules_of(None, None), platform.clock()))

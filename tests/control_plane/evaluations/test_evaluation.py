@@ -38,6 +38,7 @@ from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import suite_items
 from resources.launcher import LocalLauncher
 from tests.support.jobs.evaluated_jobs import evaluating_job
+from tests.support.jobs.followed_evaluations import Following, following, out_dir
 from tests.support.models.tiny_model import build_tiny_model
 
 ROOT = Path(__file__).parents[3]
@@ -49,29 +50,21 @@ def real_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def platform(platform: Platform, real_base: Path) -> Platform:
+def platform(fresh_platform: Platform, real_base: Path) -> Platform:
     """With a base model that has weights."""
     entry = {"id": "tiny-base", "path": str(real_base), "license": "Apache-2.0"}
-    return replace(platform, models=Catalogue({"tiny-base": (entry, real_base)}))
+    return replace(fresh_platform, models=Catalogue({"tiny-base": (entry, real_base)}))
 
 
 @pytest.fixture
-def launcher(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
+def evaluations(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    root = platform.settings.work_dir / "launcher"
-    made = LocalLauncher(root)
-    yield made
-    for workload in root.iterdir() if root.is_dir() else ():
-        made.stop(workload.name, grace_s=1.0)
+    with following(platform, LocalLauncher(platform.settings.work_dir / "launcher")) as made:
+        yield made
 
 
 def processes(platform: Platform, job_id: str) -> list[str]:
-    return sorted(p.name for p in (platform.settings.work_dir / "launcher").glob(f"{job_id}-e-*"))
-
-
-def out_dir(platform: Platform, job_id: str) -> Path:
-    (found,) = (platform.settings.job_dir(job_id) / "evals").iterdir()
-    return found
+    return sorted(p.name for p in (platform.settings.work_dir / "launcher").glob(f"{job_id}-a*"))
 
 
 def result_of(platform: Platform, evaluated: reports.Evaluated) -> dict[str, Any]:
@@ -85,12 +78,12 @@ def cached(result: Mapping[str, Any], subject: str) -> dict[str, bool]:
 
 @pytest.mark.slow
 def test_one_lineage_from_its_first_adapter_to_its_second(
-    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     """The first adapter is accepted; the second stands beside it, on the same items, and what is known is not asked again."""
     asked = {"skip": ["golden", "task", "perplexity", "safety"]}
     first = evaluating_job(platform, tenant.id, write_chat_rows(), seed=1, suffix="support", eval_config=asked)
-    done = evaluation_step.evaluate(platform, launcher, tenant.id, first)
+    done = evaluations.evaluate(tenant.id, first)
     assert done.verdict.passed, done.verdict
     result = result_of(platform, done)
     assert result["subjects"]["previous"] is None
@@ -108,7 +101,7 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     assert record.stage == "production"
 
     second = evaluating_job(platform, tenant.id, write_chat_rows(), seed=2, suffix="support", eval_config=asked)
-    done = evaluation_step.evaluate(platform, launcher, tenant.id, second)
+    done = evaluations.evaluate(tenant.id, second)
     result = result_of(platform, done)
     assert all(cached(result, "base").values()), "the same items, the same base"
     assert all(cached(result, "previous").values()), "what it answered as a candidate"
@@ -117,7 +110,7 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
     assert all(line["previous"] is not None for line in map(json.loads, platform.objects.get_bytes(done.samples_key).splitlines()))
 
     other = evaluating_job(platform, tenant.id, write_chat_rows(salt=" Say"), seed=3, suffix="another", eval_config=asked)
-    result = result_of(platform, evaluation_step.evaluate(platform, launcher, tenant.id, other))
+    result = result_of(platform, evaluations.evaluate(tenant.id, other))
     assert result["subjects"]["previous"] is None, "another lineage"
     assert cached(result, "base") == {"golden": True, "holdout": False, "validation": False}
     with platform.engine.connect() as conn:
@@ -127,16 +120,16 @@ def test_one_lineage_from_its_first_adapter_to_its_second(
 
 @pytest.mark.slow
 def test_a_finished_evaluation_is_not_run_again(
-    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
-    first = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
-    assert list((platform.settings.job_dir(job_id) / "evals").iterdir()) == [], "what was stored needs no work directory"
-    assert evaluation_step.evaluate(platform, launcher, tenant.id, job_id) == first
+    first = evaluations.evaluate(tenant.id, job_id)
+    assert not out_dir(platform, job_id).exists(), "what was stored needs no work directory"
+    assert evaluations.evaluate(tenant.id, job_id) == first
     assert len(processes(platform, job_id)) == 1
-    asked = replace(platform, settings=replace(platform.settings, eval_suites=("standin_copy",)))
-    again = evaluation_step.evaluate(asked, launcher, tenant.id, job_id)
-    assert len(processes(platform, job_id)) == 1, "the job wants no capability suites: the same question"
+    asked = replace(evaluations.platform, settings=replace(evaluations.platform.settings, eval_suites=("standin_copy",)))
+    again = evaluation_step.evaluate(asked, evaluations.launcher, tenant.id, job_id)
+    assert len(processes(platform, job_id)) == 1, "what was asked stands, whatever the operator configures later"
     assert again == first
 
 
@@ -150,8 +143,8 @@ from resources.database.engine import make_logins
 from resources.launcher import LocalLauncher
 from resources.object_store import LocalObjectStore
 from pathlib import Path
-home, url, tenant, job_id, base = sys.argv[1:]
-settings = load({"FT_HOME": home, "FT_DATABASE_URL": url})
+home, url, api, tenant, job_id, base = sys.argv[1:]
+settings = load({"FT_HOME": home, "FT_DATABASE_URL": url, "FT_INTERNAL_URL": api})
 models = Catalogue({"tiny-base": ({"id": "tiny-base", "path": base, "license": "Apache-2.0"}, Path(base))})
 platform = Platform(
     logins=make_logins(url), objects=LocalObjectStore(settings.home / "objects"), models=models, fleet=None, settings=settings
@@ -162,32 +155,34 @@ evaluation.evaluate(platform, LocalLauncher(settings.work_dir / "launcher"), ten
 
 @pytest.mark.slow
 def test_a_step_that_is_killed_leaves_a_process_that_the_next_one_adopts(
-    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path], real_base: Path
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path], real_base: Path
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
+    assert evaluations.reserve(tenant.id, job_id) is not None
     url = platform.engine.url.render_as_string(hide_password=False)
-    argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, tenant.id, job_id, str(real_base)]
-    dataset_step = subprocess.Popen(argv, cwd=ROOT)
+    api, launcher = evaluations.platform.settings.internal_url, evaluations.launcher
+    argv = [sys.executable, "-c", STEP, str(platform.settings.home), url, api, tenant.id, job_id, str(real_base)]
+    step = subprocess.Popen(argv, cwd=ROOT)
     wait_for(lambda: bool(processes(platform, job_id)) and launcher.get(processes(platform, job_id)[0]).phase is WorkloadPhase.RUNNING)
-    dataset_step.kill()
-    dataset_step.wait(timeout=20)
+    step.kill()
+    step.wait(timeout=20)
     (name,) = processes(platform, job_id)
     assert launcher.get(name).phase is WorkloadPhase.RUNNING
     assert json.loads((platform.settings.work_dir / "launcher" / name / "launch.json").read_text())["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluations.evaluate(tenant.id, job_id)
     assert processes(platform, job_id) == [name]
     assert evaluated.report.adapter_applied
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_is_gone_on_from(
-    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
     killed = threading.Event()
 
     def kill_once() -> None:
-        wait_for(lambda: bool(processes(platform, job_id)) and (out_dir(platform, job_id) / run_file.JOURNAL_NAME).exists())
+        wait_for((out_dir(platform, job_id) / run_file.JOURNAL_NAME).exists)
         wait_for(lambda: (out_dir(platform, job_id) / run_file.JOURNAL_NAME).stat().st_size > 0)
         status = json.loads((platform.settings.work_dir / "launcher" / processes(platform, job_id)[0] / "process.json").read_text())
         os.killpg(status["pid"], signal.SIGKILL)
@@ -195,7 +190,7 @@ def test_a_process_that_is_killed_is_gone_on_from(
 
     killer = threading.Thread(target=kill_once)
     killer.start()
-    evaluated = evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+    evaluated = evaluations.evaluate(tenant.id, job_id)
     killer.join()
     assert killed.is_set()
     assert len(processes(platform, job_id)) == 2
@@ -207,16 +202,23 @@ def test_a_process_that_is_killed_is_gone_on_from(
 
 
 def test_a_cancelled_job_ends_its_evaluation(
-    platform: Platform, launcher: LocalLauncher, tenant: Tenant, write_chat_rows: Callable[..., Path]
+    platform: Platform, evaluations: Following, tenant: Tenant, write_chat_rows: Callable[..., Path]
 ) -> None:
     job_id = evaluating_job(platform, tenant.id, write_chat_rows())
-    cancel(platform, tenant.id, job_id)
+
+    def cancel_when_it_runs() -> None:
+        wait_for((out_dir(platform, job_id) / run_file.HEARTBEAT_NAME).exists)
+        cancel(platform, tenant.id, job_id)
+
+    canceller = threading.Thread(target=cancel_when_it_runs)
+    canceller.start()
     with pytest.raises(FtError) as stopped:
-        evaluation_step.evaluate(platform, launcher, tenant.id, job_id)
+        evaluations.evaluate(tenant.id, job_id)
+    canceller.join()
     assert stopped.value.code == "evaluation_stopped"
-    assert all(launcher.get(name).phase is WorkloadPhase.EXITED for name in processes(platform, job_id))
-    with platform.engine.connect() as conn:
-        assert conn.execute(sa.select(jobs.c.state).where(jobs.c.id == job_id)).scalar_one() == JobState.CANCELLED
+    assert [evaluations.launcher.get(name).phase for name in processes(platform, job_id)] == [WorkloadPhase.EXITED]
+    assert evaluations.outcomes(job_id) == ["cancelled"]
+    assert evaluations.state(tenant.id, job_id) is JobState.CANCELLED
 
 
 def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform) -> None:

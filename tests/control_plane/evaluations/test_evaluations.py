@@ -6,7 +6,6 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,13 +13,18 @@ import sqlalchemy as sa
 
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
+from control_plane.attempts import evaluation_endings
+from control_plane.attempts import service as attempts
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
 from control_plane.evaluations.tables import evaluations as table
 from control_plane.jobs.tables import job_events
 from control_plane.platform.context import Platform
+from control_plane.queue import cycle
+from control_plane.queue.tables import held_devices
 from control_plane.serving import accepted_bases
+from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters import reevaluation_step
 from ft_assets.errors import Conflict, FtError, IntegrityError, InvalidRequest, NotFound, QuotaExceeded
@@ -28,6 +32,7 @@ from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from resources.launcher import LocalLauncher
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.registered_adapter import add_adapter
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
@@ -62,8 +67,7 @@ def new_adapter(platform: Platform, tenant: Tenant, **changes: Any) -> str:
 
 
 def judge(platform: Platform, evaluation_id: str, *findings: Finding, rules: EvalConfig | None = None) -> None:
-    held = evaluations.claim(platform, evaluation_id)
-    assert held is not None
+    held = begin(platform, evaluation_id)
     with platform.engine.begin() as conn:
         assert evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated(*findings), rules or EvalConfig(), platform.clock()))
 
@@ -162,50 +166,61 @@ def test_a_verdict_under_rules_of_its_own_accepts_nothing(platform: Platform, te
     assert accepted(platform, tenant.id, adapter) == {digest}
 
 
-def test_a_run_that_fails_is_tried_again_and_after_three_it_is_over(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter).id
+@pytest.fixture
+def order(fresh_platform: Platform) -> Evaluation:
+    """An order that alone waits for a GPU."""
+    owner, _ = tenants.create(fresh_platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
+    made = new_adapter(fresh_platform, owner, base_digest=fresh_platform.models.get("tiny-base").digest)
+    return evaluations.request(fresh_platform, owner.id, made)
+
+
+def test_an_order_that_fails_is_tried_again_and_after_three_attempts_it_is_over(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    assert waiting(platform, order.id) is None, "it needs no run before it holds a reservation"
     for run in range(evaluations.MAX_RUNS):
-        due = waiting(platform, order)
+        cycle.run_cycle(platform)
+        due = waiting(platform, order.id)
         assert due is not None
-        assert due.run_key == f"{order}#{run}"
-        held = evaluations.claim(platform, order)
-        assert held is not None
-        assert evaluations.claim(platform, order) is None, "one run at a time"
-        assert evaluations.fail(platform, held, FtError("no memory", code="evaluation_failed"))
-    assert waiting(platform, order) is None
-    row = evaluations.find(platform, order)
-    assert (row.state, row.error["message"], row.runs) == ("failed", "no memory", 3)
-    assert evaluations.request(platform, tenant.id, adapter).id != order
+        assert due.run_key == f"{order.id}#{run}"
+        assert cycle.run_cycle(platform) == [], "one at a time"
+        held = attempts.claim(platform, order.tenant_id, order.job_id)
+        assert (held.evaluation_id, held.attempt) == (order.id, run + 1)
+        attempts.finish(platform, held, evaluation_endings.refused(held, FtError("no memory", code="evaluation_failed")))
+    cycle.run_cycle(platform)
+    assert waiting(platform, order.id) is None
+    row = evaluations.find(platform, order.id)
+    assert row.error is not None
+    assert (row.state, row.error["message"], row.runs) == ("failed", "attempt 3 of the evaluation: no memory", 3)
+    assert evaluations.request(platform, order.tenant_id, order.adapter_id).id != order.id
 
 
-def test_a_silent_run_is_replaced_and_writes_nothing_any_more(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter).id
-    held = evaluations.claim(platform, order)
-    assert held is not None
-    assert waiting(platform, order) is None
-    long_ago = platform.clock() - evaluations.LOST_AFTER - timedelta(seconds=1)
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(table).where(table.c.id == order).values(beat_at=long_ago))
-    due = waiting(platform, order)
+def test_a_replaced_run_writes_nothing_any_more(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
+    due, held = waiting(platform, order.id), evaluations.find(platform, order.id)
     assert due is not None
-    assert (due.run_key, due.lost) == (f"{order}#1", True)
-    assert not evaluations.beat(platform, held)
+    evaluations.replace_run(platform, due, "ended FAILURE")
+    again = waiting(platform, order.id)
+    assert again is not None
+    assert again.run_key == f"{order.id}#1"
     with platform.engine.begin() as conn:
         assert not evaluations.finish(conn, held, state="succeeded", outcome="passed")
-    assert not evaluations.fail(platform, held, FtError("late"))
-    judge(platform, order, FAILED)
-    assert evaluations.find(platform, order).reasons == ("task_not_better",)
+        assert evaluations.finish(conn, evaluations.find(platform, order.id), state="succeeded", outcome="quarantined")
 
 
-def test_a_run_that_never_began_is_given_up(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter).id
+def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
     for run in range(evaluations.MAX_RUNS):
-        due = waiting(platform, order)
+        due = waiting(platform, order.id)
         assert due is not None
+        assert evaluations.find(platform, order.id).runs == run + 1
         evaluations.replace_run(platform, due, "ended FAILURE")
         evaluations.replace_run(platform, due, "told twice")
-        assert evaluations.find(platform, order).runs == run + 1
-    assert evaluations.find(platform, order).state == "failed"
+    assert evaluations.find(platform, order.id).state == "failed"
+    assert waiting(platform, order.id) is None
+    with platform.engine.connect() as conn:
+        assert conn.execute(sa.select(held_devices)).all() == []
 
 
 def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> None:
@@ -216,12 +231,14 @@ def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> 
     assert [f.code for f in monitored.failed(replace(rules, block_regression=True))] == ["task", "regression"]
 
 
-def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(platform: Platform, tenant: Tenant, adapter: str) -> None:
-    order = evaluations.request(platform, tenant.id, adapter).id
+def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
     launcher = LocalLauncher(platform.settings.work_dir / "launcher")
+    cycle.run_cycle(platform)
     with pytest.raises(FtError):
-        reevaluation_step.run(platform, launcher, order)
-    row = evaluations.find(platform, order)
+        reevaluation_step.run(platform, launcher, order.id)
+    row = evaluations.find(platform, order.id)
+    assert row.error is not None
     assert (row.state, row.runs, row.error["code"]) == ("queued", 1, "object_not_found")
     with platform.engine.connect() as conn:
         events = conn.execute(sa.select(job_events).where(job_events.c.job_id == row.job_id)).all()

@@ -86,14 +86,14 @@ def test_every_recipe_says_where_its_defaults_come_from(client: openai.OpenAI) -
     assert isinstance(found, dict)
     assert len(found["data"]) > 20
     assert all(d["source"] for recipe in found["data"] for d in recipe["defaults"].values())
-    one = client.get("/recipes/any-full@2", cast_to=object, options={"params": {"method": "dpo"}})
+    one = client.get("/recipes/any-full@3", cast_to=object, options={"params": {"method": "dpo"}})
     assert isinstance(one, dict)
-    assert (one["id"], one["defaults"]["learning_rate"]["value"], one["defaults"]["beta"]["value"]) == ("any-full@2", 5e-7, 0.1)
+    assert (one["id"], one["defaults"]["learning_rate"]["value"], one["defaults"]["beta"]["value"]) == ("any-full@3", 5e-7, 0.1)
     with pytest.raises(openai.BadRequestError, match="choose one of"):
         client.get("/recipes/none", cast_to=object)
     for alias in ("supervised", "lora"):
-        aliased = client.get("/recipes/any-full@2", cast_to=object, options={"params": {"method": alias}})
-        assert aliased == client.get("/recipes/any-full@2", cast_to=object, options={"params": {"method": "sft"}})
+        aliased = client.get("/recipes/any-full@3", cast_to=object, options={"params": {"method": alias}})
+        assert aliased == client.get("/recipes/any-full@3", cast_to=object, options={"params": {"method": "sft"}})
 
 
 @pytest.mark.parametrize(

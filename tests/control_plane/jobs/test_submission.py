@@ -320,7 +320,7 @@ def test_a_premium_tenant_may_train_every_parameter(platform: Platform, training
 def test_what_a_stored_job_is_planned_as_is_what_was_submitted(platform: Platform, tenant: Tenant, training_file: str) -> None:
     from control_plane.jobs.estimates import job_plan
 
-    request = asked(training_file, method="qlora", hyperparameters={"rank": 8, "batch_size": 6}, recipe="any-qlora@2")
+    request = asked(training_file, method="qlora", hyperparameters={"rank": 8, "batch_size": 6}, recipe="any-qlora@3")
     made = jobs.submit(platform, tenant.id, request).job
     stored = jobs.get(platform, tenant.id, made.id).job
     model = platform.models.get("tiny-base")

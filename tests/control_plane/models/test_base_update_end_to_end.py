@@ -33,13 +33,12 @@ from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.serving import accepted_bases
 from control_plane.tenants.rules import Tenant
-from ft_assets.adapters import reevaluation_step
 from ft_assets.adapters import step as adapter_step
 from ft_assets.datasets import step as dataset_step
 from ft_assets.errors import Conflict
-from ft_assets.evals import step as evaluation_step
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
+from tests.support.jobs.followed_evaluations import following
 from tests.support.models.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -105,7 +104,8 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
     with rows(tmp_path / "rows.jsonl").open("rb") as stream:
         file = uploaded_files.create(operated, tenant.id, stream, filename="rows.jsonl", purpose="fine-tune")
     job_id = train(operated, launcher, tenant.id, model, file.id)
-    own = evaluation_step.evaluate(operated, launcher, tenant.id, job_id)
+    with following(operated, launcher) as made:
+        own = made.evaluate(tenant.id, job_id)
     assert own.verdict.passed, own.verdict
     adapter = adapter_step.conclude(operated, tenant.id, job_id)
     assert adapter.stage == "production"
@@ -139,9 +139,10 @@ def test_an_update_goes_through_where_the_adapter_holds_and_stays_blocked_where_
 
 
 def evaluate(platform: Platform, launcher: LocalLauncher, model: str) -> tuple[base_updates.Affected, ...]:
-    """Order what the update waits for and carry it out, as the runs of the evaluation pool would."""
+    """Order what the update waits for and carry it out, as their runs would."""
     ordered = base_updates.evaluate(platform, model)
-    for due in evaluations.due(platform):
-        if due.id in {a.evaluation_id for a in ordered.adapters}:
-            assert reevaluation_step.run(platform, launcher, due.id).state == "succeeded"
+    for affected in ordered.adapters:
+        order = evaluations.find(platform, str(affected.evaluation_id))
+        with following(platform, launcher) as made:
+            assert made.evaluate_order(order).state == "succeeded"
     return base_updates.status(platform, model).adapters

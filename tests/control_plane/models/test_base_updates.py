@@ -31,6 +31,7 @@ from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, IntegrityError, InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.verdict import Finding, Verdict
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.model_hub import SHA, running_model_hub
@@ -63,8 +64,7 @@ class Base:
         return add_adapter(self.platform, self.tenant.id, name=name, **(values | changes))
 
     def judge(self, evaluation_id: str | None, *findings: Finding) -> None:
-        held = evaluations.claim(self.platform, str(evaluation_id))
-        assert held is not None
+        held = begin(self.platform, str(evaluation_id))
         outcome: Any = "quarantined" if findings else "passed"
         report: Any = None
         found = Evaluated(report=report, verdict=Verdict(outcome=outcome, findings=findings), advice=(), key="k")

@@ -18,6 +18,7 @@ from control_plane.attempts import service as attempts
 from control_plane.client import FtClient
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Actor, Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle, snapshot
@@ -315,4 +316,7 @@ def test_a_real_workload_is_stopped_at_a_checkpoint_by_the_cap_and_goes_on_from_
     assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
     assert job.from_steps() == [0, step]
     with job.platform.engine.connect() as conn:
-        assert conn.execute(sa.select(quota_holds.c.released_at)).scalar_one() is not None, "it is trained"
+        held = conn.execute(sa.select(quota_holds.c.gpu_seconds, quota_holds.c.released_at)).one()
+        evaluation_s = conn.execute(sa.select(jobs_table.c.evaluation_s)).scalar_one()
+    assert held.released_at is None
+    assert evaluation_s < held.gpu_seconds < evaluation_s + 60.0, "it is trained: what it ran, and its evaluation"

@@ -30,7 +30,6 @@ from control_plane.platform.task_queue import defer
 from control_plane.tenants import service as tenants
 from control_plane.worker import process
 from control_plane.worker.periodic_work import QUICK
-from control_plane.worker.process import CONCURRENCY
 from control_plane.worker.tasks import make_app
 from ft_assets.errors import Unavailable
 from resources.object_store import LocalObjectStore
@@ -134,7 +133,7 @@ def ended_by_itself(platform: Platform) -> Iterator[Future[None]]:
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(loop.run_until_complete, process.run(platform, ending, periodic=False))
         try:
-            until(lambda: num_sessions(platform, "query LIKE 'LISTEN%'") == len(CONCURRENCY))
+            until(lambda: num_sessions(platform, "query LIKE 'LISTEN%'") == 1)
             yield result
         finally:
             loop.call_soon_threadsafe(ending.set)
@@ -192,7 +191,7 @@ def test_a_task_that_is_added_while_the_worker_looks_for_one_is_found_at_once(fr
         app.job_manager = SlowAnswers(app.connector)
         app.task(name="note")(done.set)
         async with app.open_async():
-            (worker, *_) = process.make_workers(app, fresh_platform, periodic=False)
+            worker = process.make_worker(app)
             running = asyncio.create_task(worker.run())
             await asyncio.to_thread(add)
             await asyncio.to_thread(done.wait, 5)
@@ -224,7 +223,7 @@ def processes(platform: Platform, number: int) -> Iterator[list[subprocess.Popen
 
     def are_up() -> bool:
         with platform.engine.connect() as conn:
-            return bool(conn.execute(query).scalar_one() == number * len(CONCURRENCY))
+            return bool(conn.execute(query).scalar_one() == number)
 
     try:
         until(are_up, within_s=120)

@@ -65,7 +65,7 @@ class Bench:
             name=self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1, image="registry.example/ft@sha256:" + "0" * 64,
             labels={"tier": self.held.tier, "pool": self.held.pool}, placement=self.held.placement,
         )  # fmt: skip
-        attempts.mark_started(self.platform, self.held, started_at=self.launcher.start_or_adopt(made, token=self.token).started_at)
+        assert self.launcher.start_or_adopt(made, token=self.token).phase is WorkloadPhase.PENDING
 
     def run(self, *, at: float) -> None:
         self.nodes.admit(self.name)
@@ -73,7 +73,7 @@ class Bench:
         assert self.watcher.look() == []
 
     def beat(self, number: int, said: Exit | None = None) -> None:
-        agents.heartbeat(self.platform, self.held, Heartbeat(number=number, phase="train", exit=said))
+        agents.heartbeat(self.platform, self.token, Heartbeat(number=number, phase="train", exit=said))
 
     def job(self) -> Job:
         return jobs.get(self.platform, self.tenant, self.job_id).job

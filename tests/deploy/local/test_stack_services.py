@@ -49,7 +49,7 @@ def test_a_shell_that_has_run_ft_env_still_owns_its_embedded_database(tmp_path: 
     foreign = {**own, "FT_DATABASE_URL": "postgresql://ft@db.example/ft"}
     assert not stack_services.normalised(settings_module.load(foreign)).embedded_database
     names = [s.name for s in stack_services.services(settings_module.load(foreign))]
-    assert names == ["migrate", "inference", "runs", "code-location", "dagster", "daemon", "queue-listener", "worker", "api"], (
+    assert names == ["migrate", "inference", "runs", "code-location", "dagster", "daemon", "worker", "api"], (
         "an external database is used, not started"
     )
 

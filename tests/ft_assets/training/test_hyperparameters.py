@@ -37,7 +37,7 @@ def test_auto_and_absent_are_the_same_spec() -> None:
 
 def test_a_model_gets_the_recipe_made_for_it_and_others_the_fallback() -> None:
     assert spec({}).recipe == "demo-llama-3m@6"
-    assert spec({}, SMALL).recipe == "any-lora@2"
+    assert spec({}, SMALL).recipe == "any-lora@3"
 
 
 def test_the_small_recipe_is_fp32_with_a_high_rate_on_short_windows() -> None:
@@ -155,7 +155,8 @@ def test_short_runs_have_about_ten_checkpoints_and_long_ones_one_in_500_steps(wi
         ({"quantization": "nf4"}, "adapter is lora"),
         ({"double_quantization": True}, "adapter is lora"),
         ({"attention": "flash_attention_2"}, "only bf16 and fp16"),
-        ({"attention": "flex_attention"}, "no kernels for this hardware"),
+        ({"attention": "flex_attention"}, "flex_attention has no kernels for this hardware"),
+        ({"attention": "flash_attention_2", "precision": "bf16"}, "flash_attention_2 has no kernels for this hardware"),
         ({"learning_rate": 1e-3, "learning_rate_multiplier": 2}, "keep one"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 
 from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
+from ft_assets.training.cost_model import micro_batch_s
 from ft_assets.training.memory import GPUS, Case, Fit, Placement, estimate
 from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
+from ft_assets.training.memory.gpu_fit import MICRO_BATCH_S
 from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
 
@@ -37,6 +41,7 @@ def fit(
 ) -> Fit:  # fmt: skip
     place = Placement(
         gpu=GPUS[gpu], max_gpus=max_gpus, global_batch=global_batch, num_gpus=num_gpus, strategy=strategy, memory_bytes=memory_bytes,
+        micro_batch_s=lambda tried: micro_batch_s(tried, gpu, tokens=tried.tokens),
         fixed_batch="per_device_batch_size" in fields, fixed_checkpointing="gradient_checkpointing" in fields,
     )  # fmt: skip
     return place.fit(Case(**{"shape": shape, "gradient_checkpointing": fields["max_seq_len"] > 1024, **fields}))
@@ -70,11 +75,10 @@ def test_a_pair_takes_both_of_its_answers() -> None:
     assert estimate(pairs).total_bytes > estimate(case()).total_bytes
 
 
-def test_joined_windows_pay_a_mask_in_the_square_of_the_batch_and_padded_pairs_do_not() -> None:
-    joined = [case(per_device_batch_size=n).mask_elements for n in (1, 2, 4)]
-    padded = [case(method="dpo", per_device_batch_size=n).mask_elements for n in (1, 2, 4)]
-    assert [m // joined[0] for m in joined] == [1, 4, 16]
-    assert [m // padded[0] for m in padded] == [1, 2, 4]
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_each_row_of_a_batch_has_a_mask_of_its_own(method: str) -> None:
+    masks = [case(method=method, per_device_batch_size=n).mask_elements for n in (1, 2, 4)]
+    assert [m // masks[0] for m in masks] == [1, 2, 4]
     assert total(attention="flash_attention_2", max_seq_len=16_384) < total(attention="sdpa", max_seq_len=16_384)
 
 
@@ -233,6 +237,35 @@ def test_a_refusal_for_length_names_the_length_that_fits() -> None:
         placed("llama-3.1-8b", "lora", gpu="l4-24gb", max_gpus=1, max_seq_len=2 * length)
 
 
+def test_a_sharded_micro_batch_is_short_enough_for_a_stop() -> None:
+    widest = fit(NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, global_batch=512, num_gpus=32, attention="flash_attention_2")
+    tried = Case(
+        shape=NAMED["llama-3.1-70b"], adapter="full", max_seq_len=4096, world_size=32, strategy="fsdp2", attention="flash_attention_2",
+        per_device_batch_size=widest.per_device_batch_size, gradient_checkpointing=widest.gradient_checkpointing,
+    )  # fmt: skip
+    assert widest.strategy == "fsdp2" and micro_batch_s(tried, "h100-80gb", tokens=tried.tokens) <= MICRO_BATCH_S
+    wider = replace(tried, per_device_batch_size=2 * tried.per_device_batch_size)
+    too_long = micro_batch_s(wider, "h100-80gb", tokens=wider.tokens) > MICRO_BATCH_S
+    assert too_long or estimate(wider).total_bytes > 0.95 * GPUS["h100-80gb"].memory_bytes, "no larger one would do"
+
+
+def test_a_sharded_micro_batch_that_no_stop_can_wait_for_is_refused_with_a_length_that_is_short_enough() -> None:
+    long = {
+        "adapter": "full",
+        "attention": "flash_attention_2",
+        "strategy": "fsdp2",
+        "num_gpus": 32,
+        "global_batch": 32,
+        "gpu": "h200-141gb",
+    }
+    with pytest.raises(InvalidRequest, match=r"about \d+ s on 32 x h200-141gb.*lower max_seq_len to (\d+)") as refused:
+        fit(NAMED["llama-3.1-70b"], max_seq_len=32_768, **long)
+    assert refused.value.code == "micro_batch_too_long"
+    found = re.search(r"max_seq_len to (\d+)", refused.value.message)
+    assert found is not None
+    assert fit(NAMED["llama-3.1-70b"], max_seq_len=int(found[1]), **long).strategy == "fsdp2"
+
+
 def test_a_cpu_takes_the_recipes_batch_and_refuses_only_what_clearly_exceeds_its_memory() -> None:
     given = {"gpu": "local", "precision": "fp32", "max_seq_len": 512, "per_device_batch_size": 2}
     chosen = placed("qwen2.5-0.5b", "lora", **given)
@@ -270,7 +303,8 @@ def small(**fields: Any) -> dict[str, int]:
 
 def test_parts_of_an_adapter_by_hand() -> None:
     """32 tokens; 2 bytes a number. The blocks are recomputed, so that 3 block inputs and that of the output are kept."""
-    outside = 32 * 10 * 2 + 32 * 10 * 4 + 32 * 32 + 2 * 2 * 32 * 3  # last block, final norm in float32, mask, sines and cosines
+    outside = 32 * 10 * 2 + 32 * 10 * 4 + 2 * 16 * 16 + 2 * 2 * 32 * 3  # last block, final norm in float32, mask, sines and cosines
+    again = block(inputs=7 * 4 * 2 * 32 + (2 + 1) * 32 * 76)
     expected = {
         "weights": 2 * ALL_PARAMETERS,
         "adapter": 4 * LORA_4,
@@ -278,7 +312,7 @@ def test_parts_of_an_adapter_by_hand() -> None:
         "optimizer": 8 * LORA_4,
         "compute_copies": 2 * LORA_4,
         "activations": 3 * 32 * 10 * 2 + outside,
-        "logits": 32 * 10 * (4 + 2 + 2) + 32 * GPU_TILE * 2,
+        "working": 3 * 2 * 32 * 14 + 8 * 32 * 14 + 2 * 2 * 32 * 10 + again,
     }
     assert small(gradient_checkpointing=True) == expected
     assert small(gradient_checkpointing=True, adapter="qlora") == expected | {
@@ -287,7 +321,7 @@ def test_parts_of_an_adapter_by_hand() -> None:
     }
 
 
-def block(*, tokens: int = 32, inputs: int, mask: int = 32 * 32, keys: int = 12, norms: int = 0, b: int = 2) -> int:
+def block(*, tokens: int = 32, inputs: int, mask: int = 2 * 16 * 16, keys: int = 12, norms: int = 0, b: int = 2) -> int:
     """What one block keeps: norms in float32, queries and output, keys and values, a float32 for each head, mask, MLP, linear inputs."""
     attention = b * tokens * (12 + 12 + keys + keys) + 4 * 4 * tokens
     return 2 * 4 * tokens * 10 + norms + attention + b * mask + 3 * b * tokens * 14 + inputs
@@ -314,7 +348,7 @@ def block(*, tokens: int = 32, inputs: int, mask: int = 32 * 32, keys: int = 12,
 def test_activations_of_blocks_that_are_not_recomputed_by_hand(fields: dict[str, Any], kept: int) -> None:
     tokens = 64 if fields.get("method") == "dpo" else 32
     b = 4 if fields.get("precision") == "fp32" else 2
-    mask = {"dpo": 4 * 16 * 16}.get(str(fields.get("method")), 0 if "attention" in fields else 32 * 32)
+    mask = {"dpo": 4 * 16 * 16}.get(str(fields.get("method")), 0 if "attention" in fields else 2 * 16 * 16)
     outside = tokens * 10 * b + tokens * 10 * 4 + mask + 2 * b * tokens * 3
     assert small(gradient_checkpointing=False, **fields)["activations"] == 3 * kept + outside
 
@@ -325,14 +359,30 @@ def test_parts_of_full_fine_tuning_by_hand() -> None:
         "weights": 4 * ALL_PARAMETERS,
         "gradients": 4 * ALL_PARAMETERS,
         "optimizer": 8 * ALL_PARAMETERS,
-        "activations": 3 * 32 * 10 * 4 + (32 * 10 * 4 + 32 * 10 * (4 + 4) + 32 * 32 + 2 * 4 * 32 * 3),
-        "logits": 4 * 50 * 10 + 32 * 10 * (4 + 2 + 4) + 32 * GPU_TILE * 2,
+        "activations": 3 * 32 * 10 * 4 + (32 * 10 * 4 + 32 * 10 * (4 + 4) + 2 * 16 * 16 + 2 * 4 * 32 * 3),
+        "logits": 32 * 10 * (4 + 2 + 4) + 2 * 50 * 10 + 3 * 4 * 32 * 50,
     }
     assert small(adapter="full", gradient_checkpointing=True) == expected
     kept = small(adapter="full", gradient_checkpointing=False)
     inputs = 2 * 32 * (76 - 12)  # each layer casts its own copy; that of the output projection is what attention keeps
     assert kept["compute_copies"] == 2 * OF_LINEARS
     assert kept["activations"] == expected["activations"] - 3 * 32 * 10 * 4 + 3 * block(inputs=inputs, norms=2 * 4 * 32 * 10)
+
+
+SLICE = 2**29
+"""Bytes of logits, in float32, that a GPU holds of windows at a time."""
+
+
+def test_the_output_layer_of_slices_of_windows_and_of_tiles_of_answers_by_hand() -> None:
+    """2,048 tokens and a vocabulary of 2^17: 2^30 bytes of logits, two slices. Hidden states and their gradients stand beside them."""
+    narrow, wide = (dataclasses.replace(SMALL, vocab=2**17, hidden=hidden) for hidden in (10, 4096))
+    given = {"max_seq_len": 1024, "attention": "flash_attention_2", "gradient_checkpointing": True}
+    assert small(**given, shape=narrow)["logits"] == 8 * 2048 * 10 + 3 * SLICE
+    assert small(**given, shape=narrow, method="orpo")["logits"] == 8 * 4096 * 10 + 4096 * GPU_TILE * 2
+    weight = 2**17 * 10
+    assert small(**given, shape=narrow, adapter="full")["logits"] == 10 * 2048 * 10 + 4 * weight + 2 * weight + 3 * SLICE
+    weight = 2**17 * 4096
+    assert small(**given, shape=wide, adapter="full")["logits"] == 10 * 2048 * 4096 + 4 * weight + (2 + 4) * weight, "gradients, no logits"
 
 
 @pytest.mark.parametrize(

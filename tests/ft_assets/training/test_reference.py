@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ft_assets.errors import IntegrityError
-from ft_assets.training.reference_logps import PARTIAL, ReferenceManifest, load_logps, reference_key, usable_files, verify, write_logps
+from ft_assets.training.reference_logps import ReferenceManifest, load_logps, partial_name, reference_key, usable_files, verify, write_logps
 from ft_assets.training.spec import Quantization
 
 KEY = reference_key("pk_1", "d", "fp32", "sdpa")
@@ -71,7 +71,7 @@ def test_files_of_another_key_are_not_used(tmp_path: Path) -> None:
 def test_an_unfinished_computation_is_not_whole_but_its_files_are_usable(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     (tmp_path / "manifest.json").unlink()
-    replace(manifest, files=manifest.files[:1]).write(tmp_path, name=PARTIAL)
+    replace(manifest, files=manifest.files[:1]).write(tmp_path, name=partial_name(1))
     with pytest.raises(IntegrityError, match="no complete reference"):
         verify(tmp_path)
     assert usable_files(tmp_path, KEY) == [manifest.files[0]]

@@ -111,7 +111,7 @@ def test_with_40_trainings_active_a_reserved_job_starts_and_data_is_prepared_and
     queue.submit("prepare", other)
     queue.submit("evaluate", other)
     queue.submit("train", busy)
-    expected = {("train", busy): 1, ("prepare", busy): 2, ("prepare", other): 1, ("evaluate", busy): 1, ("evaluate", other): 1}
+    expected = {("train", busy): 1, ("prepare", busy): 2, ("prepare", other): 1, ("evaluate", busy): 2, ("evaluate", other): 1}
     assert queue.dequeue() == expected
 
 
@@ -121,7 +121,7 @@ def test_a_job_with_a_reservation_starts_while_every_slot_is_taken(queue: RunQue
         queue.submit("prepare", tenant, 2)
         queue.submit("evaluate", tenant)
     started = queue.dequeue()
-    assert Counter(stage for stage, _ in started.elements()) == {"prepare": 4, "evaluate": 2}
+    assert Counter(stage for stage, _ in started.elements()) == {"prepare": 4, "evaluate": 3}
     for tenant in tenants:
         queue.submit("train", tenant, 2)
     assert queue.dequeue() == {("train", tenant): 2 for tenant in tenants}
@@ -130,60 +130,53 @@ def test_a_job_with_a_reservation_starts_while_every_slot_is_taken(queue: RunQue
 def test_one_tenant_leaves_half_of_the_slots_to_others_and_a_free_one_goes_to_the_next(queue: RunQueue) -> None:
     first, second = queue.jobs.tenant(), queue.jobs.tenant()
     queue.submit("prepare", first, 4)
-    queue.submit("evaluate", first, 2)
-    assert queue.dequeue() == {("prepare", first): 2, ("evaluate", first): 1}
+    assert queue.dequeue() == {("prepare", first): 2}
     queue.submit("prepare", second, 3)
     assert queue.dequeue() == {("prepare", second): 2}
     assert queue.dequeue() == {}
-    queue.end("evaluate", first)
     queue.end("prepare", second)
-    assert queue.dequeue() == {("prepare", second): 1, ("evaluate", first): 1}
+    assert queue.dequeue() == {("prepare", second): 1}
 
 
-def test_later_evaluations_take_the_slots_of_evaluations(queue: RunQueue) -> None:
-    first, second = queue.jobs.tenant(), queue.jobs.tenant()
-    queue.submit("evaluate", first)
-    queue.submit("reevaluate", first)
-    queue.submit("reevaluate", second, 2)
-    assert queue.dequeue() == {("evaluate", first): 1, ("reevaluate", second): 1}
+def test_evaluations_take_no_slot_because_they_hold_reservations(queue: RunQueue) -> None:
+    tenant = queue.jobs.tenant()
+    queue.submit("evaluate", tenant, 5)
+    queue.submit("reevaluate", tenant, 5)
+    assert queue.dequeue() == {("evaluate", tenant): 5, ("reevaluate", tenant): 5}
 
 
 def test_the_limits_follow_the_settings(queue: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_PREPARE_RUNS", "6")
-    monkeypatch.setenv("FT_EVALUATE_RUNS", "1")
-    tenant, other = queue.jobs.tenant(), queue.jobs.tenant()
+    tenant = queue.jobs.tenant()
     queue.submit("prepare", tenant, 5)
-    queue.submit("evaluate", tenant)
-    queue.submit("evaluate", other)
-    assert queue.dequeue() == {("prepare", tenant): 3, ("evaluate", tenant): 1}
+    assert queue.dequeue() == {("prepare", tenant): 3}
 
 
 def test_a_run_by_hand_takes_its_slot_too(queue: RunQueue) -> None:
     tenant = queue.jobs.tenant()
     job = queue.jobs.job(tenant)
     by_hand = {"dagster/partition": f"{tenant}:{job}"}
-    queued = queue.queued("__ASSET_JOB", asset_selection=frozenset({dg.AssetKey("eval_report")}), tags=by_hand)
-    assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"dagster/ft_evaluate_slot": tenant}
+    queued = queue.queued("__ASSET_JOB", asset_selection=frozenset({dg.AssetKey("tokenized_pack")}), tags=by_hand)
+    assert {name: value for name, value in queued.tags.items() if "slot" in name} == {"dagster/ft_prepare_slot": tenant}
 
 
-@pytest.mark.parametrize("slot", ["dagster/ft_prepare_slot", "dagster/ft_evaluate_slot"])
-@pytest.mark.parametrize("stage", ["train", "greet"])
-def test_a_run_with_the_tag_of_a_slot_that_it_does_not_take_is_refused(queue: RunQueue, stage: str, slot: str) -> None:
+@pytest.mark.parametrize("stage", ["train", "evaluate", "greet"])
+def test_a_run_with_the_tag_of_a_slot_that_it_does_not_take_is_refused(queue: RunQueue, stage: str) -> None:
     tenant, other = queue.jobs.tenant(), queue.jobs.tenant()
     job = queue.jobs.job(tenant)
     grant(queue.jobs.platform, job, 1)
-    forged = queue.queued(stage, tags={"dagster/partition": f"{tenant}:{job}", slot: other})
+    forged = queue.queued(stage, tags={"dagster/partition": f"{tenant}:{job}", "dagster/ft_prepare_slot": other})
     assert forged.status is dg.DagsterRunStatus.CANCELED
-    queue.submit("evaluate", other, 1)
-    assert queue.dequeue() == {("evaluate", other): 1}
+    queue.submit("prepare", other, 1)
+    assert queue.dequeue() == {("prepare", other): 1}
 
 
 def test_a_forged_tenant_of_a_slot_is_overwritten(queue: RunQueue) -> None:
     tenant = queue.jobs.tenant()
     job = queue.jobs.job(tenant)
-    queue.jobs.set(job, state="evaluating")
-    run = queue.queued("evaluate", tags={"dagster/partition": f"{tenant}:{job}", "dagster/ft_evaluate_slot": "another"})
-    assert {name: value for name, value in run.tags.items() if "slot" in name} == {"dagster/ft_evaluate_slot": tenant}
+    queue.jobs.set(job, state="validating")
+    run = queue.queued("prepare", tags={"dagster/partition": f"{tenant}:{job}", "dagster/ft_prepare_slot": "another"})
+    assert {name: value for name, value in run.tags.items() if "slot" in name} == {"dagster/ft_prepare_slot": tenant}
 
 
 def test_a_key_that_serves_nothing_is_taken_off(queue: RunQueue) -> None:

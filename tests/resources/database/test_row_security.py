@@ -20,7 +20,8 @@ from tests.support.platform.database_roles import as_owner
 from tests.support.platform.declared_tables import declared_tables
 
 OF_THE_PLATFORM = {
-    "agents", "operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains", "rate_limits",
+    "agents", "held_devices", "operator_keys", "mirrors", "adapter_stage_moves", "run_launches", "scheduler_state", "node_drains",
+    "rate_limits",
 }  # fmt: skip
 """Tables that hold nothing of any tenant."""
 BY_PARENT = {

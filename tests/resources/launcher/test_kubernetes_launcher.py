@@ -201,6 +201,7 @@ def test_a_launcher_that_dies_while_it_starts_leaves_a_workload_that_runs_or_is_
         bench.nodes.admit(NAME)
         bench.nodes.run(NAME)
         bench.nodes.end(NAME, 0, 0)
+        until(lambda: bench.get().phase is EXITED, timeout_s=10)
     bench.launcher.forget(NAME)
     assert [key for key in bench.cluster.objects if key[1] == "t-acme"] == [], "the token is gone, too"
     assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST

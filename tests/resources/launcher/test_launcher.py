@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, StoredCheckpoint, Workload
-from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase
 from ft_assets.errors import InvalidRequest, Unavailable
 from resources.launcher import LocalLauncher
@@ -260,53 +259,14 @@ def on_gpus(workload: Workload, *numbers: int) -> Workload:
     return replace(workload, placement=(NodeShare(node="local-1", devices=numbers),))
 
 
-def test_a_workload_without_a_reservation_counts_and_is_counted_where_gpus_are_shared(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
-    bench.launcher.start_or_adopt(on_gpus(bench.workload("reserved"), 0))
-    with gpu_devices.shared(bench.root, held=()) as other:
-        assert other is not None and other.name == "6"
-        bench.launcher.start_or_adopt(bench.workload())
-    bench.wait_ready("reserved")
-    bench.wait_ready("job-a1")
-    assert bench.environment("reserved")["CUDA_VISIBLE_DEVICES"] == "4"
-    assert bench.environment("job-a1")["CUDA_VISIBLE_DEVICES"] == "5"
-    os.kill(bench.recorded("job-a1", "watcher.json"), signal.SIGKILL)
-    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
-        assert least is not None and least.name == "6", "each has one user: without its watcher the workload still uses its GPU"
-    bench.launcher.stop("job-a1", grace_s=5)
-    with gpu_devices.shared(bench.root, held=(0, 2)) as least:
-        assert least is not None and least.name == "5"
-
-
-def test_a_reserved_gpu_counts_for_as_long_as_its_workload_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_sees_the_gpus_of_its_reservation_and_without_one_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     bench.launcher.start_or_adopt(on_gpus(bench.workload("pair"), 1, 2))
-    bench.launcher.start_or_adopt(on_gpus(bench.workload("ended", sleep_s=0), 0))
-    bench.wait_ready("pair")
-    bench.wait_for("ended", WorkloadPhase.EXITED)
-    seen = [bench.environment(name)["CUDA_VISIBLE_DEVICES"] for name in ("pair", "ended")]
-    for name in ("beside", "after"):
-        bench.launcher.start_or_adopt(bench.workload(name))
+    bench.launcher.start_or_adopt(on_gpus(bench.workload("single"), 0))
+    bench.launcher.start_or_adopt(bench.workload("none"))
+    for name in ("pair", "single", "none"):
         bench.wait_ready(name)
-        seen.append(bench.environment(name)["CUDA_VISIBLE_DEVICES"])
-        bench.launcher.stop(name, grace_s=5)
-        bench.launcher.stop("pair", grace_s=5)
-    assert seen == ["5,6", "4", "4", "6"]
-
-
-def test_the_gpu_of_a_workload_that_was_lost_is_free_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    seen = []
-    for name in ("lost", "next"):
-        bench.launcher.start_or_adopt(bench.workload(name))
-        bench.wait_ready(name)
-        seen.append(bench.environment(name)["CUDA_VISIBLE_DEVICES"])
-        for what in ("watcher.json", "process.json"):
-            os.kill(bench.recorded(name, what), signal.SIGKILL)
-        bench.wait_for(name, WorkloadPhase.LOST)
-    assert seen == ["1", "1"], "without a reservation a workload takes the last GPU that nothing uses"
+    assert [bench.environment(name)["CUDA_VISIBLE_DEVICES"] for name in ("pair", "single", "none")] == ["5,6", "4", ""]
 
 
 def test_what_cannot_start_is_not_listed_and_its_name_is_not_used(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

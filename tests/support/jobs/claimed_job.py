@@ -31,9 +31,8 @@ def held_by(platform: Platform, tenant: str, job_id: str) -> Claim:
 
 def report(platform: Platform, held: Claim, *metrics: Mapping[str, Any], phase: str = "train", **fields: Any) -> HeartbeatAnswer:
     """What the attempt's agent does: one heartbeat, with lines of ``metrics.jsonl``."""
-    agents.introduce(platform, held, may_read=[])
-    number = next(NUMBERS)
-    return agents.heartbeat(platform, held, Heartbeat(phase=phase, metrics=metrics, number=number, first_notice=100 * number, **fields))
+    token, number = agents.introduce(platform, held, may_read=[]), next(NUMBERS)
+    return agents.heartbeat(platform, token, Heartbeat(phase=phase, metrics=metrics, number=number, first_notice=100 * number, **fields))
 
 
 def resume_from(platform: Platform, held: Claim, step: int) -> None:

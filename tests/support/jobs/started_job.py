@@ -20,15 +20,21 @@ from tests.support.jobs.training_specs import SPEC
 
 
 def start_job(
-    platform: Platform, write_chat_rows: Callable[..., Any], *, spec: TrainingSpec = SPEC, started_at: float | None = 1000.0
+    platform: Platform,
+    write_chat_rows: Callable[..., Any],
+    *,
+    model: str = "tiny-base",
+    spec: TrainingSpec = SPEC,
+    started_at: float | None = 1000.0,
 ) -> Claim:
-    """The first attempt of a new job of a new tenant; None: its workload waits."""
+    """The first attempt of a new job of a new tenant; its workload still waits if `started_at` is None."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
-    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": "tiny-base", "training_file": file.id})).job
+    job = jobs.submit(platform, owner.id, JobRequest.from_body({"model": model, "training_file": file.id})).job
     mark_packed(platform, owner.id, job.id, spec=spec, total_steps=1000, expected_s=60.0)
     cycle.run_cycle(platform)
     claim = attempts.claim(platform, owner.id, job.id)
-    attempts.mark_started(platform, claim, started_at=started_at)
+    if started_at is not None:
+        attempts.mark_started(platform, claim, started_at=started_at)
     return claim

@@ -51,7 +51,7 @@ def work_off(platform: Platform) -> None:
         app = make_app(process.connector(platform), platform, periodic=False)
         async with app.open_async():
             while _num_due(platform):
-                await asyncio.gather(*(worker.run() for worker in process.make_workers(app, platform, periodic=False, wait=False)))
+                await process.make_worker(app, wait=False).run()
 
     asyncio.run(until_idle())
 

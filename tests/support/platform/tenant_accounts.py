@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Ending
 from control_plane.jobs import service as jobs
+from control_plane.jobs.estimates import expected_time
 from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
@@ -51,7 +52,9 @@ class Account:
         return str(jobs.submit(self.platform, self.tenant, request).job.id)
 
     def pack(self, job_id: str, *, hours: float) -> Any:
-        mark_packed(self.platform, self.tenant, job_id, spec=SPEC, total_steps=10, expected_s=hours * 3600)
+        """Queue the job, which is expected to take this long, with its evaluation."""
+        training_s = hours * 3600 - expected_time.evaluation_s(self.platform.models.get("tiny-base"))
+        mark_packed(self.platform, self.tenant, job_id, spec=SPEC, total_steps=10, expected_s=max(0.0, training_s))
         return self.row(job_id)
 
     def run(self, job_id: str) -> attempts.Claim:

@@ -7,35 +7,49 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.heartbeat import Milestones
+from ft_assets.evals.run.run_file import EvalRun
+from ft_assets.evals.suites import task_files
+from tests.support.jobs.evaluation_results import result, subject
 
-GO, STARTS = "go", "starts"
-"""The result is written once the file ``go`` is there; ``starts`` has a line for each process."""
+GO, STARTS, HOLD, SUITES = "go", "starts", "hold", "suites.json"
+"""In the job's directory: the result is written once the file ``go`` is there, which may hold an exit code; ``starts`` has a line for each
+process; nothing is written while ``hold`` is there; ``suites.json`` counts the items of the capability suites that it found."""
 
 
 def main(path: Path) -> int:
-    run: dict[str, Any] = json.loads(path.read_text())
-    out_dir = Path(run["out_dir"])
-    with (out_dir / STARTS).open("a") as starts:
-        starts.write(f"{time.time()}\n")
-    (out_dir / "visible_devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+    run = EvalRun.read(path)
+    out_dir = run.out_dir
+    job_dir = out_dir.parents[1]
+    with (job_dir / STARTS).open("a") as starts:
+        starts.write(f"{os.getpid()}\n")
+    (job_dir / "visible_devices").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "unset"))
+    suites = {suite.name: suite.num_items for suite in task_files.listing(run.task_dirs, run.data_dir) if suite.ready}
+    (job_dir / SUITES).write_text(json.dumps(suites))
+    while (job_dir / HOLD).exists():
+        time.sleep(0.01)
     milestones = Milestones(out_dir)
     milestones.passed("planned", subjects=["base"], suites={"golden": 1})
     beat = {"phase": "answering", "subject": "base", "suite": "golden", "done": 0, "total": 1}
-    write_json(out_dir / run_file.HEARTBEAT_NAME, beat)
-    while not (out_dir / GO).exists():
-        time.sleep(0.01)
-    code = int((out_dir / GO).read_text() or 0)
+    while True:
+        write_json(out_dir / run_file.HEARTBEAT_NAME, {"time": time.time(), **beat})
+        if (job_dir / GO).exists():
+            break
+        time.sleep(0.05)
+    code = int((job_dir / GO).read_text() or 0)
     if code == run_file.EXIT_BAD_INPUT:
         error = {"code": "bad_run_file", "message": "refused", "param": None}
         write_json(out_dir / run_file.RESULT_NAME, {"format": run_file.FORMAT, "error": error})
     elif code == 0:
         milestones.passed("answered", subject="base", suite="golden", num_items=1, seconds=0.1, cached=False)
-        body = {"format": run_file.FORMAT, "question": run["question"], "digests": run["digests"], "error": None}
+        items = run.holdout_items()
+        body = result(subject(items), subject(items, len(items), nll=1.0), digests=dict(run.digests), num_gpus=0)
+        for sections in body["subjects"].values():
+            for section in (sections or {}).values():
+                section["environment"] = "scripted"
         write_json(out_dir / run_file.RESULT_NAME, body)
     return code
 

@@ -2,38 +2,50 @@
 
 sdpa               exact everywhere. Packed windows need a mask of tokens x tokens, for which PyTorch has no flash kernel
 flex_attention     GPUs: skips the empty blocks of the mask. Compiled for one shape, so windows are padded to one length
-flash_attention_2  GPUs with the flash-attn package: windows of a micro-batch are joined to one row
+flash_attention_2  GPUs: PyTorch's own flash kernel for sequences of various lengths. Windows of a micro-batch are joined to one row, and
+                   decoder blocks are compiled (``compilation.py``)
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import inspect
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 
 from ft_assets.training.runtime.run_errors import BadSpec
 
-FLEX = "flex_attention"
+FLEX, FLASH = "flex_attention", "flash_attention_2"
+VARLEN = "varlen"
+"""Name under which models know PyTorch's flash kernel; for ``flash_attention_2`` they would look for the flash-attn package."""
 BLOCK = 128
-"""Tokens per block of its mask."""
+"""Tokens per block of flex attention's mask."""
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""PyTorch before 2.12 accepts fewer heads of keys than of queries without being asked."""
 
 
-def prepare(attention: str, device: torch.device) -> None:
-    """Makes `attention` available to models; raises ``BadSpec`` if this machine lacks what it needs."""
-    if attention != FLEX:
-        return
+def prepare(attention: str, device: torch.device, *, max_seq_len: int) -> str:
+    """Makes `attention` available to models and returns their name for it; raises ``BadSpec`` if this machine lacks what it needs."""
+    if attention not in (FLEX, FLASH):
+        return attention
     if device.type == "cpu":
-        raise BadSpec("flex_attention has no backward pass on a CPU; use sdpa")
+        raise BadSpec(f"{attention} has no kernels for a CPU; use sdpa")
     missing = [name for name, there in (("triton", _importable("triton")), ("a C compiler", _compiler())) if not there]
     if missing:
-        raise BadSpec(f"flex_attention is compiled on first use, but {' and '.join(missing)} is not installed; use sdpa")
+        raise BadSpec(f"{attention} compiles kernels on first use, but {' and '.join(missing)} is not installed; use sdpa")
+    if attention == FLASH:
+        AttentionInterface.register(VARLEN, functools.partial(varlen_attention, longest=max_seq_len))
+        return VARLEN
     AttentionInterface.register(FLEX, _flex)
+    return FLEX
 
 
 def window_length(attention: str, max_seq_len: int) -> int | None:
@@ -42,25 +54,58 @@ def window_length(attention: str, max_seq_len: int) -> int | None:
 
 
 @contextlib.contextmanager
-def without_compiling(model: Any) -> Iterator[None]:
-    """Uses sdpa for sequences of many lengths, each of which would have to be compiled."""
+def reference(model: Any) -> Iterator[None]:
+    """Uses sdpa and compiles nothing: other implementations are compared with this one."""
     config = model.config
-    if config._attn_implementation != FLEX:
-        yield
-        return
-    config._attn_implementation = "sdpa"
+    own, config._attn_implementation = config._attn_implementation, "sdpa"
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
-        config._attn_implementation = FLEX
+        config._attn_implementation = own
 
 
 def _flex(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **options: Any) -> Any:
-    """Autocast handles sdpa but not this: rotary positions give float32 queries and keys beside half-precision values."""
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = _cast(query, key, value)
     return flex_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def varlen_attention(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: Any,
+    *,
+    longest: int,
+    scaling: float,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention inside each sequence, from shapes (rows, heads, tokens, size) to (rows, tokens, heads, size).
+
+    `cu_seq_lens_q`: where sequences of the flattened rows begin, and the end of the last. Without it each row is a sequence; padding on its
+    right needs no mask, because no earlier token sees it. `longest`: a bound, and the same for every batch, so that blocks are compiled
+    once.
+    """
+    rows, _heads, tokens, _size = query.shape
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
+    left = -1 if sliding_window is None else sliding_window - 1
+    query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in _cast(query, key, value))
+    found: Any = varlen_attn(
+        query, key, value, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, window_size=(left, 0), **GROUPED
+    )
+    return found.unflatten(0, (rows, tokens)), None
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Autocast handles sdpa but not these: rotary positions give float32 queries and keys beside half-precision values."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
 def _importable(name: str) -> bool:

@@ -34,7 +34,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, mesh
     that (``sharded_weights.py``).
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
-    attention.prepare(spec.attention, device)
+    implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len)
     options: dict[str, Any] = {}
     if device.type == "cuda" and spec.strategy in ("single", "ddp"):
         options = {"device_map": {"": device}}  # directly on each GPU: not through the machine's memory
@@ -43,10 +43,10 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, mesh
     try:
         model: Any = None
         if mesh is not None:
-            model = load_shards(directory, mesh, dtype=dtype, attention=spec.attention, device=device)
+            model = load_shards(directory, mesh, dtype=dtype, attention=implementation, device=device)
         if model is None:
             model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=spec.attention, **options
+                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options
             )
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ImportError, ValueError, SafetensorError) as e:

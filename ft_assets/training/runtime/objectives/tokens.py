@@ -28,6 +28,7 @@ from ft_assets.training.runtime.self_test import Window, check_packing, choose_w
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
 """Windows that are searched for ones with several examples."""
+MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q")
 PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
 
@@ -70,7 +71,7 @@ class Tokens:
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
         self._spec, self._device = given.spec, given.device
-        self._joined = given.spec.attention == "flash_attention_2"
+        self._joined = given.spec.attention == attention.FLASH
         self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
         self._train = _ShardedWindows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
@@ -145,14 +146,14 @@ class Tokens:
         return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
 
     def _scores(self, model: Any, batch: Batch) -> token_logps.Scores:
-        inputs = {k: v for k, v in batch.items() if k in ("input_ids", "position_ids", "attention_mask")}
+        inputs = {k: v for k, v in batch.items() if k in MODEL_INPUTS}
         target = {"score": batch["labels"], "scored": batch["scored"]}
         found: token_logps.Scores = model(**moved(inputs | target, self._device), use_cache=False)
         return found
 
     def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
         tokens = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0).to(self._device)
-        with attention.without_compiling(self.model):
+        with attention.reference(self.model):
             logits = model(input_ids=tokens, use_cache=False).logits.float()
         return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
 
@@ -184,8 +185,8 @@ class _ShardedWindows:
 def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | None = None) -> Batch:
     """Makes one batch of windows. Positions restart and the first label of each example is masked: no prediction crosses a boundary.
 
-    `joined`: one after another in a single row, as flash attention expects packed sequences; otherwise one row each, padded with an
-    unlabeled example; all to `width` if it is given.
+    `joined`: one after another in a single row, with the boundaries of their examples, as flash attention expects packed sequences;
+    otherwise one row each, padded with an unlabeled example; all to `width` if it is given.
     """
     rows = [_join(windows)] if joined else list(windows)
     width = width or max(len(w.input_ids) for w in rows)
@@ -200,6 +201,8 @@ def collate(windows: Sequence[Window], *, pad: int, joined: bool, width: int | N
         positions[i, n:] = np.arange(width - n)
     batch: Batch = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels), "position_ids": torch.from_numpy(positions)}
     batch["scored"] = token_logps.scored_positions(batch["labels"])
+    if joined:
+        batch["cu_seq_lens_q"] = torch.from_numpy(np.append(0, np.cumsum(rows[0].seq_lengths)).astype(np.int32))
     batch["num_tokens"] = sum(len(w.input_ids) for w in windows)
     return batch
 

@@ -273,10 +273,26 @@ CREATE TRIGGER uploads_audited AFTER INSERT OR UPDATE OR DELETE ON uploads FOR E
 CREATE TRIGGER webhook_endpoints_audited AFTER INSERT OR UPDATE OR DELETE ON webhook_endpoints FOR EACH ROW
     EXECUTE FUNCTION ft_audit('webhook_endpoint', 'id', 'name', 'url', 'secrets', 'event_types', 'state', 'disabled_reason', 'deleted_at');
 
--- The queue: whoever listens on the channel ft_queue hears that jobs or reservations changed.
+-- A GPU is held by one reservation at most: a second one that names it is refused, whatever the scheduler computed.
+
+CREATE FUNCTION ft_hold_devices() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM held_devices WHERE job_id = NEW.job_id AND attempt = NEW.attempt;
+    IF NEW.released_at IS NULL THEN
+        INSERT INTO held_devices (node, number, job_id, attempt)
+        SELECT NEW.placement -> (position - 1)::int ->> 0, number::int, NEW.job_id, NEW.attempt
+        FROM jsonb_array_elements(NEW.devices) WITH ORDINALITY AS on_node (numbers, position), jsonb_array_elements_text(numbers) AS number;
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER reservations_hold AFTER INSERT OR UPDATE OF released_at, placement, devices ON reservations FOR EACH ROW
+    EXECUTE FUNCTION ft_hold_devices();
+
+-- The queue: whoever listens on the channel ft_queue hears that jobs, reservations or evaluations changed.
 
 CREATE FUNCTION ft_queue_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_notify('ft_queue', ''); RETURN NULL; END $$;
 
 CREATE TRIGGER jobs_told AFTER INSERT OR UPDATE OF state, prepare_runs, train_runs, evaluate_runs ON jobs
     EXECUTE FUNCTION ft_queue_changed();
 CREATE TRIGGER reservations_told AFTER UPDATE OF released_at ON reservations EXECUTE FUNCTION ft_queue_changed();
+CREATE TRIGGER evaluations_told AFTER INSERT OR UPDATE OF state, runs ON evaluations EXECUTE FUNCTION ft_queue_changed();

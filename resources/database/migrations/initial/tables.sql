@@ -467,6 +467,7 @@ CREATE TABLE jobs (
     prepare_runs integer NOT NULL DEFAULT 0,
     train_runs integer NOT NULL DEFAULT 0,
     evaluate_runs integer NOT NULL DEFAULT 0,
+    evaluation_s double precision,
     reason text,
     reason_detail text,
     queue_position integer,
@@ -698,12 +699,23 @@ CREATE TABLE reservations (
     preempted_for text,
     stop_asked_at timestamptz,
     devices jsonb NOT NULL DEFAULT '[]',
+    kind text NOT NULL DEFAULT 'train',
+    evaluation_id text,
     CONSTRAINT pk_reservations PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_reservations_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
 CREATE INDEX ix_reservations_active ON reservations (pool) WHERE (released_at IS NULL);
 CREATE INDEX ix_reservations_released_at ON reservations (released_at);
 CREATE UNIQUE INDEX uq_reservations_held ON reservations (job_id) WHERE (released_at IS NULL);
+
+CREATE TABLE held_devices (
+    node text NOT NULL,
+    number integer NOT NULL,
+    job_id text NOT NULL,
+    attempt integer NOT NULL,
+    CONSTRAINT pk_held_devices PRIMARY KEY (node, number),
+    CONSTRAINT fk_held_devices_job_id FOREIGN KEY (job_id, attempt) REFERENCES reservations(job_id, attempt) ON DELETE CASCADE
+);
 
 CREATE TABLE run_launches (
     run_key text NOT NULL,
@@ -865,7 +877,6 @@ CREATE TABLE evaluations (
     runs integer NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL,
     started_at timestamptz,
-    beat_at timestamptz,
     finished_at timestamptz,
     CONSTRAINT pk_evaluations PRIMARY KEY (id),
     CONSTRAINT fk_evaluations_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id),

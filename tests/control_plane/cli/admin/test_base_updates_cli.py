@@ -21,6 +21,7 @@ from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from tests.control_plane.cli.conftest import Done, Ft
 from tests.control_plane.models.test_base_updates import variant
+from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.models.tiny_model import build_tiny_model
@@ -75,8 +76,7 @@ def test_the_present_bytes_do_not_apply_what_is_staged(admin: Ft, ft_env: dict[s
 
 
 def pass_all(platform: Platform, evaluation_id: str) -> None:
-    held = evaluations.claim(platform, evaluation_id)
-    assert held is not None
+    held = begin(platform, evaluation_id)
     with platform.engine.begin() as conn:
         assert evaluations.finish(conn, held, state="succeeded", outcome="passed", reasons=[], finished_at=platform.clock())
 

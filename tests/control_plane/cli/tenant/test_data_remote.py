@@ -82,7 +82,7 @@ def test_suites_are_added_listed_and_removed(ft: Ft, tmp_path: Path) -> None:
 
 def test_recipes_are_listed_and_shown_with_their_sources(ft: Ft) -> None:
     listed = {r["id"]: r for r in ft("recipes", "list", "--json").json}
-    assert {"any-lora@2", "any-full@2", "demo-llama-3m@6"} <= set(listed)
+    assert {"any-lora@3", "any-full@3", "demo-llama-3m@6"} <= set(listed)
     done = ft("recipes", "show", "any-full", "--method", "dpo")
     assert done.code == 0, done.err
     assert "5e-07" in done.out
@@ -92,8 +92,8 @@ def test_recipes_are_listed_and_shown_with_their_sources(ft: Ft) -> None:
 
 def test_adapter_recipe_and_gpus_are_part_of_an_estimate(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
     path = write_chat_rows(120)
-    found = ft("estimate", path, "--model", MODEL, "--adapter", "qlora", "--recipe", "any-qlora@2", "--json").json
-    assert (found["recipe"], found["num_gpus"], found["memory"]["strategy"]) == ("any-qlora@2", 1, "single")
+    found = ft("estimate", path, "--model", MODEL, "--adapter", "qlora", "--recipe", "any-qlora@3", "--json").json
+    assert (found["recipe"], found["num_gpus"], found["memory"]["strategy"]) == ("any-qlora@3", 1, "single")
     assert "[invalid_hardware" in ft("estimate", path, "--model", MODEL, "--num-gpus", "3").err
 
 

@@ -82,6 +82,13 @@ def test_an_optimizer_that_cannot_be_shared_out_is_refused_where_the_estimate_sh
         placed("llama-3.1-70b", {"optimizer": "adafactor"}, adapter="full")
 
 
+def test_on_a_gpu_activations_are_recomputed_only_if_they_do_not_fit_or_on_request() -> None:
+    assert not placed("llama-3.1-8b", {"max_seq_len": 4096}).fit.gradient_checkpointing
+    assert placed("llama-3.1-8b", {"max_seq_len": 32_768}).fit.gradient_checkpointing
+    asked = placed("llama-3.1-8b", {"max_seq_len": 4096, "gradient_checkpointing": True})
+    assert asked.fit.gradient_checkpointing and resolved(asked, num_rows=1000).gradient_checkpointing
+
+
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:
     local = Pool(name="local", nodes=nodes(1), gpu_type="local", max_gpus_per_job=1)
     facts = ModelFacts(id="demo-llama-3m", num_parameters=3_400_000, context_length=1024, digest="d" * 64)

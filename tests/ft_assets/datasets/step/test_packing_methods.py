@@ -130,8 +130,8 @@ def claim_of(job: Job, spec: TrainingSpec) -> Claim:
         num_gpus=1,
         placement=(),
         model=job.model,
-        spec=spec,
         workload="w",
+        frozen_spec=spec,
     )
 
 

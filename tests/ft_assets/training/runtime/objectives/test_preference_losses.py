@@ -185,7 +185,7 @@ def test_micro_batches_add_up_to_one_batch(site: Site, method: str) -> None:
 def test_two_ranks_of_kto_share_one_estimate_and_one_loss(site: Site, tmp_path: Path) -> None:
     objective = stirred(site.objective("kto"))
     objective.model.eval()
-    labels = objective.collate(range(objective.num_rows))["label"].tolist()
+    labels = objective.collate(range(objective._train.num_rows))["label"].tolist()
     of_ranks = [[row for row, good in enumerate(labels) if good is side][:count] for side, count in ((True, 3), (False, 2))]
     alone = [share(objective, rows).item() * len(rows) / 5 for rows in of_ranks]
     objective.metrics()

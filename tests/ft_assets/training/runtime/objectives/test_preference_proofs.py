@@ -149,13 +149,13 @@ def test_padding_that_the_model_sees_is_refused(site: Site, method: str) -> None
 
 def test_a_row_whose_loss_is_no_number_is_named(site: Site) -> None:
     objective = site.objective("orpo")
-    rows = [set(objective.collate([r])["input_ids"].flatten().tolist()) for r in range(objective.num_rows)]
+    rows = [set(objective.collate([r])["input_ids"].flatten().tolist()) for r in range(objective._train.num_rows)]
     number, only = next((r, t) for r, own in enumerate(rows) for t in sorted(own) if sum(t in other for other in rows) == 1)
     poisoned = next(m for m in objective.model.modules() if isinstance(m, torch.nn.Embedding))
     with torch.no_grad():
         poisoned.weight[only] = float("nan")
     with pytest.raises(BadExample, match=f"train row {number} alone"):
-        objective.blame(objective.model, range(objective.num_rows))
+        objective.blame(objective.model, range(objective._train.num_rows))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.training import checkpoints
 from ft_assets.training.checkpoints import committed, merged, read_manifest, verify
+from ft_assets.training.failures import EXIT_CODES, ExitEvidence, Outcome
 from ft_assets.training.spec import EarlyStopping
 from tests.ft_assets.training.attempts import SPEC, Job, job
 
@@ -97,3 +99,20 @@ def test_a_checkpoint_that_is_damaged_on_the_first_node_is_not_used_on_any(tmp_p
         run(made, apart=True)
         assert made.exit()["detail"]["resumed_from"] is None, "those before are parts"
         assert final(made) == whole
+
+
+@pytest.mark.parametrize(("strategy", "changes"), [("ddp", {}), ("fsdp2", FULL)], ids=["ddp", "fsdp2"])
+def test_a_stop_of_one_node_stops_both_after_the_same_step_and_each_says_so(strategy: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    fields = {**PAIR, "strategy": strategy, "optimization": replace(PAIR["optimization"], num_epochs=40), **changes}  # type: ignore[type-var]
+    with job(tmp_path, **fields) as made:
+        ranks = made.start_ranks(apart=True)
+        made.wait_until(lambda: len(made.steps()) >= 3, timeout_s=120.0)
+        ranks[1].send_signal(signal.SIGTERM)
+        assert [rank.wait(timeout=60) for rank in ranks] == [EXIT_CODES[Outcome.PREEMPTED]] * 2, made.log()
+        told = [ExitEvidence.read(made.work_of(node), 1) for node in range(2)]
+        assert told[0] is not None and told[1] is not None
+        assert (told[0].outcome, told[1].outcome) == (Outcome.PREEMPTED, Outcome.PREEMPTED)
+        assert told[0].step == told[1].step >= 3
+        newest = [committed(made.work_of(node) / "checkpoints")[-1:] for node in range(2)]
+        saved = [read_manifest(path).step for paths in newest for path in paths]
+        assert saved == [told[0].step] * (2 if checkpoints.is_sharded(made.spec) else 1)

@@ -1,0 +1,42 @@
+"""Run requests for ordered evaluations, and another one if a run died; shared by the sensor and the queue listener."""
+
+from datetime import timedelta
+
+import dagster as dg
+
+from control_plane.evaluations import service
+from control_plane.platform.context import Platform
+from control_plane.queue import launches
+from ft_assets.partitions import partition_key
+from resources.dagster.run_tags import EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
+from sensors.run_requests import MAX_REQUESTS_PER_TICK
+
+SETTLED = timedelta(seconds=2)
+"""Grace period after its end, while what a run wrote may still be on its way."""
+
+
+def due_requests(platform: Platform, instance: dg.DagsterInstance) -> list[dg.RunRequest]:
+    """Return the requests of orders that hold a reservation or have their result."""
+    due = [d for d in service.due(platform) if not _has_run(instance, platform, d)][:MAX_REQUESTS_PER_TICK]
+    if due:
+        launches.returned(platform, {d.job_id for d in due})
+    return [_run_request(d) for d in due]
+
+
+def _has_run(instance: dg.DagsterInstance, platform: Platform, due: service.DueEvaluation) -> bool:
+    """Whether a run already serves the order; one that ended before the order did is given up, and the next tick requests another."""
+    records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=1)
+    if records and records[0].dagster_run.is_finished and platform.clock() - records[0].update_timestamp > SETTLED:
+        run = records[0].dagster_run
+        service.replace_run(platform, due, f"run {run.run_id} ended {run.status.value}")
+    return bool(records)
+
+
+def _run_request(due: service.DueEvaluation) -> dg.RunRequest:
+    tags = {TENANT_TAG: due.tenant, JOB_TAG: due.job_id, EVALUATION_TAG: due.id, RUN_KEY_TAG: due.run_key, SENSOR_TAG: "evaluations"}
+    return dg.RunRequest(
+        run_key=due.run_key,
+        partition_key=partition_key(due.tenant, due.job_id),
+        run_config={"ops": {"adapter_evaluation": {"config": {"evaluation_id": due.id}}}},
+        tags={**tags, "dagster/priority": str(due.priority)},
+    )

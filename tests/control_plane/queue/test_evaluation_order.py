@@ -1,0 +1,154 @@
+"""Evaluations in the queue: before new trainings of their tier, one of a job at a time, never in the way of their own job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from agent.workload import Kind
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.evaluations import service as evaluations
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from control_plane.queue import cycle, launches
+from control_plane.queue.tables import reservations
+from control_plane.tenants.tables import tenants
+from tests.support.jobs.queued_jobs import Queued, queued
+from tests.support.jobs.registered_adapter import add_adapter
+
+
+@pytest.fixture
+def queue(new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]) -> Queued:
+    """A machine with one slot, as the demo's."""
+    return queued(new_platform(local_gpus="1"), write_chat_rows)
+
+
+def held(queue: Queued) -> list[tuple[str, str, int]]:
+    r = reservations.c
+    query = sa.select(r.job_id, r.kind, r.attempt).where(r.released_at.is_(None)).order_by(r.job_id)
+    with queue.platform.engine.connect() as conn:
+        return [(row.job_id, row.kind, row.attempt) for row in conn.execute(query)]
+
+
+def claim(queue: Queued, tenant: str, job: str) -> Claim:
+    claimed = attempts.claim(queue.platform, tenant, job)
+    attempts.mark_started(queue.platform, claimed, started_at=queue.now[0].timestamp())
+    return claimed
+
+
+def end(queue: Queued, held: Claim) -> None:
+    """The attempt succeeds after a minute."""
+    status = WorkloadStatus(
+        name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0, started_at=queue.now[0].timestamp(),
+        ended_at=(queue.now[0] + timedelta(minutes=1)).timestamp(),
+    )  # fmt: skip
+    queue.now[0] += timedelta(minutes=1)
+    ending = Ending(outcome="succeeded", failure=None, last_step=9, trained_tokens=1, status=status)
+    attempts.finish(queue.platform, held, ending)
+
+
+def trained(queue: Queued, tenant: str) -> str:
+    job = queue.job(tenant)
+    queue.round()
+    end(queue, claim(queue, tenant, job))
+    return job
+
+
+def test_a_trained_job_is_evaluated_before_the_next_training_of_its_tier(queue: Queued) -> None:
+    tenant = queue.tenant()
+    job = trained(queue, tenant)
+    waiting = [queue.job(tenant, hours=0.1) for _ in range(3)]
+    queue.round(hours=100)  # they are overdue by now
+    assert held(queue) == [(job, Kind.EVALUATE, 2)]
+    end(queue, claim(queue, tenant, job))
+    queue.round()
+    ((next_, kind, _),) = held(queue)
+    assert (next_ in waiting, kind) == (True, Kind.TRAIN)
+    (due,) = launches.due_runs(queue.platform, ("evaluate",))
+    assert (due.job_id, due.attempt) == (job, 0), "its result waits for a run that concludes the job"
+
+
+def test_a_training_of_a_higher_tier_goes_before_an_evaluation_of_a_lower_one(queue: Queued) -> None:
+    job = trained(queue, queue.tenant("free"))
+    premium = queue.job(queue.tenant("premium"))
+    queue.round()
+    assert held(queue) == [(premium, Kind.TRAIN, 1)]
+    end(queue, claim(queue, str(queue.row(premium).tenant_id), premium))
+    queue.round()
+    assert held(queue) == [(premium, Kind.EVALUATE, 2)]
+    assert queue.row(job).state == "evaluating"
+
+
+def test_a_queue_of_trainings_does_not_keep_a_lower_tiers_evaluation_from_a_gpu_for_ever(queue: Queued) -> None:
+    job = trained(queue, queue.tenant("free"))
+    premium = queue.tenant("premium")
+    for _ in range(3):
+        other = trained(queue, premium)
+        queue.round()
+        assert held(queue) == [(other, Kind.EVALUATE, 2)]
+        end(queue, claim(queue, premium, other))
+    queue.round()
+    assert held(queue) == [(job, Kind.EVALUATE, 2)]
+
+
+def test_an_evaluation_is_not_stopped_for_a_premium_job(queue: Queued) -> None:
+    job = trained(queue, queue.tenant("free"))
+    queue.round()
+    queue.set(job, evaluation_s=1e6)
+    claim(queue, str(queue.row(job).tenant_id), job)
+    queue.job(queue.tenant("premium"))
+    queue.round(hours=1)
+    assert held(queue) == [(job, Kind.EVALUATE, 2)]
+    with queue.platform.engine.connect() as conn:
+        assert conn.execute(sa.select(reservations.c.stop_asked_at).where(reservations.c.released_at.is_(None))).scalar_one() is None
+
+
+def test_a_trained_job_is_evaluated_at_the_hard_cap_and_nothing_more_is_trained(queue: Queued) -> None:
+    tenant = queue.tenant()
+    job, waiting = trained(queue, tenant), queue.job(tenant)
+    with queue.platform.engine.begin() as conn:
+        conn.execute(sa.update(tenants).where(tenants.c.id == tenant).values(hard_gpu_hours=0.001))
+    queue.round(minutes=2)
+    assert held(queue) == [(job, Kind.EVALUATE, 2)]
+    end(queue, claim(queue, tenant, job))
+    queue.round()
+    assert held(queue) == []
+    assert queue.row(waiting).reason == "WaitingForQuota"
+
+
+def test_ordered_evaluations_of_one_adapter_hold_one_gpu_after_the_other(
+    new_platform: Callable[..., Platform], write_chat_rows: Callable[..., Path]
+) -> None:
+    queue = queued(new_platform(local_gpus="4"), write_chat_rows)
+    tenant = queue.tenant()
+    digest = queue.platform.models.get("tiny-base").digest
+    names = [f"ft:tiny-base:{tenant}:x:{n:08d}" for n in range(2)]
+    first, second = [add_adapter(queue.platform, tenant, name=n, stage="production", loaded=False, base_digest=digest) for n in names]
+    orders = []
+    for number in range(2):
+        queue.now[0] += timedelta(seconds=1)
+        orders.append(evaluations.request(queue.platform, tenant, first, rules={"max_items": number + 1}))
+    other = evaluations.request(queue.platform, tenant, second)
+    queue.round()
+    running = {row.id for row in [*orders, other] if evaluations.find(queue.platform, row.id).state == "running"}
+    assert running == {orders[0].id, other.id}
+    end(queue, claim(queue, tenant, orders[0].job_id))
+    queue.round()
+    assert evaluations.find(queue.platform, orders[1].id).state == "running"
+
+
+def test_a_waiting_evaluation_has_no_place_in_the_queue_of_jobs(queue: Queued) -> None:
+    busy, job = queue.job(queue.tenant("premium")), None
+    queue.round()
+    assert held(queue) == [(busy, Kind.TRAIN, 1)]
+    tenant = queue.tenant()
+    job = queue.job(tenant)
+    queue.set(job, state="evaluating")
+    waiting = queue.job(tenant)
+    assert [d.job_id for d in cycle.run_cycle(queue.platform)] == [waiting]
+    assert (queue.row(waiting).queue_position, queue.row(job).queue_position) == (1, None)
