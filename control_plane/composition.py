@@ -11,12 +11,14 @@ from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
+from control_plane.platform.protocols import TenantRecords
 from control_plane.platform.secrets import inference_token
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_logins
 from resources.inference.fleet_client import SAME_PATHS, HttpFleet, VolumeMount
+from resources.launcher import on_kubernetes
 from resources.mail import SmtpMailer
 from resources.tenant_records import DagsterRecords, MlflowRecords
 from resources.tracking.mlflow_tracker import MlflowTracker
@@ -52,9 +54,20 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),
-        records=(DagsterRecords(settings=settings), *([MlflowRecords(uri=settings.mlflow_uri)] if settings.mlflow_uri else [])),
+        records=_records(settings),
         mailer=SmtpMailer(url=settings.smtp_url, sender=settings.smtp_from) if settings.smtp_url else None,
     )
+
+
+def _records(settings: Settings) -> tuple[TenantRecords, ...]:
+    found: list[TenantRecords] = [DagsterRecords(settings=settings)]
+    if settings.mlflow_uri:
+        found.append(MlflowRecords(uri=settings.mlflow_uri))
+    if on_kubernetes():
+        from resources.launcher import kubernetes_cluster  # the client takes half a second to import
+
+        found.append(kubernetes_cluster.tenants(settings))
+    return tuple(found)
 
 
 def adapters_volume(settings: Settings) -> VolumeMount:

@@ -20,6 +20,7 @@ class Claim:
     tenant: str
     job_id: str
     attempt: int
+    tier: str
     pool: str
     num_gpus: int
     placement: tuple[NodeShare, ...]

@@ -143,7 +143,12 @@ def begin(platform: Platform, held: Claim) -> Watch:
     with _unharmed("the watch"), platform.engine.begin() as conn:
         this = (attempts.c.job_id == held.job_id) & (attempts.c.attempt == held.attempt)
         began = conn.execute(sa.select(attempts.c.from_step, attempts.c.started_at).where(this)).one()
-        earlier = _metrics_of(held.job_id).where(job_events.c.created_at < began.started_at).order_by(job_events.c.seq.desc()).limit(1)
+        earlier = (
+            _metrics_of(held.job_id)
+            .where(job_events.c.created_at < (began.started_at or platform.clock()))
+            .order_by(job_events.c.seq.desc())
+            .limit(1)
+        )
         seen = next((row.seq for row in conn.execute(earlier)), 0)  # what a watch before this one tracked is tracked again, to no effect
         signs = _with_events(conn, held.job_id, signs)
         signs = replace(signs, from_step=began.from_step or 0, expected=_pace_of_jobs_alike(conn, held))

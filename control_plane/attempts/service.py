@@ -68,6 +68,7 @@ def _claim(platform: Platform, job: Job, held: sa.Row[Any]) -> Claim:
         tenant=job.tenant_id,
         job_id=job.id,
         attempt=held.attempt,
+        tier=job.tier,
         pool=held.pool,
         num_gpus=held.num_gpus,
         placement=local_placement(platform, held.placement, held.devices),
@@ -257,6 +258,13 @@ def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
             job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
             endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
+
+
+def record_wait(platform: Platform, held: Claim, reason: str) -> None:
+    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned."""
+    with platform.engine.begin() as conn:
+        waiting = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt) & (jobs.c.state == JobState.PROVISIONING)
+        conn.execute(sa.update(jobs).where(waiting).values(reason_detail=reason or None))
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

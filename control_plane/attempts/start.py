@@ -61,7 +61,8 @@ def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim, descript
         token = agents.introduce(platform, held, may_read=_prefixes(workload))
         attempts.must_hold(platform, held)  # describing took a while
         status = launcher.start_or_adopt(workload, token=token)
-    attempts.mark_started(platform, held, started_at=status.started_at)
+    if status.phase is not WorkloadPhase.PENDING:  # the watcher sees when it starts
+        attempts.mark_started(platform, held, started_at=status.started_at)
     return None
 
 
@@ -93,7 +94,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
         env=watched_as(held),
         secrets=(spans.HEADERS,),
-        labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
+        labels={"tier": held.tier, "pool": held.pool},
     )
 
 

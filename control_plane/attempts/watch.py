@@ -54,16 +54,17 @@ class Node:
     job_id: str
     attempt: int
     workload: str
-    started_at: datetime
+    started_at: datetime | None
+    """None until its workload runs: it may wait for its nodes."""
     node: int
     heartbeat_at: datetime | None
     silence_s: float
-    """Seconds since its last heartbeat, or since the start, by the clock of the database."""
+    """Seconds since its last heartbeat, or since the start, by the clock of the database; 0 before the start."""
     facts: Any
     exit: Any
 
     @property
-    def last_sign(self) -> datetime:
+    def last_sign(self) -> datetime | None:
         return self.heartbeat_at or self.started_at
 
     @property
@@ -77,7 +78,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """An attempt whose workload was started and whose reservation is not released."""
+    """An attempt whose agents have a token and whose reservation is not released."""
 
     nodes: tuple[Node, ...]
     """In order; the first one leads."""
@@ -122,12 +123,16 @@ class Watcher:
     _seen_at: dict[str, datetime] = field(default_factory=dict)
     """When the launcher last saw a workload run."""
     _stops: dict[str, Future[WorkloadStatus]] = field(default_factory=dict)
+    _waits: dict[str, str] = field(default_factory=dict)
+    """Why workloads have not started, as last recorded."""
     _silent: set[str] = field(default_factory=set)
     """Workloads that were stopped because one of their nodes was silent."""
     _stopping: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="stop"))
     _finishing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, thread_name_prefix="epilogue"))
     """Completes logs and tracked runs, so that a store or tracker that hangs delays no other attempt."""
     _epilogues: list[Future[None]] = field(default_factory=list)
+    _lost: dict[str, float] = field(default_factory=dict)
+    """When the launcher first said of a workload that it is lost."""
     _took_over: bool = False
     _away_at: float = field(default_factory=time.monotonic)
 
@@ -145,8 +150,8 @@ class Watcher:
                 log.warning("%s cannot be watched now: %s", row.workload, error.message)
             except Exception:
                 log.exception("%s cannot be watched now", row.workload)
-        for gone in set(self._held) - {row.workload for row in found}:
-            for kept in (self._held, self._watches, self._seen_at, self._stops):
+        for gone in {*self._held, *self._waits} - {row.workload for row in found}:
+            for kept in (self._held, self._watches, self._seen_at, self._stops, self._waits):
                 kept.pop(gone, None)
             self._silent.discard(gone)
         return ended
@@ -163,9 +168,12 @@ class Watcher:
         self._epilogues.clear()
 
     def forget_ended(self) -> int:
-        """Have the launcher forget workloads that ended :data:`FORGET_AFTER` ago; returns how many."""
-        before = (self.platform.clock() - FORGET_AFTER).timestamp()
-        old = [s.name for s in self.launcher.list() if s.ended_at is not None and s.ended_at < before]
+        """Have the launcher forget workloads that ended, or were found to be lost, :data:`FORGET_AFTER` ago; returns how many."""
+        now, known = self.platform.clock().timestamp(), self.launcher.list()
+        lost = [s.name for s in known if s.phase is WorkloadPhase.LOST]
+        self._lost = {name: self._lost.get(name, now) for name in lost}
+        ends = {s.name: s.ended_at for s in known if s.ended_at is not None} | self._lost
+        old = [name for name, at in ends.items() if at < now - FORGET_AFTER.total_seconds()]
         for name in old:
             self.launcher.forget(name)
         return len(old)
@@ -176,7 +184,7 @@ class Watcher:
 
     def _running(self, *only: sa.ColumnElement[bool]) -> list[Running]:
         a, r = attempts_table.c, reservations.c
-        silence = sa.func.clock_timestamp() - sa.func.coalesce(agents.c.heartbeat_at, a.started_at)
+        silence = sa.func.clock_timestamp() - sa.func.coalesce(agents.c.heartbeat_at, a.started_at, sa.func.clock_timestamp())
         query = (
             sa.select(jobs.c.tenant_id, a.job_id, a.attempt, a.workload, a.started_at)
             .add_columns(agents.c.node, agents.c.heartbeat_at, agents.c.facts, agents.c.exit)
@@ -184,7 +192,7 @@ class Watcher:
             .join(r.job_id.table, (r.job_id == a.job_id) & (r.attempt == a.attempt))
             .join(jobs, jobs.c.id == a.job_id)
             .join(agents, (agents.c.job_id == a.job_id) & (agents.c.attempt == a.attempt))
-            .where(r.released_at.is_(None), a.started_at.is_not(None), *only)
+            .where(r.released_at.is_(None), *only)
             .order_by(a.started_at, a.job_id, agents.c.node)
         )
         with self.platform.engine.connect() as conn:
@@ -192,6 +200,8 @@ class Watcher:
         return [Running(nodes=tuple(nodes)) for _, nodes in itertools.groupby(found, key=lambda node: node.workload)]
 
     def _look_at(self, row: Running) -> list[Ending]:
+        if row.leader.started_at is None:
+            return self._look_at_unstarted(row)
         held = self._held.get(row.workload)
         if held is None:
             held = attempts.claim(self.platform, row.leader.tenant_id, row.leader.job_id)
@@ -217,6 +227,26 @@ class Watcher:
         if not fresh or (status.phase is not WorkloadPhase.EXITED and not fresh[0].ended and not fresh[0].is_quiet):
             return []  # nobody saw its end, and its last heartbeat is fresh: it may run where this launcher cannot see it
         return [self._end(held, fresh[0], status, stalled=row.workload in self._silent)]
+
+    def _look_at_unstarted(self, row: Running) -> list[Ending]:
+        """Record that a workload has started, or why not yet. One that is asked to stop meanwhile is stopped, and one that is lost ends."""
+        held, status = attempts.claim(self.platform, row.leader.tenant_id, row.leader.job_id), self.launcher.get(row.workload)
+        if held.attempt != row.leader.attempt or status.phase is WorkloadPhase.ABSENT:
+            return []
+        if status.started_at is not None:
+            attempts.mark_started(self.platform, held, started_at=status.started_at)
+            attempts.record_wait(self.platform, held, "")
+            return []
+        if status.phase is not WorkloadPhase.PENDING:
+            return [self._end(held, row, status, stalled=False)]
+        if self._waits.get(row.workload) != status.reason:
+            self._waits[row.workload] = status.reason
+            attempts.record_wait(self.platform, held, status.reason)
+        with self.platform.engine.connect() as conn:
+            requested = attempts.requested_stop(conn, held)
+        if requested is not None:
+            self._stop(row.workload, f"{requested} was requested before it started", grace_s=GANG_GRACE_S)
+        return []
 
     def _check_signs(self, row: Running, watch: health.Watch | None, *, running: bool) -> None:
         """Judge how long the workload has been silent, and stop one that is silent for too long: its agent may be frozen or cut off."""
@@ -298,7 +328,8 @@ def judge(
     seen, status = status.ended_at is not None, _ended(row, status, seen_at)
     if held.kind is Kind.EVALUATE:
         said = row.leader.read_exit
-        cancelled = said is None and _stop_reason(platform, held, said, stalled=stalled) is StopReason.CANCEL
+        asked = None if said is not None else _stop_reason(platform, held, said, stalled=stalled, evicted=status.evicted)
+        cancelled = asked is StopReason.CANCEL
         return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled), seen=seen)
     said, facts = cause(row), row.leader.read_facts
     evidence = _evidence(said)
@@ -309,7 +340,7 @@ def judge(
             phase=WorkloadPhase.ABSENT if said is not None and said.exit_code is None and said.error is None else status.phase,
             exit=evidence,
             exit_code=status.exit_code if said is None else said.exit_code,
-            stop_reason=_stop_reason(platform, held, said, stalled=stalled),
+            stop_reason=_stop_reason(platform, held, said, stalled=stalled, evicted=status.evicted),
             stall=said.stall if said else None,
             spec=held.spec,
             committed_step=committed[0].step if committed else 0,
@@ -328,8 +359,9 @@ def _ended(row: Running, status: WorkloadStatus, seen_at: datetime | None) -> Wo
     """Return the status of an ended workload; one whose end nobody saw ended at its last sign of life, or when it was last seen."""
     if status.ended_at is not None:
         return status
-    last_sign = max((*(node.last_sign for node in row.nodes), *(() if seen_at is None else (seen_at,))))
-    return replace(status, ended_at=last_sign.timestamp(), started_at=row.leader.started_at.timestamp())
+    signs = [sign.timestamp() for sign in (*(node.last_sign for node in row.nodes), seen_at) if sign is not None]
+    started = row.leader.started_at
+    return replace(status, ended_at=max(signs, default=None), started_at=None if started is None else started.timestamp())
 
 
 def cause(row: Running) -> Exit | None:
@@ -372,10 +404,10 @@ def _evidence(said: Exit | None) -> ExitEvidence | None:
     return ExitEvidence(outcome=outcome, step=0, total_steps=0, message=str(said.error["message"]), detail={"code": code})
 
 
-def _stop_reason(platform: Platform, held: Claim, said: Exit | None, *, stalled: bool) -> StopReason | None:
-    """Return why the workload was stopped: as its agent says, else as it was asked, else because it was silent."""
+def _stop_reason(platform: Platform, held: Claim, said: Exit | None, *, stalled: bool, evicted: bool) -> StopReason | None:
+    """Return why the workload was stopped: as its agent says, else as it was asked, else because its nodes were taken or it was silent."""
     if said is not None:
         return None if said.stop_reason is None else StopReason(said.stop_reason)
     with platform.engine.connect() as conn:
         asked = attempts.requested_stop(conn, held)
-    return StopReason(asked) if asked else StopReason.STALLED if stalled else None
+    return StopReason(asked) if asked else StopReason.PREEMPT if evicted else StopReason.STALLED if stalled else None

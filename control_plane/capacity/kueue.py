@@ -39,6 +39,8 @@ POOL_LABEL, GPU_LABEL, FABRIC_LABEL = "ft-platform/pool", "ft-platform/gpu", "ft
 TENANT_LABEL, TIER_LABEL = "ft-platform/tenant", "ft-platform/tier"
 """Label of namespaces."""
 HOST_LABEL = "kubernetes.io/hostname"
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
+"""Label of a Job: its LocalQueue, and its WorkloadPriorityClass."""
 GPU_RESOURCE = "nvidia.com/gpu"
 CPU_PER_GPU = 12
 """CPU request of a training pod per GPU: an eighth of 96 cores, the least that nodes with 8 H100 have."""
@@ -66,6 +68,29 @@ def priority_class(tier: str) -> str:
 def namespace(tenant: str) -> str:
     """Namespace of a tenant's workloads. ``ft-platform`` is the platform's own and never a tenant's."""
     return f"t-{tenant}"
+
+
+def node_selector(pool: Pool) -> dict[str, str]:
+    """Return the labels of a pool's nodes."""
+    return {POOL_LABEL: pool.name, GPU_LABEL: pool.gpu_type}
+
+
+def tolerations(pool: Pool) -> list[Manifest]:
+    """Return the tolerations of a pool's pods, which they need themselves: topology-aware scheduling ignores those of the flavor."""
+    keys = [GPU_RESOURCE, *(["ft-platform/spot"] if pool.pricing == "spot" else [])]
+    return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
+
+
+def pod_requests(num_gpus: int) -> dict[str, str]:
+    """Return what a pod with `num_gpus` requests; the queues' quotas count these resources only."""
+    return {"cpu": str(num_gpus * CPU_PER_GPU), "memory": f"{num_gpus * MEMORY_GIB_PER_GPU}Gi", GPU_RESOURCE: str(num_gpus)}
+
+
+def topology_request(pool: Pool, num_nodes: int) -> dict[str, str]:
+    """Return the annotation of a gang's pods: a gang of several nodes stays inside one fabric, if the pool has any."""
+    if num_nodes > 1 and not _has_fabrics(pool):
+        return {"kueue.x-k8s.io/podset-unconstrained-topology": "true"}
+    return {"kueue.x-k8s.io/podset-required-topology": FABRIC_LABEL if num_nodes > 1 else HOST_LABEL}
 
 
 def on_cluster(pools: Iterable[Pool]) -> list[Pool]:
@@ -187,18 +212,14 @@ def _topology_of(pool: Pool) -> tuple[str, tuple[str, ...]]:
 
 
 def _flavor(pool: Pool) -> Manifest:
-    tolerated = [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}]
-    if pool.pricing == "spot":
-        tolerated.append({"key": "ft-platform/spot", "operator": "Exists", "effect": "NoSchedule"})
-    labels = {POOL_LABEL: pool.name, GPU_LABEL: pool.gpu_type}
-    spec = {"nodeLabels": labels, "topologyName": _topology_of(pool)[0], "tolerations": tolerated}
+    spec = {"nodeLabels": node_selector(pool), "topologyName": _topology_of(pool)[0], "tolerations": tolerations(pool)}
     return _object("ResourceFlavor", flavor_name(pool), spec)
 
 
 def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:
     names = list(TIERS)
     kept = {"lendingLimit": "0"} if tier == RESERVED_FOR else {}
-    amounts = {"cpu": str(gpus * CPU_PER_GPU), "memory": f"{gpus * MEMORY_GIB_PER_GPU}Gi", GPU_RESOURCE: str(gpus)}
+    amounts = pod_requests(gpus)
     resources = [{"name": name, "nominalQuota": amount, **kept} for name, amount in amounts.items()]
     spec = {
         "cohortName": pool.name,

@@ -83,7 +83,7 @@ def describe(platform: Platform, held: Claim, asked: Question) -> Workload:
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
         env=start.watched_as(held),
         secrets=(JUDGE_KEY, SAFETY_KEY, spans.HEADERS),
-        labels={"tenant": held.tenant, "job": held.job_id, "pool": held.pool},
+        labels={"tier": held.tier, "pool": held.pool},
     )
 
 

@@ -16,8 +16,8 @@ from control_plane.quotas.service import JobQuota
 from ft_assets.training.stored_specs import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
-EXPLAINED = WAITING | {JobState.PAUSING, JobState.PAUSED}
-"""States in which the reason is shown."""
+EXPLAINED = WAITING | {JobState.PROVISIONING, JobState.PAUSING, JobState.PAUSED}
+"""States in which the reason is shown; while a job is provisioned, it is the cluster's."""
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 
 

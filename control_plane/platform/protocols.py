@@ -76,10 +76,17 @@ class WorkloadStatus:
     exit_code: int | None = None
     """Of the leader; negative for a signal. None unless EXITED."""
     started_at: float | None = None
-    """Unix seconds of pod (process group) start: GPU time is billed from here."""
+    """Unix seconds at which its agents had started: GPU time is billed from here."""
     ended_at: float | None = None
     broken: bool = False
     """It is running, but one of its agents was killed or lost."""
+    reason: str = ""
+    """Why it waits or how it ended, in the cluster's words: ``Unschedulable: 0/8 nodes are available``, ``OOMKilled``. Empty on one
+    machine."""
+    evicted: bool = False
+    """The cluster took its nodes back."""
+    nodes: tuple[str, ...] = ()
+    """Machines that run it, in the order of its nodes, as far as they are known; on one machine empty."""
 
 
 class Launcher(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -30,6 +31,9 @@ class Settings:
     """``FT_DAGSTER_DATABASE_URL``: same for Dagster's storage. Empty: database ``dagster`` beside the control plane's."""
     object_store: str = ""
     """``FT_OBJECT_STORE``: ``file:///dir`` or ``s3://bucket/prefix``. Default ``file://<home>/objects``."""
+    object_store_networks: tuple[str, ...] = ()
+    """``FT_OBJECT_STORE_NETWORKS``: networks (CIDRs, comma-separated) of the object store's addresses. On a cluster, workloads connect to
+    these, the API and DNS only. Default: none."""
     api_host: str = "127.0.0.1"
     api_port: int = 8000
     """``FT_API_HOST``, ``FT_API_PORT``: default 127.0.0.1:8000."""
@@ -284,6 +288,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("prepare_runs", "run_days", "start_attempts"), _at_least(1, int)),
     "hung_after_s": _at_least(6.0),  # a probe alone may take 5 s
     "dagster_hosts": lambda text: _words(text.lower()),
+    "object_store_networks": lambda text: tuple(str(ipaddress.ip_network(word)) for word in _words(text)),
     "inference_urls": lambda text: tuple(map(_address, _words(text))),
     "served_adapters_dir": _elsewhere,
     "validation_memory_bytes": lambda text: int(_BY_TYPE["float"](text) * (1 << 30)),

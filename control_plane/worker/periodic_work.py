@@ -21,6 +21,7 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
+from control_plane.worker import namespaces
 
 QUICK, MAINTENANCE = "quick", "maintenance"
 """Queues of work that takes milliseconds, and of work that may take a minute."""
@@ -56,7 +57,10 @@ class Round:
 
 
 SWEEPS = Round(name="sweeps", cron="* * * * * */5", queue=QUICK, steps={"submitted": lambda p: ", ".join(sweeps.advance(p)) or "none"})
-QUOTAS = Round(name="quotas", cron="* * * * * */10", queue=QUICK, steps={"limits enforced": enforcement.enforce})
+QUOTAS = Round(
+    name="quotas", cron="* * * * * */10", queue=QUICK,
+    steps={"limits enforced": enforcement.enforce, "namespaces changed": namespaces.keep},
+)  # fmt: skip
 METERING = Round(
     name="metering", cron="* * * * *", queue=MAINTENANCE,
     steps={

@@ -11,8 +11,8 @@ import dagster as dg
 from pydantic import Field
 
 from control_plane.platform.protocols import Launcher
-from control_plane.platform.settings import Settings
-from resources.launcher import LocalGangs
+from control_plane.platform.settings import Settings, load
+from resources.launcher import LocalGangs, on_kubernetes, open_launcher
 
 
 class DatabaseResource(dg.ConfigurableResource[None]):
@@ -28,10 +28,10 @@ class ObjectStoreResource(dg.ConfigurableResource[None]):
 
 
 class LauncherResource(dg.ConfigurableResource[None]):
-    directory: str = Field(description="State of this machine's workloads.")
+    directory: str = Field(description="State of this machine's workloads; not used on a cluster.")
 
     def open(self) -> Launcher:
-        return LocalGangs(Path(self.directory))
+        return open_launcher(load()) if on_kubernetes() else LocalGangs(Path(self.directory))
 
 
 class TrackerResource(dg.ConfigurableResource[None]):

@@ -19,8 +19,15 @@ from ft_assets.training.spec import TrainingSpec
 from tests.support.jobs.training_specs import SPEC
 
 
-def start_job(platform: Platform, write_chat_rows: Callable[..., Any], *, model: str = "tiny-base", spec: TrainingSpec = SPEC) -> Claim:
-    """The first attempt of a new job of a new tenant."""
+def start_job(
+    platform: Platform,
+    write_chat_rows: Callable[..., Any],
+    *,
+    model: str = "tiny-base",
+    spec: TrainingSpec = SPEC,
+    started_at: float | None = 1000.0,
+) -> Claim:
+    """The first attempt of a new job of a new tenant; its workload still waits if `started_at` is None."""
     owner, _ = tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")
     with write_chat_rows().open("rb") as rows:
         file = uploaded_files.create(platform, owner.id, rows, filename="rows.jsonl", purpose="fine-tune")
@@ -28,5 +35,6 @@ def start_job(platform: Platform, write_chat_rows: Callable[..., Any], *, model:
     mark_packed(platform, owner.id, job.id, spec=spec, total_steps=1000, expected_s=60.0)
     cycle.run_cycle(platform)
     claim = attempts.claim(platform, owner.id, job.id)
-    attempts.mark_started(platform, claim, started_at=1000.0)
+    if started_at is not None:
+        attempts.mark_started(platform, claim, started_at=started_at)
     return claim

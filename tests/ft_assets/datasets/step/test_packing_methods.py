@@ -125,6 +125,7 @@ def claim_of(job: Job, spec: TrainingSpec) -> Claim:
         tenant=job.tenant_id,
         job_id=job.id,
         attempt=1,
+        tier=job.tier,
         pool="local",
         num_gpus=1,
         placement=(),

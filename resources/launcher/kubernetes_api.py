@@ -1,0 +1,279 @@
+"""The Kubernetes API as dictionaries: requests through the official client, and a cache that watches keep current."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.informer import ADDED, ERROR, MODIFIED, SharedInformer
+
+from control_plane.capacity import kueue
+from ft_assets.adapters.cluster import Manifest
+from ft_assets.errors import Conflict, FtError, Unavailable
+
+TIMEOUT_S = (5.0, 30.0)
+"""Seconds to connect, and between two bytes."""
+WATCH_S = 300
+"""Seconds after which a watch is closed and everything listed again: a connection that died unnoticed hides changes no longer."""
+PAUSE_S = 1.0
+"""Seconds between two tries to watch."""
+MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
+OWNER = "ft-platform"
+"""Field manager of what is applied."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object and where the API serves it."""
+
+    kind: str
+    api_version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", part: str = "") -> str:
+        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        scope = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return "/".join([f"{root}{scope}", self.plural, *filter(None, (name, part))])
+
+
+JOBS = Resource("Job", "batch/v1", "jobs")
+PODS = Resource("Pod", "v1", "pods")
+SECRETS = Resource("Secret", "v1", "secrets")
+CONFIG_MAPS = Resource("ConfigMap", "v1", "configmaps")
+NAMESPACES = Resource("Namespace", "v1", "namespaces", namespaced=False)
+RESOURCE_QUOTAS = Resource("ResourceQuota", "v1", "resourcequotas")
+NETWORK_POLICIES = Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies")
+LOCAL_QUEUES = Resource("LocalQueue", kueue.API, "localqueues")
+WORKLOADS = Resource("Workload", kueue.API, "workloads")
+BY_KIND: Mapping[str, Resource] = {
+    each.kind: each for each in (JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, LOCAL_QUEUES, WORKLOADS)
+}
+
+
+class Exists(Conflict):
+    """An object of that name is there already."""
+
+
+class Outdated(Conflict):
+    """The object has changed since it was read."""
+
+
+class KubernetesApi:
+    """Requests to one cluster. ``Unavailable`` if it does not answer, ``Conflict`` (``cluster_refused``) if it refuses."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    @classmethod
+    def from_environment(cls) -> KubernetesApi:
+        """Return the API of the current context of ``KUBECONFIG``, or else of the cluster that this process runs in."""
+        settings = Configuration()
+        try:
+            if file := os.environ.get("KUBECONFIG"):
+                config.load_kube_config(config_file=file, client_configuration=settings)
+            else:
+                config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException as error:
+            raise Conflict(f"no Kubernetes cluster is configured ({error}); run in a pod, or set KUBECONFIG", code="no_cluster") from error
+        return cls(ApiClient(settings))
+
+    def get(self, resource: Resource, name: str, namespace: str = "") -> Manifest | None:
+        """Return an object; None if there is none."""
+        try:
+            return self._sent("GET", resource.path(namespace, name))
+        except _Missing:
+            return None
+
+    def list(self, resource: Resource, namespace: str = "", *, labels: str) -> list[Manifest]:
+        """Return the objects that the selector `labels` matches, of all namespaces by default."""
+        return list(self._sent("GET", resource.path(namespace), {"labelSelector": labels})["items"])
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Create an object; :class:`Exists` if its name is taken, ``Unavailable`` while its namespace does not exist."""
+        resource, namespace = _of(manifest)
+        try:
+            return self._sent("POST", resource.path(namespace), body=manifest)
+        except _Missing as error:
+            raise Unavailable(f"namespace {namespace} does not exist yet: {error.message}", code="cluster_unavailable") from error
+
+    def apply(self, manifest: Manifest) -> None:
+        """Create an object or change it, so that it has the fields of `manifest`."""
+        resource, namespace = _of(manifest)
+        path = resource.path(namespace, manifest["metadata"]["name"])
+        self._sent("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
+
+    def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> None:
+        """Merge `changes` into an object; nothing if there is none. :class:`Outdated` if they name another resource version."""
+        try:
+            self._sent("PATCH", resource.path(namespace, name), body=changes, content_type=MERGE)
+        except _Missing:
+            return
+
+    def delete(self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None) -> None:
+        """Delete an object, and then what it owns; nothing if there is none."""
+        asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        try:
+            self._sent(
+                "DELETE", resource.path(namespace, name), body=asked | ({} if grace_s is None else {"gracePeriodSeconds": int(grace_s)})
+            )
+        except _Missing:
+            return
+
+    def pod_log(self, name: str, namespace: str) -> bytes:
+        """Return the output of a pod; nothing if it has none yet, or is gone."""
+        try:
+            return bytes(self._answer("GET", PODS.path(namespace, name, "log")).data)
+        except (_Missing, Conflict):
+            return b""
+
+    def listing(self, resource: Resource, *, labels: str, listed: Callable[[], None]) -> Callable[..., Any]:
+        """Return what an informer lists and watches `resource` with; `listed` is called after each answer."""
+
+        def objects(*, watch: bool = False, resource_version: str = "", timeout_seconds: int = 0, **_: Any) -> Any:
+            """:rtype: object"""
+            asked, timeout = {"labelSelector": labels}, TIMEOUT_S
+            if watch:
+                asked |= {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
+                asked["timeoutSeconds"], timeout = str(timeout_seconds), (TIMEOUT_S[0], timeout_seconds + TIMEOUT_S[1])
+            try:
+                answer = self._answer("GET", resource.path(), asked, timeout=timeout)
+            except _Gone as error:
+                raise ApiException(status=410, reason=error.message) from error  # as the informer knows it
+            listed()
+            if watch:
+                return answer
+            found = json.loads(answer.data)
+            return SimpleNamespace(items=found["items"], metadata=SimpleNamespace(resource_version=found["metadata"]["resourceVersion"]))
+
+        return objects
+
+    def _sent(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        answer = self._answer(method, path, query, body, content_type)
+        found: dict[str, Any] = json.loads(answer.data)
+        return found
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+        timeout: tuple[float, float] = TIMEOUT_S,
+    ) -> urllib3.HTTPResponse:
+        try:
+            answer: urllib3.HTTPResponse = self._client.call_api(
+                path, method, query_params=[*(query or {}).items()], body=body, auth_settings=["BearerToken"],
+                header_params={"Content-Type": content_type, "Accept": "application/json"}, _preload_content=False,
+                _request_timeout=timeout,
+            )  # fmt: skip
+            if not (query and query.get("watch")):
+                answer.read(cache_content=True)
+                answer.release_conn()
+        except ApiException as error:
+            raise _error(error.status or 0, error.body or "", f"{method} {path}") from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unavailable(f"the Kubernetes API did not answer ({type(error).__name__})", code="cluster_unavailable") from error
+        return answer
+
+
+class _Missing(FtError):
+    """There is no such object, or no such namespace."""
+
+    default_code = "cluster_object_missing"
+
+
+class _Gone(Unavailable):
+    """The resource version to watch from is too old."""
+
+
+def _error(status: int, text: str, what: str) -> FtError:
+    try:
+        body = json.loads(text)
+        reason, said = str(body["reason"]), str(body["message"])
+    except (ValueError, KeyError, TypeError):
+        reason, said = "", text[:200]
+    message = f"{what}: {said} ({status})"
+    if status == 404:
+        return _Missing(message)
+    if status == 409:
+        return Exists(message) if reason == "AlreadyExists" else Outdated(message)
+    if status == 410:
+        return _Gone(message, code="cluster_unavailable")
+    if status in (400, 403, 405, 413, 422):
+        return Conflict(message, code="cluster_refused")
+    return Unavailable(message, code="cluster_unavailable")
+
+
+def _of(manifest: Manifest) -> tuple[Resource, str]:
+    return BY_KIND[manifest["kind"]], manifest["metadata"].get("namespace", "")
+
+
+class Cache:
+    """The objects of one kind as watches report them."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        resource: Resource,
+        *,
+        labels: str,
+        key: Callable[[Manifest], str],
+        seen: Callable[[Manifest], None] | None = None,
+    ) -> None:
+        self._current, self._closing = threading.Event(), threading.Event()
+        listing = api.listing(resource, labels=labels, listed=self._current.set)
+        self._informer = SharedInformer(listing, resync_period=WATCH_S, key_func=key)
+        self._informer.add_event_handler(ERROR, self._failed)
+        for event in (ADDED, MODIFIED) if seen else ():
+            self._informer.add_event_handler(event, seen)
+
+    def start(self) -> None:
+        self._informer.start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the cache holds what the cluster does; False if it does not in time."""
+        return self._current.wait(timeout_s)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether changes arrive; otherwise it may hold what is long gone."""
+        return self._current.is_set()
+
+    def get(self, key: str) -> Manifest | None:
+        found: Manifest | None = self._informer.cache.get_by_key(key)
+        return found
+
+    def __iter__(self) -> Iterator[Manifest]:
+        return iter(self._informer.cache.list())
+
+    def close(self) -> None:
+        self._closing.set()
+        self._informer.stop()
+
+    def _failed(self, error: object) -> None:
+        """Wait before the informer tries again; called by its thread."""
+        self._current.clear()
+        if not self._closing.is_set():
+            log.warning("changes in the cluster are not seen now: %s", error)
+        self._closing.wait(PAUSE_S)

@@ -1,0 +1,155 @@
+"""What a tenant has in the cluster: a namespace with its queues, a quota, and a network that is closed but for what an agent needs.
+
+The worker keeps it as the tenants and the pools are; deleting a tenant's data deletes the namespace, and the next round makes an empty one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from control_plane.capacity import kueue
+from control_plane.capacity.pools import Pool
+from control_plane.platform.protocols import Search
+from control_plane.tenants.rules import TIERS, Tenant
+from ft_assets.adapters.cluster import Manifest
+from ft_assets.errors import Unavailable
+from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, SECRETS, KubernetesApi, Outdated
+from resources.launcher.kubernetes_manifests import WORKLOAD
+
+SHAPE = "ft-platform/shape"
+"""Annotation of a namespace: digest of what was applied with it."""
+POLL_S = 0.5
+PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
+DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reachable:
+    """Where agents connect to, besides the pods of their own gang."""
+
+    namespace: str
+    """The platform's own."""
+    api_port: int
+    """Port of the API's pods."""
+    store_networks: tuple[str, ...]
+    """Networks of the object store."""
+    store_port: int
+
+
+def render(tenant: str, tier: str, pools: Sequence[Pool], reachable: Reachable) -> list[Manifest]:
+    """Return a tenant's objects, the namespace first."""
+    own = [pool for pool in kueue.on_cluster(pools) if any(pool.widest(each) for each in _tiers(tier))]
+    return [*kueue.render_tenant(tenant, tier, pools), _quota(tenant, own), _network(tenant, reachable)]
+
+
+def _tiers(tier: str) -> Sequence[str]:
+    names = list(TIERS)
+    return names[: names.index(tier) + 1]
+
+
+def _quota(tenant: str, pools: Sequence[Pool]) -> Manifest:
+    """Return the quota: every GPU that the tenant may ever get, a pod for each, and nothing that is reached from outside or stays."""
+    gpus = str(sum(pool.total_gpus for pool in pools))
+    hard = {"pods": gpus, f"requests.{kueue.GPU_RESOURCE}": gpus, "services": "0", "persistentvolumeclaims": "0"}
+    return _object("ResourceQuota", "v1", tenant, {"hard": hard})
+
+
+def _network(tenant: str, reachable: Reachable) -> Manifest:
+    """Return the policy of all pods: nothing comes in, and only DNS, the object store and the platform's API can be reached."""
+    egress = [
+        {"to": [_namespace("kube-system")], "ports": DNS},
+        {"to": [_namespace(reachable.namespace)], "ports": [{"protocol": "TCP", "port": reachable.api_port}]},
+    ]
+    if reachable.store_networks:
+        blocks = [{"ipBlock": {"cidr": network}} for network in reachable.store_networks]
+        egress.append({"to": blocks, "ports": [{"protocol": "TCP", "port": reachable.store_port}]})
+    return _object(
+        "NetworkPolicy", "networking.k8s.io/v1", tenant, {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "egress": egress}
+    )
+
+
+def _namespace(name: str) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+
+def _object(kind: str, api_version: str, tenant: str, spec: Manifest) -> Manifest:
+    metadata = {"name": "ft-platform", "namespace": kueue.namespace(tenant), "labels": PARTS}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantNamespaces:
+    """The tenants' objects in one cluster, and, as :class:`~control_plane.platform.protocols.TenantRecords`, what it records of them."""
+
+    name: ClassVar[str] = "kubernetes"
+    api: KubernetesApi
+    reachable: Reachable
+
+    def keep(self, tenants: Sequence[Tenant], pools: Sequence[Pool]) -> int:
+        """Apply the objects of tenants whose shape has changed; returns how many. Rows of tenants are never deleted, so a namespace without
+        one is not this platform's to delete."""
+        found = {space["metadata"]["name"]: space for space in self.api.list(NAMESPACES, labels=kueue.TENANT_LABEL)}
+        return sum(self._keep(tenant, pools, found.get(kueue.namespace(tenant.id))) for tenant in tenants)
+
+    def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002  # all is in its namespace
+        """Delete the tenant's namespace with all that is in it, and the marks of its workloads' names."""
+        until, removed = time.monotonic() + budget_s, 0
+        if self.api.get(NAMESPACES, kueue.namespace(tenant)) is not None:
+            removed = 1
+            self._remove(kueue.namespace(tenant))
+        while removed and self._holds_jobs(tenant) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        marks = self._marks(tenant)
+        for mark in marks:
+            self.api.delete(CONFIG_MAPS, mark["metadata"]["name"], self.reachable.namespace)
+        return {"namespaces": removed, "workload names": len(marks)}
+
+    def search(self, tenant: str, ids: Collection[str]) -> Search:  # noqa: ARG002  # all is in its namespace
+        """Look for the tenant's Jobs and Secrets, and for the marks of its workloads' names. Its namespace may be there, empty."""
+        space = kueue.namespace(tenant)
+        found = [
+            f"{resource.plural}/{each['metadata']['name']}"
+            for resource in (JOBS, SECRETS)
+            for each in self.api.list(resource, space, labels=WORKLOAD)
+        ]
+        marks = [f"configmaps/{mark['metadata']['name']}" for mark in self._marks(tenant)]
+        searched = [f"jobs and secrets in namespace {space}", f"configmaps in namespace {self.reachable.namespace}"]
+        return Search(store="kubernetes", searched=searched, found=[*found, *marks])
+
+    def _keep(self, tenant: Tenant, pools: Sequence[Pool], space: Manifest | None) -> int:
+        made = render(tenant.id, tenant.tier, pools, self.reachable)
+        shape = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
+        if space is not None and (_is_going(space) or space["metadata"].get("annotations", {}).get(SHAPE) == shape):
+            return 0
+        for manifest in made:
+            self.api.apply(manifest)
+        self.api.patch(NAMESPACES, kueue.namespace(tenant.id), "", {"metadata": {"annotations": {SHAPE: shape}}})  # last: all was applied
+        return 1
+
+    def _remove(self, namespace: str) -> None:
+        """Delete a namespace; the finalizers of its Jobs are removed, because there is nobody left to read how they ended."""
+        self.api.delete(NAMESPACES, namespace)
+        for job in self.api.list(JOBS, namespace, labels=WORKLOAD):
+            about = job["metadata"]
+            kept = [finalizer for finalizer in about.get("finalizers", ()) if finalizer != WORKLOAD]
+            try:
+                self.api.patch(
+                    JOBS, about["name"], namespace, {"metadata": {"resourceVersion": about["resourceVersion"], "finalizers": kept}}
+                )
+            except Outdated as error:
+                raise Unavailable(f"{about['name']} has changed; the next round goes on: {error.message}") from error
+
+    def _holds_jobs(self, tenant: str) -> bool:
+        return bool(self.api.list(JOBS, kueue.namespace(tenant), labels=WORKLOAD))
+
+    def _marks(self, tenant: str) -> list[Manifest]:
+        return self.api.list(CONFIG_MAPS, self.reachable.namespace, labels=f"{WORKLOAD},{kueue.TENANT_LABEL}={tenant}")
+
+
+def _is_going(space: Manifest) -> bool:
+    return "deletionTimestamp" in space["metadata"]

@@ -1,0 +1,85 @@
+"""The cluster as the platform's processes reach it: the tenants' namespaces, their deletion, and the launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from control_plane import composition
+from control_plane.capacity import kueue
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.tenants import service as tenants
+from control_plane.worker import namespaces
+from ft_assets.errors import Conflict
+from resources.dagster.configured_resources import LauncherResource
+from resources.launcher import LocalGangs, open_launcher
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from tests.support.servers.kubernetes_api import Cluster, kubeconfig, served
+from tests.support.servers.kubernetes_nodes import Nodes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    made = Cluster()
+    Nodes(made)
+    with served(made) as client:
+        (tmp_path / "kubeconfig").write_text(kubeconfig(client))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("FT_EXECUTOR", "k8s")
+        yield made
+
+
+def spaces(cluster: Cluster) -> set[str]:
+    return {found["metadata"]["name"] for found in cluster.find("namespaces", selector=kueue.TENANT_LABEL)}
+
+
+def test_the_worker_makes_a_namespace_for_each_tenant(fresh_platform: Platform, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("acme", "bolt"):
+        tenants.create(fresh_platform, name)
+    assert namespaces.keep(fresh_platform) == 2
+    assert spaces(cluster) == {"t-acme", "t-bolt"}
+    assert namespaces.keep(fresh_platform) == 0
+    monkeypatch.delenv("FT_EXECUTOR")
+    tenants.create(fresh_platform, "cask")
+    assert namespaces.keep(fresh_platform) == 0, "there is no cluster on one machine"
+
+
+def test_the_cluster_is_searched_when_a_tenants_data_is_deleted(
+    fresh_platform: Platform, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants.create(fresh_platform, "acme")
+    namespaces.keep(fresh_platform)
+    settings = replace(fresh_platform.settings, api_port=8123)  # a platform that no other test has opened
+    (records,) = [each for each in composition.open_platform(settings).records if each.name == "kubernetes"]
+    assert records.erase("acme", [], budget_s=5)["namespaces"] == 1
+    assert spaces(cluster) == set() and records.search("acme", []).found == []
+    monkeypatch.delenv("FT_EXECUTOR")
+    local = composition.open_platform(replace(settings, api_port=8124))
+    assert "kubernetes" not in {each.name for each in local.records}
+
+
+def test_the_executor_chooses_the_launcher_and_a_process_has_one(
+    fresh_platform: Platform, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(fresh_platform.settings, api_port=8125)
+    launcher = open_launcher(settings)
+    assert isinstance(launcher, KubernetesLauncher) and open_launcher(settings) is launcher, "its watches are shared"
+    assert launcher.get("ftjob-1-a1").phase is WorkloadPhase.ABSENT
+    assert any("configmaps/ftjob-1-a1" in path for _, path in cluster.requests)
+    monkeypatch.setenv("FT_HOME", str(tmp_path))
+    assert isinstance(LauncherResource(directory=str(tmp_path)).open(), KubernetesLauncher)
+    monkeypatch.delenv("FT_EXECUTOR")
+    assert isinstance(open_launcher(settings), LocalGangs)
+    assert isinstance(LauncherResource(directory=str(tmp_path)).open(), LocalGangs)
+
+
+def test_without_a_cluster_the_error_says_what_to_set(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_EXECUTOR", "k8s")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(Conflict, match="run in a pod, or set KUBECONFIG") as refused:
+        open_launcher(replace(fresh_platform.settings, api_port=8126))
+    assert refused.value.code == "no_cluster"

@@ -1,0 +1,167 @@
+"""Attempts whose workloads are Jobs of a cluster, as the worker watches them: what waits, what starts, and what the cluster takes away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from agent.messages import Exit, Heartbeat
+from agent.workload import Kind, Workload
+from control_plane.attempts import agents
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Claim, Ending
+from control_plane.attempts.tables import attempts as attempts_table
+from control_plane.attempts.watch import Watcher
+from control_plane.billing.tables import meter_events
+from control_plane.capacity import kueue
+from control_plane.capacity.pools import local_pool
+from control_plane.jobs import service as jobs
+from control_plane.jobs.tables import Job
+from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase
+from control_plane.queue import cycle
+from ft_assets.retries import RetryPolicy
+from resources.launcher import kubernetes_launcher
+from resources.launcher.kubernetes_api import KubernetesApi
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from tests.support.jobs.followed_jobs import until
+from tests.support.jobs.started_job import start_job
+from tests.support.servers.kubernetes_api import Cluster, served
+from tests.support.servers.kubernetes_nodes import Nodes
+
+
+class Impatient(KubernetesLauncher):
+    start_retries = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
+
+
+class Bench:
+    """A job with a reservation whose workload was handed to the cluster, and a watcher."""
+
+    def __init__(self, platform: Platform, held: Claim, stack: ExitStack) -> None:
+        self.platform, self.held, self.tenant, self.job_id = platform, held, held.tenant, held.job_id
+        self.cluster, self.ahead_s = Cluster(), 0.0
+        self.nodes = Nodes(self.cluster)
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kueue.namespace(held.tenant)}}
+        self.cluster.create("namespaces", "", space)
+        api = KubernetesApi(stack.enter_context(served(self.cluster)))
+        clock = lambda: time.time() + self.ahead_s  # noqa: E731
+        self.launcher = Impatient(api, namespace="ft-platform", pools={"local": local_pool(1)}, clock=clock)
+        stack.callback(self.launcher.close)
+        self.watcher = Watcher(platform=platform, launcher=self.launcher, answers=lambda: True)
+        stack.callback(self.watcher.close)
+        self.token = agents.introduce(platform, self.held, may_read=[])
+
+    @property
+    def name(self) -> str:
+        return self.held.workload
+
+    def start(self) -> None:
+        made = Workload(
+            name=self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1, image="registry.example/ft@sha256:" + "0" * 64,
+            labels={"tier": self.held.tier, "pool": self.held.pool}, placement=self.held.placement,
+        )  # fmt: skip
+        assert self.launcher.start_or_adopt(made, token=self.token).phase is WorkloadPhase.PENDING
+
+    def run(self, *, at: float) -> None:
+        self.nodes.admit(self.name)
+        self.nodes.run(self.name, at=at)
+        assert self.watcher.look() == []
+
+    def beat(self, number: int, said: Exit | None = None) -> None:
+        agents.heartbeat(self.platform, self.token, Heartbeat(number=number, phase="train", exit=said))
+
+    def job(self) -> Job:
+        return jobs.get(self.platform, self.tenant, self.job_id).job
+
+    def started_at(self) -> float | None:
+        with self.platform.engine.connect() as conn:
+            found = conn.execute(sa.select(attempts_table.c.started_at).where(attempts_table.c.job_id == self.job_id)).scalar_one()
+        return None if found is None else float(found.timestamp())
+
+    def metered(self) -> dict[str, float]:
+        with self.platform.engine.connect() as conn:
+            rows = conn.execute(sa.select(meter_events.c.kind, meter_events.c.at).where(meter_events.c.job_id == self.job_id)).all()
+        return {row.kind: row.at.timestamp() for row in rows}
+
+    def ended(self) -> Ending:
+        endings: list[Ending] = []
+        until(lambda: endings.extend(self.watcher.look()) or endings, timeout_s=30)
+        self.watcher.settle()
+        return endings[0]
+
+
+@pytest.fixture
+def bench(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(fresh_platform, start_job(fresh_platform, write_chat_rows, started_at=None), stack)
+
+
+def test_a_workload_that_waits_says_why_and_is_neither_billed_nor_silent(bench: Bench) -> None:
+    assert bench.watcher.look() == [], "its Job is not there yet"
+    bench.start()
+    assert bench.watcher.look() == []
+    assert (bench.job().state, bench.job().reason_detail) == (
+        "provisioning", "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota",
+    )  # fmt: skip
+    assert (bench.started_at(), bench.metered()) == (None, {})
+    bench.nodes.admit(bench.name)
+    bench.nodes.unschedulable(bench.name, "0/4 nodes are available")
+    assert bench.watcher.look() == []
+    assert bench.job().reason_detail == "Unschedulable: 0/4 nodes are available"
+    began = float(int(time.time()))
+    bench.run(at=began)
+    assert (bench.started_at(), bench.metered()) == (began, {"started": began})
+    assert (bench.job().state, bench.job().reason_detail) == ("provisioning", None)
+    bench.beat(1)
+    assert bench.watcher.look() == []
+
+
+def test_a_cancelled_workload_that_waits_is_withdrawn_and_costs_nothing(bench: Bench) -> None:
+    bench.start()
+    assert bench.watcher.look() == []
+    jobs.cancel(bench.platform, bench.tenant, bench.job_id)
+    ending = bench.ended()
+    assert (ending.outcome, bench.job().state, bench.metered()) == ("cancelled", "cancelled", {})
+    assert not bench.nodes.admit(bench.name)
+
+
+def test_what_kueue_evicts_ends_as_preempted_and_waits_for_the_scheduler(bench: Bench) -> None:
+    bench.start()
+    began = float(int(time.time()))
+    bench.run(at=began)
+    bench.beat(1)
+    bench.nodes.on_sigterm = lambda _pod: 143
+    bench.nodes.evict(bench.name)
+    ending = bench.ended()
+    assert (ending.outcome, ending.status.evicted, bench.job().state) == ("preempted", True, "queued")
+    assert set(bench.metered()) == {"started", "ended"}
+    assert not bench.nodes.admit(bench.name), "Kueue does not start it again"
+
+
+def test_a_start_that_was_interrupted_ends_the_attempt_and_the_next_one_has_another_name(bench: Bench) -> None:
+    bench.cluster.faults.append(lambda method, path: "before" if method == "POST" and "secrets" in path else None)
+    bench.cluster.faults.append(lambda method, _path: "before" if method == "DELETE" else None)
+    with pytest.raises(Exception, match="did not answer"):
+        bench.start()
+    bench.cluster.faults.clear()
+    assert bench.watcher.look() == []
+    bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
+    ending = bench.ended()
+    assert (ending.outcome, ending.status.phase, bench.metered()) == ("node_lost", WorkloadPhase.LOST, {})
+    cycle.run_cycle(bench.platform)
+    assert attempts.claim(bench.platform, bench.tenant, bench.job_id).workload != bench.name
+
+
+def test_a_workload_that_is_lost_is_forgotten_after_an_hour(bench: Bench) -> None:
+    bench.start()
+    bench.nodes.collect(bench.name)
+    bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
+    assert bench.watcher.forget_ended() == 0
+    bench.watcher._lost = dict.fromkeys(bench.watcher._lost, 0.0)
+    assert bench.watcher.forget_ended() == 1
+    assert bench.launcher.list() == []

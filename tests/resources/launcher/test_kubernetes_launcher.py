@@ -1,0 +1,440 @@
+"""The launcher of a cluster, against an API server that keeps versions, names, finalizers and owners as Kubernetes does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from agent.workload import Kind, NodeShare, Workload
+from control_plane.capacity.pools import Pool, nodes
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from ft_assets.retries import RetryPolicy
+from resources.launcher import kubernetes_launcher
+from resources.launcher.kubernetes_api import KubernetesApi
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from resources.launcher.kubernetes_status import UNANSWERED_S
+from tests.support.jobs.followed_jobs import until
+from tests.support.servers.kubernetes_api import Cluster, Object, served
+from tests.support.servers.kubernetes_nodes import Nodes
+
+NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
+FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
+SPOT = Pool(name="cheap", nodes=nodes(8, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
+POOLS = {pool.name: pool for pool in (FABRIC, SPOT)}
+ABSENT, PENDING, RUNNING, EXITED, LOST = WorkloadPhase
+
+
+def workload(name: str = NAME, *, num_nodes: int = 1, gpus: int = 8, pool: str = "fabric") -> Workload:
+    return Workload(
+        name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="ft_assets.training.runtime",
+        processes=(gpus,) * num_nodes, report_to="http://ft-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
+        placement=tuple(NodeShare(node=f"f-{n}", devices=tuple(range(gpus))) for n in range(num_nodes)),
+        labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"}, secrets=("FT_SECRET", "FT_UNSET"),
+        env={"FT_JOB": "ftjob-1"},
+    )  # fmt: skip
+
+
+class Impatient(KubernetesLauncher):
+    start_retries = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
+
+
+class Bench:
+    """A cluster with the namespace of tenant acme, and launchers that processes of the platform would have."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.cluster = Cluster()
+        self.nodes = Nodes(self.cluster)
+        self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t-acme"}})
+        self.client = stack.enter_context(served(self.cluster))
+        self.stack, self.ahead_s = stack, 0.0
+        self.launcher = self.another()
+
+    def another(self) -> KubernetesLauncher:
+        """A launcher of another process."""
+        made = Impatient(KubernetesApi(self.client), namespace="ft-platform", pools=POOLS, clock=lambda: time.time() + self.ahead_s)
+        self.stack.callback(made.close)
+        return made
+
+    def follower(self) -> KubernetesLauncher:
+        """A launcher that follows the workloads through watches."""
+        made = self.another()
+        made.list()
+        return made
+
+    def started(self, *, num_nodes: int = 1) -> None:
+        """The workload runs."""
+        self.launcher.start_or_adopt(workload(num_nodes=num_nodes), token=TOKEN)
+        self.nodes.admit(NAME)
+        self.nodes.run(NAME)
+
+    def get(self) -> WorkloadStatus:
+        return self.launcher.get(NAME)
+
+    def created(self, plural: str) -> int:
+        return sum(event == "ADDED" and of == plural for _, event, of, _ in self.cluster.events)
+
+    def secret(self) -> Object:
+        (found,) = self.cluster.find("secrets")
+        return found
+
+    def condition(self, kind: str) -> Object | None:
+        return next((c for c in self.nodes.queued(NAME)["status"]["conditions"] if c["type"] == kind), None)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with ExitStack() as stack:
+        yield Bench(stack)
+
+
+def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:
+    status = bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    assert (status.phase, status.started_at) == (PENDING, None)
+    assert status.reason == "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota"
+    assert bench.nodes.pods(NAME) == [], "its pods hold no quota that it was not given"
+    assert bench.nodes.admit(NAME)
+    bench.nodes.run(NAME, at=1_000_000)
+    status = bench.get()
+    assert (status.phase, status.started_at, status.nodes, status.broken) == (RUNNING, 1_000_000, ("node-0", "node-1"), False)
+    bench.nodes.end(NAME, 1, 0, at=1_000_050)
+    assert bench.get().phase is RUNNING, "it runs until all of its agents have ended"
+    bench.nodes.end(NAME, 0, 0, at=1_000_070)
+    status = bench.get()
+    assert (status.phase, status.exit_code, status.started_at, status.ended_at) == (EXITED, 0, 1_000_000, 1_000_070)
+    assert not status.evicted
+
+
+def test_a_pending_pod_says_why(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    bench.nodes.admit(NAME)
+    assert bench.get().reason == "ContainerCreating"
+    bench.nodes.unschedulable(NAME, "0/4 nodes are available: 4 Insufficient nvidia.com/gpu")
+    assert (bench.get().phase, bench.get().reason) == (PENDING, "Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu")
+    bench.nodes.run(NAME)
+    bench.nodes.wait(NAME, "ImagePullBackOff", 'Back-off pulling image "registry.example/ft"')
+    assert (bench.get().phase, bench.get().reason) == (PENDING, 'ImagePullBackOff: Back-off pulling image "registry.example/ft"')
+
+
+def test_the_token_and_passed_on_secrets_are_in_the_secret_and_nowhere_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FT_SECRET", "a-secret-value")
+    bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    bench.nodes.admit(NAME)
+    data = {name: base64.b64decode(value).decode() for name, value in bench.secret()["data"].items()}
+    assert data["token"] == TOKEN and data["FT_SECRET"] == "a-secret-value" and "FT_UNSET" not in data
+    assert Workload.from_json(data["workload.json"]) == workload(num_nodes=2), "the agent finds the whole description, by value"
+    for key, found in bench.cluster.objects.items():
+        if key[0] != "secrets":
+            text = json.dumps(found)
+            for hidden in (TOKEN, "a-secret-value", *bench.secret()["data"].values()):
+                assert hidden not in text, key
+    assert len(bench.nodes.pods(NAME)) == 2, "the pods were looked at too"
+
+
+def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
+    launchers = [bench.another() for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda each: each.start_or_adopt(workload(), token=TOKEN), launchers))
+    assert {status.phase for status in statuses} == {PENDING}
+    assert [bench.created(plural) for plural in ("configmaps", "secrets", "jobs")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("plural", ["configmaps", "secrets", "jobs"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_lost_answer_is_asked_for_again_and_what_was_created_is_adopted(bench: Bench, plural: str, when: str) -> None:
+    broken: list[str] = []
+
+    def once(method: str, path: str) -> str | None:
+        if method == "POST" and path.endswith(plural) and not broken:
+            broken.append(path)
+            return when
+        return None
+
+    bench.cluster.faults.append(once)
+    assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is PENDING
+    assert broken and bench.created("jobs") == 1
+    assert bench.secret()["metadata"]["ownerReferences"][0]["uid"] == bench.nodes.job(NAME)["metadata"]["uid"]
+
+
+def test_a_workload_outlives_its_caller_and_is_found_by_its_name(bench: Bench) -> None:
+    bench.started()
+    adopted = bench.another().start_or_adopt(workload(), token="another")
+    assert adopted.phase is RUNNING and bench.created("jobs") == 1
+    assert base64.b64decode(bench.secret()["data"]["token"]).decode() == TOKEN
+    assert bench.another().get("ftjob-2-a1").phase is ABSENT
+
+
+class Crashed(BaseException):
+    """The process of the launcher is killed."""
+
+
+@pytest.mark.parametrize("method_and_end", ["POST secrets", "POST jobs", "PATCH secrets/ftjob-1-a1"])
+def test_a_launcher_that_dies_while_it_starts_leaves_a_workload_that_runs_or_is_lost_and_never_two(
+    bench: Bench, method_and_end: str
+) -> None:
+    method, end = method_and_end.split()
+
+    class Dying(KubernetesApi):
+        def _answer(self, verb: str, path: str, *given: object, **named: object) -> object:  # type: ignore[override]
+            if verb == method and path.endswith(end):
+                raise Crashed
+            return super()._answer(verb, path, *given, **named)  # type: ignore[arg-type]
+
+    dying = KubernetesLauncher(Dying(bench.client), namespace="ft-platform", pools=POOLS)
+    with pytest.raises(Crashed):
+        dying.start_or_adopt(workload(), token=TOKEN)
+    assert bench.get().phase is PENDING
+    bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
+    has_job = method == "PATCH"
+    assert bench.get().phase is (PENDING if has_job else LOST)
+    assert [status.phase for status in bench.launcher.list()] == [PENDING if has_job else LOST]
+    assert bench.created("jobs") == has_job
+    if has_job:
+        bench.nodes.admit(NAME)
+        bench.nodes.run(NAME)
+        bench.nodes.end(NAME, 0, 0)
+        until(lambda: bench.get().phase is EXITED, timeout_s=10)
+    bench.launcher.forget(NAME)
+    assert [key for key in bench.cluster.objects if key[1] == "t-acme"] == [], "the token is gone, too"
+    assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST
+
+
+def test_what_the_cluster_refuses_leaves_the_name_unused(bench: Bench) -> None:
+    with pytest.raises(Conflict, match="not pinned by its digest"):
+        bench.launcher.start_or_adopt(replace(workload(), image="local"), token=TOKEN)
+    with pytest.raises(InvalidRequest, match="which FT_POOLS does not have"):
+        bench.launcher.start_or_adopt(workload(pool="gone"), token=TOKEN)
+    with pytest.raises(Conflict, match="a Secret holds 1048576"):
+        bench.launcher.start_or_adopt(replace(workload(), run={"much": "x" * (1 << 20)}), token=TOKEN)
+    assert bench.get().phase is ABSENT
+    bench.cluster.delete(("namespaces", "", "t-acme"))
+    bench.cluster.settle()
+    with pytest.raises(Unavailable, match="namespace t-acme does not exist yet"):
+        bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    assert bench.get().phase is ABSENT and bench.cluster.find("configmaps") == []
+
+
+def test_a_workload_whose_job_is_gone_is_lost_and_never_started_again(bench: Bench) -> None:
+    bench.started()
+    follower = bench.follower()
+    bench.nodes.collect(NAME)
+    bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
+    until(lambda: follower.get(NAME).phase is LOST, timeout_s=10)
+    for launcher in (follower, bench.launcher):
+        assert launcher.get(NAME).phase is LOST
+        assert launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST
+        assert [(status.name, status.phase) for status in launcher.list()] == [(NAME, LOST)]
+    assert bench.created("jobs") == 1
+    assert bench.cluster.find("secrets") == [], "the Secret went with the Job that owned it"
+
+
+def test_a_deleted_job_keeps_its_end_until_it_is_forgotten(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.end(NAME, 0, 3, at=1_000_000)
+    bench.cluster.delete(("jobs", "t-acme", NAME))
+    bench.cluster.settle()
+    status = bench.get()
+    assert (status.phase, status.exit_code, status.ended_at) == (EXITED, 3, 1_000_000)
+
+
+def test_a_forgotten_name_stays_used_and_only_its_marker_is_left(bench: Bench) -> None:
+    bench.started(num_nodes=2)
+    bench.launcher.forget(NAME)
+    assert bench.get().phase is RUNNING, "one that runs keeps all"
+    for number in range(2):
+        bench.nodes.end(NAME, number, 0)
+    assert len(bench.launcher.list()) == 1
+    for _ in range(2):
+        bench.launcher.forget(NAME)
+        assert bench.launcher.get(NAME).phase is LOST
+        assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST
+        assert bench.launcher.stop(NAME, grace_s=0).phase is LOST
+        until(lambda: bench.launcher.list() == [], timeout_s=10)
+    assert [key for key in bench.cluster.objects if key[1]] == [("configmaps", "ft-platform", NAME)]
+    bench.launcher.forget("ftjob-9-a1")
+    assert bench.launcher.get("ftjob-9-a1").phase is ABSENT
+
+
+def test_forgetting_goes_on_after_a_crash_and_another_change_of_the_job(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.end(NAME, 0, 0)
+    patches: list[str] = []
+
+    def changed_meanwhile(method: str, path: str) -> str | None:
+        if method == "PATCH" and path.endswith(f"jobs/{NAME}"):
+            patches.append(path)
+            if len(patches) == 1:
+                with bench.cluster.lock:
+                    job = bench.nodes.job(NAME)
+                    labels = {**job["metadata"]["labels"], "seen-by": "an operator"}
+                    bench.cluster.update(("jobs", "t-acme", NAME), {**job, "metadata": {**job["metadata"], "labels": labels}})
+        return None
+
+    bench.cluster.faults.append(changed_meanwhile)
+    bench.launcher.forget(NAME)
+    assert len(patches) == 2, "its resource version was checked"
+    assert bench.cluster.find("jobs") == [] and bench.cluster.find("pods") == [] and bench.cluster.find("workloads") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "exit_code", "said"),
+    [(137, "OOMKilled", -9, "OOMKilled"), (75, "", 75, "PodFailurePolicy"), (1, "", 1, "PodFailurePolicy")],
+)
+def test_one_agent_that_fails_ends_the_whole_gang_with_its_exit_code(
+    bench: Bench, code: int, reason: str, exit_code: int, said: str
+) -> None:
+    bench.started(num_nodes=3)
+    bench.nodes.on_sigterm = lambda _pod: None
+    bench.nodes.end(NAME, 1, code, reason=reason)
+    status = bench.get()
+    assert (status.phase, status.broken) == (RUNNING, True)
+    bench.nodes.on_sigterm = lambda _pod: 0
+    assert bench.launcher.stop(NAME, grace_s=1).phase is EXITED
+    status = bench.get()
+    assert (status.exit_code, status.evicted) == (exit_code, False)
+    assert status.reason.startswith(said)
+    assert bench.created("pods") == 3, "no pod of a gang is replaced"
+
+
+def test_the_exit_code_is_known_after_the_pods_are_gone(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.end(NAME, 0, 137, reason="OOMKilled")
+    for pod in bench.nodes.pods(NAME):
+        bench.cluster.delete(("pods", "t-acme", pod["metadata"]["name"]))
+    bench.cluster.settle()
+    assert bench.nodes.pods(NAME) == []
+    status = bench.get()
+    assert (status.phase, status.exit_code) == (EXITED, -9) and status.ended_at is not None
+    assert "exit code 137" in status.reason
+
+
+def test_a_pod_that_the_cluster_takes_away_ends_the_gang_as_evicted(bench: Bench) -> None:
+    bench.started(num_nodes=2)
+    bench.nodes.on_sigterm = lambda _pod: 143
+    bench.nodes.disrupt(NAME, 0, "EvictionByEvictionAPI")
+    until(lambda: bench.get().phase is EXITED, timeout_s=10)
+    assert bench.created("pods") == 2
+    assert bench.nodes.job(NAME)["status"]["conditions"][-1]["message"].endswith("matching FailJob rule at index 0")
+
+
+def test_a_gang_whose_node_does_not_answer_is_lost_after_its_grace_period(bench: Bench) -> None:
+    bench.started(num_nodes=2)
+    bench.nodes.lost.add("node-1")
+    bench.nodes.disrupt(NAME, 1, "DeletionByTaintManager")
+    assert bench.get().broken
+    bench.ahead_s = UNANSWERED_S + 5
+    status = bench.launcher.stop(NAME, grace_s=0)
+    assert (status.phase, status.ended_at, status.evicted) == (LOST, None, False)
+    assert status.reason.startswith("DeletionByTaintManager")
+
+
+def test_what_kueue_evicts_is_withdrawn_and_not_started_again(bench: Bench) -> None:
+    follower = bench.follower()
+    bench.started()
+    until(lambda: follower.get(NAME).phase is RUNNING, timeout_s=10)
+    bench.nodes.on_sigterm = lambda _pod: None
+    bench.nodes.evict(NAME)
+    until(lambda: not bench.nodes.queued(NAME)["spec"]["active"], timeout_s=10)
+    assert not bench.nodes.admit(NAME)
+    assert follower.get(NAME).phase is RUNNING, "its agent saves a checkpoint first"
+    for pod in bench.nodes.pods(NAME):
+        bench.cluster.delete(("pods", "t-acme", pod["metadata"]["name"]), 0)
+    until(lambda: follower.get(NAME).phase not in (PENDING, RUNNING), timeout_s=10)
+    until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
+    status = bench.get()
+    assert status.evicted and status.reason == "Evicted by Kueue (Preempted): the quota was lowered"
+    assert (bench.condition("Evicted") or {})["reason"] == "Deactivated", "what Kueue says of it now is not why it was evicted"
+
+
+def test_a_workload_that_kueue_has_admitted_again_is_withdrawn_all_the_same(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.on_sigterm = lambda _pod: 143
+    bench.nodes.evict(NAME)
+    until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
+    assert bench.nodes.admit(NAME), "no launcher looked in between"
+    bench.nodes.run(NAME)
+    assert bench.get().evicted
+    until(lambda: bench.get().phase is LOST or bench.get().phase is EXITED, timeout_s=10)
+    assert not bench.nodes.admit(NAME)
+
+
+def test_stop_withdraws_what_has_not_started(bench: Bench) -> None:
+    bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    status = bench.launcher.stop(NAME, grace_s=5)
+    assert (status.phase, status.evicted) == (LOST, False)
+    assert not bench.nodes.admit(NAME)
+    assert bench.created("pods") == 0
+    assert bench.launcher.stop("ftjob-9-a1", grace_s=0).phase is ABSENT
+
+
+def test_stop_gives_agents_their_grace_and_then_kills(bench: Bench) -> None:
+    bench.started(num_nodes=2)
+    bench.nodes.on_sigterm = lambda pod: None if "-0-" in pod["metadata"]["name"] else 0
+    began = time.monotonic()
+    status = bench.launcher.stop(NAME, grace_s=1)
+    assert time.monotonic() - began >= 1.0
+    assert status.phase in (EXITED, LOST) and not status.evicted
+    until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
+
+
+def test_the_log_of_a_gang_is_that_of_its_pods(bench: Bench) -> None:
+    bench.started(num_nodes=2)
+    for number in range(2):
+        bench.nodes.log(NAME, number, f"hello from node {number}\n")
+    assert bench.launcher.read_log(NAME) == b"hello from node 0\nhello from node 1\n"
+    assert bench.launcher.read_log("ftjob-9-a1") == b""
+
+
+def test_a_follower_asks_the_api_for_nothing_while_nothing_happens(bench: Bench) -> None:
+    bench.started()
+    follower = bench.follower()
+    until(lambda: bench.cluster.watches == 3, timeout_s=10)
+    bench.cluster.requests.clear()
+    for _ in range(200):
+        assert follower.get(NAME).phase is RUNNING
+    assert bench.cluster.requests == []
+    bench.nodes.end(NAME, 0, 0)
+    until(lambda: follower.get(NAME).phase is EXITED, timeout_s=10)
+    assert [path for _, path in bench.cluster.requests if "watch" not in path] == []
+
+
+@pytest.mark.parametrize("too_old", [False, True])
+def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: bool) -> None:
+    bench.started()
+    follower = bench.follower()
+    until(lambda: bench.cluster.watches == 3, timeout_s=10)
+    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
+    bench.cluster.break_watches()
+    until(lambda: bench.cluster.watches == 0, timeout_s=10)
+    bench.nodes.end(NAME, 0, 4)
+    bench.launcher.start_or_adopt(workload("ftjob-2-a1"), token=TOKEN)
+    if too_old:
+        bench.cluster.compact()
+    bench.cluster.faults.clear()
+    bench.cluster.requests.clear()
+    until(lambda: bench.cluster.watches == 3, timeout_s=30)
+    until(lambda: [(s.name, s.phase) for s in follower.list()] == [(NAME, EXITED), ("ftjob-2-a1", PENDING)], timeout_s=10)
+    listed = [path for _, path in bench.cluster.requests if path.startswith("/apis/batch/v1/jobs?") and "watch" not in path]
+    assert bool(listed) is too_old, "everything is listed again only if the past is gone"
+
+
+def test_a_follower_that_sees_no_changes_asks_instead_of_answering_from_the_past(bench: Bench) -> None:
+    bench.started()
+    follower = bench.follower()
+    until(lambda: bench.cluster.watches == 3, timeout_s=10)
+    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
+    bench.cluster.break_watches()
+    until(lambda: not follower._jobs.is_current, timeout_s=10)
+    bench.nodes.end(NAME, 0, 0)
+    assert follower.get(NAME).phase is EXITED
+    bench.cluster.faults.append(lambda _method, _path: "before")
+    with pytest.raises(Unavailable):
+        follower.get(NAME)
