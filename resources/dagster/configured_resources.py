@@ -12,7 +12,7 @@ from pydantic import Field
 
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import Settings
-from resources.launcher import LocalGangs
+from resources.launcher import open_gangs
 
 
 class DatabaseResource(dg.ConfigurableResource[None]):
@@ -31,7 +31,7 @@ class LauncherResource(dg.ConfigurableResource[None]):
     directory: str = Field(description="State of this machine's workloads.")
 
     def open(self) -> Launcher:
-        return LocalGangs(Path(self.directory))
+        return open_gangs(Path(self.directory))
 
 
 class TrackerResource(dg.ConfigurableResource[None]):
