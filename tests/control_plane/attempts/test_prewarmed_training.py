@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="needs the training environment")
 from agent.prewarmed_trainer import NAME
 from agent.workload import Workload
 from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Ending
 from control_plane.attempts.tables import attempts as attempts_table
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadStatus
@@ -27,6 +28,7 @@ from ft_assets import layout
 from ft_assets.base_models import Catalogue
 from ft_assets.training.spec import CheckpointPolicy
 from resources.launcher import LocalGangs, prewarmed
+from resources.launcher.local_processes import workload_environment
 from resources.launcher.process_identity import alive
 from tests.ft_assets.training.attempts import SPEC, write_pack
 from tests.support.jobs.followed_jobs import Job, Scripted, until
@@ -122,18 +124,20 @@ def test_a_prewarmed_training_ends_with_the_bytes_of_a_cold_one(real_job: Callab
     assert launcher.waiting() != waiting, "and leaves another for the next one"
 
 
-def test_an_agent_that_is_killed_takes_its_prewarmed_trainer_along(
-    real_job: Callable[[int], Job], launcher: Prewarming, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("victim", "signum", "outcome", "code"),
+    [("agent", signal.SIGKILL, "node_lost", -9), ("agent", signal.SIGTERM, "preempted", 0), ("trainer", signal.SIGKILL, "node_lost", 0)],
+)
+def test_kills_end_a_prewarmed_attempt_like_a_cold_one(
+    real_job: Callable[[int], Job], launcher: Prewarming, victim: str, signum: signal.Signals, outcome: str, code: int
 ) -> None:
-    first = real_job(1)
-    assert first.run() is JobState.EVALUATING
+    launcher.real.root.mkdir(parents=True)
+    prewarmed.start(launcher.real.root, workload_environment({}))
     launcher.waiting()
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     job = real_job(100)
     held = job.claim()
-    endings: list[str] = []
-    thread = threading.Thread(target=lambda: endings.append(attempts.finish(job.platform, held, job.follow(held)).value), daemon=True)
+    endings: list[Ending] = []
+    thread = threading.Thread(target=lambda: endings.append(job.follow(held)), daemon=True)
     thread.start()
     until(lambda: len(job.steps()) >= 1, timeout_s=120)
     watcher, agent, below = launcher.family(held.workload)
@@ -145,10 +149,12 @@ def test_an_agent_that_is_killed_takes_its_prewarmed_trainer_along(
     log = job.work_dir / f"train-a{held.attempt}.log"
     assert outputs == [Path("/dev/null"), log, log]
     descriptors = {str(link.readlink()) for link in Path(f"/proc/{trainer.pid}/fd").iterdir()}
-    assert not [name for name in descriptors if "prewarmed" in name or "/launcher/" in name], descriptors
-    launcher.waiting()
-    prewarmed.end(launcher.real.root)  # the next attempt starts cold
-    agent.send_signal(signal.SIGKILL)
-    until(lambda: not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE, timeout_s=10)
+    assert not [name for name in descriptors if "socket" in name or "/launcher" in name], descriptors
+    (agent if victim == "agent" else trainer).send_signal(signum)
+    until(lambda: not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE, timeout_s=40)
     thread.join(60)
-    assert endings == [JobState.QUEUED.value]
+    attempts.finish(job.platform, held, endings[0])
+    assert (endings[0].outcome, exit_codes(job)) == (outcome, [code])
+    failure = endings[0].failure
+    assert failure is not None
+    assert ("exit code 1" in failure.message) == (victim == "trainer"), "torchrun reports 1 for a rank that a signal ended"
