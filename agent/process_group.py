@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent.prewarmed_trainer import PrewarmedTrainer
 from ft_assets.parent_death import die_with
 
 KILL_TIMEOUT_S = 15.0
@@ -21,7 +22,10 @@ KILL_TIMEOUT_S = 15.0
 class ProcessGroup:
     """One torchrun with its ranks. It must be started from the main thread: the kernel kills it when the thread that started it ends."""
 
-    def __init__(self, command: Sequence[str], *, cwd: Path, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], *, cwd: Path, log: Path, env: Mapping[str, str], prewarmed: PrewarmedTrainer | None = None
+    ) -> None:
+        """Start `command`, of which a `prewarmed` process runs the module and its argument, with which it ends."""
         agent = os.getpid()
 
         def with_default_signals() -> None:
@@ -31,6 +35,10 @@ class ProcessGroup:
                 os._exit(1)
 
         self.started_at = time.time()
+        self._killed_after: float | None = None
+        if prewarmed is not None and prewarmed.start(command[-2:], cwd=cwd, log=log, env=env):
+            self._process: subprocess.Popen[bytes] | PrewarmedTrainer = prewarmed
+            return
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 command,
@@ -41,7 +49,6 @@ class ProcessGroup:
                 stderr=subprocess.STDOUT,
                 preexec_fn=with_default_signals,
             )
-        self._killed_after: float | None = None
 
     @property
     def exit_code(self) -> int | None:

@@ -22,6 +22,7 @@ from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
 from agent.objects import Objects
+from agent.prewarmed_trainer import PrewarmedTrainer
 from agent.process_group import ProcessGroup, free_address, meeting, torchrun
 from agent.reference_upload import ReferenceUpload
 from agent.reporter import Reporter, State
@@ -77,6 +78,7 @@ class Supervisor:
         self._api = ApiClient(workload.report_to, token)
         self._objects = Objects(self._api, on_bytes=self._moved)
         self._moved_at = time.monotonic()
+        self._prewarmed = PrewarmedTrainer.of_environment()
         self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
         self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
         self._metrics = Metrics(path=self.job_dir / "metrics.jsonl", from_step=0, since=time.time())
@@ -167,6 +169,10 @@ class Supervisor:
         met = meeting(self._leader, node=self.node, num_nodes=self.workload.num_nodes)
         return torchrun(self.workload.module, run_file, num_processes=self.workload.processes[self.node], meeting=met)
 
+    def _fits_prewarmed(self) -> bool:
+        """Whether a prewarmed process equals a fresh one: it is one rank, and has hidden what quantization needs (``import_stack``)."""
+        return self.workload.processes == (1,) and self._spec.adapter != "qlora"
+
     def _restored(self, restored: Restored) -> None:
         self._check_stop()
         known = self._api.restored(restored)  # what earlier attempts reported of this one's steps is stored once, and sent all the same
@@ -175,7 +181,7 @@ class Supervisor:
     def _train(self, run_file: Path) -> Exit:
         group = ProcessGroup(
             self.command(run_file),
-            cwd=self.job_dir, log=self._log_file, env=environment(),
+            cwd=self.job_dir, log=self._log_file, env=environment(), prewarmed=self._prewarmed if self._fits_prewarmed() else None,
         )  # fmt: skip
         self._metrics.since = group.started_at
         heartbeat = self.job_dir / "heartbeat.json"

@@ -26,6 +26,7 @@ from deploy.local.readiness import (
 )
 from deploy.local.supervisor.service_spec import Limits, Service
 from ft_assets.errors import InvalidRequest
+from ft_assets.forked_process import Order
 from ft_assets.telemetry import provenance
 from resources.atomic_write import write_atomically
 from resources.dagster import forked_services, run_records
@@ -286,7 +287,7 @@ def _forked(settings: Settings, service: Service) -> Service:
     """Have the run server fork `service`, which then takes a third of the memory and no time to import."""
 
     def fork(argv: Sequence[str], env: Mapping[str, str], cwd: Path, output: int) -> int | None:
-        return forked_services.request(settings, forked_services.Order(name=service.name, argv=argv[2:], env=env, cwd=str(cwd)), output)
+        return forked_services.request(settings, Order(name=service.name, argv=argv[2:], env=env, cwd=str(cwd)), output)
 
     return dataclasses.replace(service, forked_by=RUNS, fork=fork)
 

@@ -9,7 +9,7 @@ from agent.workload import Kind, Workload
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import Settings
 from ft_assets.training import checkpoints
-from resources.launcher import LocalGangs
+from resources.launcher import LocalGangs, prewarmed
 
 GRACE_S = 30.0
 """A checkpoint may take 25 s after SIGTERM, and then the process has to exit."""
@@ -43,7 +43,8 @@ def _describe_resume(settings: Settings, name: str) -> str:
 
 
 def stop_all(settings: Settings) -> list[str]:
-    """Stop every running workload, all at once; returns their names."""
+    """Stop every running workload, all at once, and the process that waits for the next one; returns the workloads' names."""
+    prewarmed.end(settings.work_dir / "launcher")
     names = running(settings)
     if not names:
         return []

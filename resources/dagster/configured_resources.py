@@ -12,7 +12,7 @@ from pydantic import Field
 
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import Settings, load
-from resources.launcher import LocalGangs, on_kubernetes, open_launcher
+from resources.launcher import on_kubernetes, open_gangs, open_launcher
 
 
 class DatabaseResource(dg.ConfigurableResource[None]):
@@ -31,7 +31,7 @@ class LauncherResource(dg.ConfigurableResource[None]):
     directory: str = Field(description="State of this machine's workloads; not used on a cluster.")
 
     def open(self) -> Launcher:
-        return open_launcher(load()) if on_kubernetes() else LocalGangs(Path(self.directory))
+        return open_launcher(load()) if on_kubernetes() else open_gangs(Path(self.directory))
 
 
 class TrackerResource(dg.ConfigurableResource[None]):

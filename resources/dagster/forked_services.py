@@ -11,17 +11,12 @@ import array
 import ctypes
 import json
 import os
-import random
-import runpy
-import signal
 import socket
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from control_plane.platform.settings import Settings
 from ft_assets.errors import Unavailable
+from ft_assets.forked_process import Forked, Order
 from resources.dagster.run_records import announced_socket, check_owned
 
 MODULES = (
@@ -31,27 +26,8 @@ MODULES = (
 """What the services import."""
 ANSWER_TIMEOUT_S = 5.0
 """A fork takes milliseconds."""
-PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """A service to fork."""
-
-    name: str
-    """Of the process, in ``ps -o comm`` and ``top``: its command line is the run server's."""
-    argv: Sequence[str]
-    """After ``python -m``."""
-    env: Mapping[str, str]
-    cwd: str
-
-
-class InService(BaseException):
-    """Raised in the forked process, where only the service may go on."""
-
-    def __init__(self, order: Order, output: int) -> None:
-        super().__init__()
-        self.order, self.output = order, output
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h."""
 
 
 def adopt_orphans() -> None:
@@ -80,7 +56,7 @@ def request(settings: Settings, order: Order, output: int) -> int | None:
 
 
 def fork(order: Order, output: int) -> int:
-    """Fork the service twice and return its pid. Raises :class:`InService` in the service."""
+    """Fork the service twice and return its pid. Raises :class:`Forked` in the service, which leads a session of its own."""
     read_fd, write_fd = os.pipe()
     between = os.fork()
     if between == 0:
@@ -90,31 +66,10 @@ def fork(order: Order, output: int) -> int:
             os._exit(0)
         os.close(read_fd)
         os.close(write_fd)
-        raise InService(order, os.dup(output))
+        os.setsid()
+        raise Forked(order, os.dup(output))
     os.close(write_fd)
     with os.fdopen(read_fd) as told:
         pid = int(told.readline())
     os.waitpid(between, 0)  # by now the service is a child of the supervisor
     return pid
-
-
-def become(order: Order, output: int) -> None:
-    """Run the service in this process."""
-    os.setsid()
-    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
-    os.environ.clear()
-    os.environ.update(order.env)
-    os.chdir(order.cwd)
-    tempfile.tempdir = None
-    random.seed()
-    sys.argv = list(order.argv)
-    sys.path[0] = order.cwd
-    ctypes.CDLL(None).prctl(PR_SET_NAME, order.name.encode(), 0, 0, 0)
-    runpy.run_module(order.argv[0], run_name="__main__", alter_sys=True)

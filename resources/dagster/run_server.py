@@ -29,6 +29,7 @@ from typing import Any, cast
 from dagster import DagsterInstance, deserialize_value
 
 from control_plane.platform.settings import load
+from ft_assets.forked_process import Forked, Order, become
 from resources.atomic_write import write_atomically
 from resources.dagster import forked_services
 from resources.dagster.private_api import ModuleCodePointer, ReconstructableRepository, capture_interrupts, execute_run
@@ -109,7 +110,7 @@ class RunServer:
             return self._start(request["run_id"], request["instance_ref"], sockets)
         if select.select([sockets[-1]], [], [], 0)[0]:
             raise ValueError("the supervisor has not waited, and starts the service again")
-        return forked_services.fork(forked_services.Order(**request["service"]), output[0])
+        return forked_services.fork(Order(**request["service"]), output[0])
 
     def _start(self, run_id: str, instance_ref: str, sockets: tuple[socket.socket, ...]) -> int:
         known = read_record(self.directory, run_id)
@@ -275,9 +276,9 @@ def main() -> int:
 def _main_or_service() -> int:
     try:
         return main()
-    except forked_services.InService as forked:
+    except Forked as forked:
         service = forked
-    forked_services.become(service.order, service.output)
+    become(service.order, service.output)
     return 0
 
 

@@ -1,7 +1,9 @@
 """Starts training, evaluation and other workloads that outlive the process that started them."""
 
 import os
+import sys
 from functools import cache
+from pathlib import Path
 
 from control_plane.platform.protocols import Launcher
 from control_plane.platform.settings import Settings
@@ -12,8 +14,13 @@ from resources.launcher.local_processes import LocalLauncher
 def open_launcher(settings: Settings) -> Launcher:
     """Return the launcher of this installation: Jobs of a cluster with ``FT_EXECUTOR=k8s``, else processes of this machine."""
     if not on_kubernetes():
-        return LocalGangs(settings.work_dir / "launcher")
+        return open_gangs(settings.work_dir / "launcher")
     return _of_the_cluster(os.getpid(), settings)
+
+
+def open_gangs(directory: Path) -> LocalGangs:
+    """Return this machine's launcher, with its state in `directory`. Only a local stack prewarms: ``ft down`` ends what waits."""
+    return LocalGangs(directory, prewarms=sys.platform == "linux" and "FT_STACK_ID" in os.environ)
 
 
 def on_kubernetes() -> bool:
@@ -28,4 +35,4 @@ def _of_the_cluster(_pid: int, settings: Settings) -> Launcher:
     return kubernetes_cluster.launcher(settings)
 
 
-__all__ = ["LocalGangs", "LocalLauncher", "on_kubernetes", "open_launcher"]
+__all__ = ["LocalGangs", "LocalLauncher", "on_kubernetes", "open_gangs", "open_launcher"]

@@ -24,8 +24,8 @@ _R = TypeVar("_R")
 class LocalGangs:
     """``control_plane.platform.protocols.Launcher`` by a :class:`LocalLauncher` for each node."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, prewarms: bool = False) -> None:
+        self.root, self._prewarms = root, prewarms
 
     def start_or_adopt(self, workload: Workload, *, token: str = "") -> WorkloadStatus:
         for node in reversed(range(workload.num_nodes)):
@@ -73,4 +73,6 @@ class LocalGangs:
             yield LocalLauncher(path)
 
     def _of(self, node: int) -> LocalLauncher:
-        return LocalLauncher(self.root if node == 0 else self.root.parent / "nodes" / str(node) / "launcher")
+        if node == 0:
+            return LocalLauncher(self.root, prewarms=self._prewarms)
+        return LocalLauncher(self.root.parent / "nodes" / str(node) / "launcher")

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
+from resources.launcher import prewarmed
 from resources.launcher.process_identity import alive, group_alive
 from resources.launcher.workload_watcher import write_json
 
@@ -32,6 +33,7 @@ DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(1, (os.cpu_
 model: one thread trains a step in 0.38 s; two take 0.45 s alongside the platform's services, and ten times as long if they spin alongside
 another training."""
 START_TIMEOUT_S = 30.0
+HAND_OVER_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 15.0
 POLL_S = 0.05
 
@@ -40,8 +42,10 @@ class LocalLauncher:
     """``control_plane.platform.protocols.Launcher`` by subprocesses, for one node: one directory per workload under `root`, beside which
     the node's directories lie."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, prewarms: bool = False) -> None:
         self._root = root
+        self._prewarms = prewarms
+        """Whether a training that one process can run leaves one with its imports done for the next."""
 
     def start_or_adopt(self, workload: Workload, *, token: str = "", node: int = 0) -> WorkloadStatus:
         """Start `workload` on this `node` of its gang unless one of that name was started here before, by any process."""
@@ -53,6 +57,8 @@ class LocalLauncher:
                 (directory / "workload.json").write_text(workload.to_json())
                 write_json(directory / "launch.json", self._launch(directory, workload, node))
                 self._watch(directory, workload)
+                if self._prewarms and prewarmed.fits(workload):
+                    prewarmed.start(self._root, workload_environment({}))
         return self.get(workload.name)
 
     def list(self) -> list[WorkloadStatus]:
@@ -121,23 +127,29 @@ class LocalLauncher:
 
     def _watch(self, directory: Path, workload: Workload) -> None:
         """Start the watcher, which detaches itself, and wait until it has started the workload."""
+        env = workload_environment({name: os.environ[name] for name in workload.secrets if name in os.environ})
+        detached = self._hand_over(directory, workload, env) or self._start_watcher(directory, env)
+        if not (detached and _appears(directory, ("process.json", "status.json"), START_TIMEOUT_S)):
+            raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
+
+    def _hand_over(self, directory: Path, workload: Workload, env: Mapping[str, str]) -> bool:
+        """Return whether a prewarmed process has begun to watch. If it begins later, it finds that the workload was started."""
+        fits = self._prewarms and prewarmed.fits(workload)
+        return fits and prewarmed.hand_over(self._root, directory, env) and _appears(directory, ("launched",), HAND_OVER_TIMEOUT_S)
+
+    def _start_watcher(self, directory: Path, env: Mapping[str, str]) -> bool:
         with (directory / "watch.log").open("ab") as log:
             done = subprocess.run(
                 [sys.executable, "-m", "resources.launcher.workload_watcher", str(directory.absolute())],
                 cwd=REPOSITORY,
-                env=_environment({name: os.environ[name] for name in workload.secrets if name in os.environ}),
+                env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
                 timeout=START_TIMEOUT_S,
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while done.returncode == 0 and time.monotonic() < deadline:
-            if (directory / "process.json").exists() or (directory / "status.json").exists():
-                return
-            time.sleep(POLL_S / 5)
-        raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
+        return done.returncode == 0
 
     def _launch(self, directory: Path, workload: Workload, node: int) -> dict[str, Any]:
         own = {
@@ -150,7 +162,7 @@ class LocalLauncher:
         return {
             "argv": [sys.executable, "-m", *workload.command],
             "cwd": str(directory.absolute()),
-            "env": _environment({**workload.env, **own}),
+            "env": workload_environment({**workload.env, **own}),
             "secrets": list(workload.secrets),
         }
 
@@ -178,10 +190,20 @@ def _write_secret(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+def workload_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return a workload's environment: a few of the caller's variables, the repository on the module path, and `extra`."""
     kept = {k: v for k, v in os.environ.items() if k in PASSED_ON or k.startswith(PASSED_ON_PREFIXES)}
     return {**DEFAULTS, **kept, "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", **extra}
+
+
+def _appears(directory: Path, names: Sequence[str], limit_s: float) -> bool:
+    """Wait until one of these files exists; False if none does in time."""
+    deadline = time.monotonic() + limit_s
+    while not any((directory / name).exists() for name in names):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S / 5)
+    return True
 
 
 def _read(path: Path) -> dict[str, Any] | None:

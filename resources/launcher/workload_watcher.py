@@ -21,14 +21,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from resources.launcher.process_identity import identity
 
 
-def main(directory: Path) -> None:
+class Process(Protocol):
+    """What the watcher uses of ``subprocess.Popen``."""
+
+    pid: int
+
+    def wait(self) -> int: ...
+
+
+Start = Callable[[Mapping[str, Any], Mapping[str, str], int], Process]
+"""Starts what ``launch.json`` describes, with an environment, in a session of its own; its output goes to the descriptor."""
+
+
+def main(directory: Path, start: Start | None = None) -> None:
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -39,25 +51,17 @@ def main(directory: Path) -> None:
     except FileExistsError:
         return
     write_json(directory / "watcher.json", {"pid": os.getpid(), "identity": identity(os.getpid())})
-    write_json(directory / "status.json", run(directory))
+    write_json(directory / "status.json", run(directory, start or _start))
 
 
-def run(directory: Path) -> dict[str, Any]:
+def run(directory: Path, start: Start) -> dict[str, Any]:
     """Start the workload in its own process group, wait for the leader, then kill what is left of the group."""
     spec = json.loads((directory / "launch.json").read_text())
+    env = {**spec["env"], **{name: os.environ[name] for name in spec.get("secrets", ()) if name in os.environ}}
     started_at = time.time()
     with (directory / "log").open("ab") as log:
         try:
-            process = subprocess.Popen(
-                spec["argv"],
-                cwd=spec["cwd"],
-                env={**spec["env"], **{name: os.environ[name] for name in spec.get("secrets", ()) if name in os.environ}},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_default_signals,
-                start_new_session=True,
-            )
+            process = start(spec, env, log.fileno())
         except OSError as e:
             log.write(f"cannot start {spec['argv'][0]}: {e}\n".encode())
             return {"exit_code": 127, "started_at": started_at, "ended_at": time.time()}
@@ -67,6 +71,19 @@ def run(directory: Path) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     return {"exit_code": exit_code, "started_at": started_at, "ended_at": ended_at}
+
+
+def _start(spec: Mapping[str, Any], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        spec["argv"],
+        cwd=spec["cwd"],
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_default_signals,
+        start_new_session=True,
+    )
 
 
 def write_json(path: Path, body: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from control_plane.platform.settings import load
 from deploy.local.supervisor import child_process, stack_report
+from ft_assets.forked_process import Order
 from resources.dagster import forked_services
 from tests.support.processes.stack import free_port, pids
 
@@ -88,7 +89,7 @@ def test_a_forked_service_outlives_the_run_server(stack: subprocess.Popen[bytes]
 
 def test_without_a_server_a_service_gets_a_fresh_interpreter(tmp_path: Path) -> None:
     settings = load({"FT_HOME": str(tmp_path)})
-    order = forked_services.Order(name="x", argv=["http.server"], env={}, cwd=str(tmp_path))
+    order = Order(name="x", argv=["http.server"], env={}, cwd=str(tmp_path))
     assert forked_services.request(settings, order, 1) is None
     started = child_process.start(
         [sys.executable, "-c", "print('fresh')"], env=os.environ, cwd=tmp_path, log=tmp_path / "log",
