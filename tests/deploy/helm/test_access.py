@@ -124,9 +124,9 @@ def test_without_policies_there_are_none() -> None:
 
 def test_the_platforms_pods_are_let_in_where_they_call() -> None:
     assert callers(MINIMAL, one(MINIMAL, "api")).keys() == components(MINIMAL, bool)
-    assert callers(MINIMAL, one(MINIMAL, "dagster")) == {"queue-listener": [3000], "test": [3000]}
+    assert callers(MINIMAL, one(MINIMAL, "dagster")) == {"daemon": [3000], "test": [3000]}
     assert callers(MINIMAL, one(MINIMAL, "code-location")) == {"dagster": [3030], "daemon": [3030]}
-    for component in ("worker", "daemon", "queue-listener", "migrations"):
+    for component in ("worker", "daemon", "migrations"):
         assert rules(MINIMAL, one(MINIMAL, component).labels, "ingress") == []
 
 

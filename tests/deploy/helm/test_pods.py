@@ -67,9 +67,7 @@ def test_a_mount_inside_a_writable_volume_lies_at_the_root_of_another_writable_o
 
 def test_only_pods_that_call_the_kubernetes_api_have_a_token(every_pod: list[Pod]) -> None:
     assert {pod.component for pod in every_pod if pod.spec["automountServiceAccountToken"]} <= WITH_TOKEN
-    assert {"api", "queue-listener", "migrations", "test"} <= {
-        pod.component for pod in every_pod if not pod.spec["automountServiceAccountToken"]
-    }
+    assert {"api", "migrations", "test"} <= {pod.component for pod in every_pod if not pod.spec["automountServiceAccountToken"]}
 
 
 def test_every_container_states_its_resources_and_a_limit_of_memory(every_pod: list[Pod]) -> None:
@@ -173,8 +171,7 @@ def test_a_pod_reads_only_the_secrets_that_it_needs() -> None:
         "worker": database | {"ft-keys"},
         "code-location": database,
         "dagster": database | {"ft-keys", "ft-keys/FT_DAGSTER_TOKEN"},
-        "daemon": database,
-        "queue-listener": database | {"ft-keys/FT_DAGSTER_TOKEN"},
+        "daemon": database | {"ft-keys/FT_DAGSTER_TOKEN"},
         "migrations": {"ft-database/FT_DATABASE_URL", "ft-database-owner/FT_OWNER_DATABASE_URL"},
         "kueue-queues": {"ft-database/FT_DATABASE_URL"},
         "test": {"ft-keys/FT_DAGSTER_TOKEN"},
@@ -223,7 +220,7 @@ def test_replicas_are_spread_and_a_drain_takes_one_at_a_time() -> None:
         assert tuple(sorted(made["spec"]["selector"]["matchLabels"].items())) in budgets
         spread = made["spec"]["template"]["spec"].get("topologySpreadConstraints", [])
         assert bool(spread) == (made["spec"]["replicas"] > 1)
-        assert (made["spec"]["strategy"]["type"] == "Recreate") == (made["metadata"]["name"].endswith(("-daemon", "-queue-listener")))
+        assert (made["spec"]["strategy"]["type"] == "Recreate") == (made["metadata"]["name"].endswith("-daemon"))
     assert of_kind(EVERYTHING, "Deployment")["ft-ft-platform-api"]["spec"]["replicas"] == values(EVERYTHING)["api"]["replicas"]
 
 

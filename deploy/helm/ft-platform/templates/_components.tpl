@@ -36,17 +36,12 @@ dagster:
   liveness: {httpGet: {path: /ft/login, port: main, httpHeaders: [{name: Host, value: "localhost:3000"}]}}
   readiness: {httpGet: {path: /ft/login, port: main, httpHeaders: [{name: Host, value: "localhost:3000"}]}}
 daemon:
-  command: [python, -m, deploy.local.supervisor.file_heartbeat, /var/lib/ft/daemon.beat, dagster._daemon, run, -w, /etc/ft/workspace.yaml, --log-format, json]
+  command: [python, -m, deploy.local.supervisor.file_heartbeat, /var/lib/ft/daemon.beat, sensors.daemon, run, -w, /etc/ft/workspace.yaml, --log-format, json]
   values: dagsterDaemon
   token: true
   account: dagster
-  beat: daemon.beat
-queue-listener:
-  command: [python, -m, deploy.local.supervisor.file_heartbeat, /var/lib/ft/queue-listener.beat, sensors.queue_listener]
-  values: queueListener
-  account: api
   dagsterToken: true
-  beat: queue-listener.beat
+  beat: daemon.beat
 {{- end }}
 
 {{- /* The values of a component: (dict "root" $ "name" "..." "one" $component). */}}
