@@ -104,7 +104,7 @@ def test_the_step_of_a_training_is_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_every_service_has_probes(name: str) -> None:
     services = [pod for pod in pods(name) if pod.kind == "Deployment"]
-    assert len(services) == 6
+    assert len(services) == 5
     for pod in services:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             (kind,) = pod.main[probe].keys() & {"httpGet", "grpc", "exec"}
