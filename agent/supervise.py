@@ -171,7 +171,8 @@ class Supervisor:
 
     def _fits_prewarmed(self) -> bool:
         """Whether a prewarmed process equals a fresh one: it is one rank, and has hidden what quantization needs (``import_stack``)."""
-        return self.workload.processes == (1,) and self._spec.adapter != "qlora"
+        in_8_or_4_bits = self._spec.adapter == "qlora" or self._spec.optimization.optimizer == "adamw_8bit"
+        return self.workload.processes == (1,) and not in_8_or_4_bits and not self._spec.strategy.startswith("zero")
 
     def _restored(self, restored: Restored) -> None:
         self._check_stop()

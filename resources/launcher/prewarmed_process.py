@@ -112,7 +112,7 @@ def _import_at_low_priority() -> None:
     """Give way to everything else, in this thread only: no process can take its low priority back, and the trainer needs its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
     imports = importlib.import_module("ft_assets.training.runtime.imports")
-    imports.import_stack(methods.get("sft"), quantized=False, deepspeed=False)
+    imports.import_stack(methods.get("sft"))
     for name in LATE_IMPORTS:
         importlib.import_module(name)
 

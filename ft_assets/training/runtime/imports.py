@@ -33,16 +33,24 @@ def go_offline(*, unused: Iterable[str]) -> None:
         cast(dict[str, Any], sys.modules).setdefault(name, None)
 
 
-def import_stack(method: Method, spec: TrainingSpec) -> None:
-    """Imports torch, transformers, peft and the method's trainer of trl.
+OPTIONAL = ("bitsandbytes", "scipy", "deepspeed")
+"""For 4-bit weights and 8-bit optimizers; imported by bitsandbytes; for ZeRO."""
 
-    bitsandbytes (4-bit weights, 8-bit optimizer), scipy (which it imports) and deepspeed are hidden from a run that does not use them: the
-    libraries probe for them and import what they find (bitsandbytes alone: 2.6 s). The garbage collector is paused meanwhile: it finds
-    nothing among modules (0.7 s).
-    """
+
+def unused(spec: TrainingSpec) -> list[str]:
+    """Returns which of :data:`OPTIONAL` a training does not use."""
     in_8_or_4_bits = spec.adapter == "qlora" or spec.optimization.optimizer == "adamw_8bit"
     used = {"bitsandbytes": in_8_or_4_bits, "scipy": in_8_or_4_bits, "deepspeed": spec.strategy.startswith("zero")}
-    go_offline(unused=[name for name, is_used in used.items() if not is_used])
+    return [name for name in OPTIONAL if not used[name]]
+
+
+def import_stack(method: Method, spec: TrainingSpec | None = None) -> None:
+    """Imports torch, transformers, peft and the method's trainer of trl; without `spec` for a run that uses nothing that is optional.
+
+    Optional modules are hidden from a run that does not use them: the libraries probe for them and import what they find (bitsandbytes
+    alone: 2.6 s). The garbage collector is paused meanwhile: it finds nothing among modules (0.7 s).
+    """
+    go_offline(unused=OPTIONAL if spec is None else unused(spec))
     gc.disable()
     try:
         import datasets  # noqa: F401
