@@ -18,12 +18,12 @@ from typing import Any
 from agent import node_space
 from agent.api_client import ApiClient, Fenced
 from agent.inputs import NodeInputs
-from agent.log_upload import LogUpload
 from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
 from agent.objects import Objects
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
 from agent.supervise import FENCED_EXIT, FETCH, OUTSIDE, TICK_S, Stop, Supervisor, as_error, environment
+from agent.uploads.log_upload import LogUpload
 from agent.workload import Workload
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import FtError, InvalidRequest

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from agent.api_client import ApiClient, Fenced
-from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Heartbeat, HeartbeatAnswer, Notice, Reported
 from agent.training_files import Line
+from agent.uploads.log_upload import LogUpload
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy
 from ft_assets.training.failures import StopReason

@@ -14,20 +14,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent import checkpoint_uploads, node_space
+from agent import node_space
 from agent.api_client import ApiClient, Fenced
-from agent.checkpoint_uploads import Uploader
 from agent.inputs import NodeInputs, Stream
-from agent.log_upload import LogUpload
 from agent.messages import Exit, Facts, Notice, Reported, Restored
 from agent.node_space import NodeFull
 from agent.objects import Objects
 from agent.prewarmed_trainer import PrewarmedTrainer
 from agent.process_group import ProcessGroup, free_address, meeting, torchrun
-from agent.reference_upload import ReferenceUpload
 from agent.reporter import Reporter, State
 from agent.restore import restore
 from agent.training_files import KEPT_STEPS, LOADING_S, Liveness, Metrics
+from agent.uploads import checkpoint_uploads
+from agent.uploads.checkpoint_uploads import Uploader
+from agent.uploads.log_upload import LogUpload
+from agent.uploads.reference_upload import ReferenceUpload
 from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
 from ft_assets.errors import FtError, Unavailable
 from ft_assets.retries import RetryPolicy, with_retries

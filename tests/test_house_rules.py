@@ -146,7 +146,7 @@ MAX_MODULES = 15
 
 def _modules() -> list[Path]:
     """Every module, relative to the repository; without what `make vllm` builds."""
-    tops = ("ft_assets", "control_plane", "resources", "sensors", "deploy", "benchmarks", "tools", "examples", "tests")
+    tops = ("agent", "ft_assets", "control_plane", "resources", "sensors", "deploy", "benchmarks", "tools", "examples", "tests")
     found = [path.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")]
     return [path for path in found if "build" not in path.parts]
 
@@ -169,7 +169,7 @@ def test_modules_are_named_once_and_by_nouns() -> None:
 
 def test_every_error_class_and_code_is_documented() -> None:
     documented = (ROOT / "docs/errors.md").read_text()
-    sources = [p for top in ("ft_assets", "control_plane", "resources", "sensors", "deploy") for p in (ROOT / top).rglob("*.py")]
+    sources = [p for top in ("agent", "ft_assets", "control_plane", "resources", "sensors", "deploy") for p in (ROOT / top).rglob("*.py")]
     used = {code for p in sources for code in re.findall(r"""code="([a-z0-9_]+)\"""", p.read_text())}
     used |= {error.default_code for error in errors.family()}
     assert len(used) > 20, "the search found too little to mean anything"

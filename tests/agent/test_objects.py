@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from agent.api_client import ApiClient
-from agent.checkpoint_uploads import commit, store_directory
 from agent.messages import PART_BYTES, Commit, Completion, Restored, WriteGrant, WriteRequest
 from agent.objects import Objects
 from agent.restore import restore
+from agent.uploads.checkpoint_uploads import commit, store_directory
 from agent.workload import StoredCheckpoint
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim

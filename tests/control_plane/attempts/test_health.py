@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from agent.checkpoint_uploads import upload_failed
+from agent.uploads.checkpoint_uploads import upload_failed
 from control_plane.attempts import health
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending

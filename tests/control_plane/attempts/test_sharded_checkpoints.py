@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agent.api_client import ApiClient
-from agent.checkpoint_uploads import Uploader, store_directory
 from agent.messages import Commit
 from agent.objects import Objects
 from agent.restore import restore
+from agent.uploads.checkpoint_uploads import Uploader, store_directory
 from agent.workload import StoredCheckpoint
 from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts

@@ -15,7 +15,7 @@ from agent.api_client import ApiClient
 from agent.inputs import NodeInputs
 from agent.messages import WriteRequest
 from agent.objects import Objects
-from agent.reference_upload import ReferenceUpload
+from agent.uploads.reference_upload import ReferenceUpload
 from control_plane.attempts import agents, start
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform

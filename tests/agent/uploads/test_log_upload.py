@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 from agent.api_client import ApiClient
-from agent.log_upload import PIECE_BYTES, LogUpload
 from agent.messages import HEARTBEAT_S, Exit, Facts, Heartbeat, HeartbeatAnswer
 from agent.reporter import Reporter, State
+from agent.uploads.log_upload import PIECE_BYTES, LogUpload
 from control_plane.attempts.claims import Claim
 from control_plane.attempts.tables import agents as agents_table
 from control_plane.jobs import job_logs

@@ -1,0 +1,1 @@
+"""What an attempt stores: checkpoints, its log, and reference log-probabilities."""
