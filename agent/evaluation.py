@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agent import node_space
-from agent.api_client import ApiClient, Fenced
-from agent.inputs import NodeInputs
 from agent.messages import MILESTONE, REFUSED, TIMED_OUT, Exit, Facts, Notice
-from agent.objects import Objects
 from agent.process_group import ProcessGroup
 from agent.reporter import Reporter, State
-from agent.supervise import FENCED_EXIT, FETCH, OUTSIDE, TICK_S, Stop, Supervisor, as_error, environment
 from agent.uploads.log_upload import LogUpload
 from agent.workload import Workload
+from agent.workload_supervisor import FETCH, OUTSIDE, TICK_S, Stop, WorkloadSupervisor, environment
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import FtError, InvalidRequest
 from ft_assets.evals.run.run_status import EXIT_BAD_INPUT, EXIT_OK, HEARTBEAT_NAME, read_heartbeat, read_milestones, read_result
@@ -39,8 +36,8 @@ STALLED = "evaluation_stalled"
 log = logging.getLogger(__name__)
 
 
-class EvaluationSupervisor:
-    """Runs one workload to its end. ``run`` returns the agent's exit code."""
+class EvaluationSupervisor(WorkloadSupervisor):
+    """Runs one evaluation to its end."""
 
     stall_s = 600.0
     """Limit without a new answer: a batch of 32 answers of 256 tokens takes a large model a minute or two."""
@@ -48,76 +45,47 @@ class EvaluationSupervisor:
     """Limit from start to result: sixteen suites of 1,000 items take an 8B model on one accelerator an hour or two."""
 
     def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
-        self.workload = workload
-        self.job_dir = node_dir / "jobs" / workload.job
-        self._node_dir = node_dir
+        super().__init__(workload, token=token, node=node, node_dir=node_dir)
         (self._output,) = workload.outputs
         self.result_file = self.job_dir / self._output.path
         self.out_dir = self.result_file.parent
-        self._api = ApiClient(workload.report_to, token)
-        self._objects = Objects(self._api, on_bytes=self._note_bytes)
-        self._bytes_at = time.monotonic()
         self._log_file = self.job_dir / f"evaluation-a{workload.attempt}.log"
         upload = LogUpload(self._api, self._log_file)
         self._reporter = Reporter(
             api=self._api, log_upload=upload, state=self._state, unsent=lambda _accepted: (), hangs=self._hangs, node=node
         )  # fmt: skip
-        self._asked_from_outside = self._runs = False
+        self._is_started = False
         self._milestones = 0
         self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
         self._place: Mapping[str, Any] = {}
 
-    def ask_to_stop(self) -> None:
-        """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
-        self._asked_from_outside = True
-
     def run(self) -> int:
         self.out_dir.mkdir(parents=True, exist_ok=True)
         (self.out_dir / HEARTBEAT_NAME).unlink(missing_ok=True)  # of an earlier attempt
-        self._reporter.start()
-        try:
-            return self._report(self._ended())
-        except Fenced as error:
-            log.warning("the attempt was released: %s", error)
-            return FENCED_EXIT
+        return super().run()
 
     def _report(self, end: Exit) -> int:
-        if not self._reporter.finish(end):
-            return FENCED_EXIT
-        if end.error is None and end.evidence is not None:
+        code = super()._report(end)
+        if code == 0 and end.error is None and end.evidence is not None:
             shutil.rmtree(self.out_dir, ignore_errors=True)
-        return 0
+        return code
 
-    def _ended(self) -> Exit:
-        try:
-            with node_space.locked(self.job_dir):
-                return self._evaluate(self._prepared())
-        except Stop as stop:
-            return Exit(exit_code=None, evidence=None, stop_reason=None if stop.reason == OUTSIDE else stop.reason)
-        except Fenced:
-            raise
-        except Exception as error:
-            log.exception("the evaluation ends early")
-            self._check_fenced()
-            return Exit(exit_code=None, evidence=None, stop_reason=None, error=as_error(error))
+    def _supervise(self) -> Exit:
+        return self._evaluate(self._prepared(self._prepare))
 
-    def _prepared(self) -> Path:
-        """Stage everything in, once more after other jobs' files made room; returns the run file."""
-        try:
-            return self._prepare()
-        except node_space.NodeFull as error:
-            log.warning("%s", error.message)
-            node_space.free(self._node_dir, self.workload.job)
-            return self._prepare()
+    def _stopped(self, stop: Stop) -> Exit:
+        return Exit(exit_code=None, evidence=None, stop_reason=None if stop.reason == OUTSIDE else stop.reason)
+
+    def _make_room(self) -> None:
+        node_space.free(self._node_dir, self.workload.job)
+
+    def _runs(self) -> bool:
+        return self._is_started
 
     def _prepare(self) -> Path:
         """Stage the inputs in; returns the run file."""
-        inputs = NodeInputs(
-            self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
-            target=self.job_dir / f"inputs-a{self.workload.attempt}",
-        )  # fmt: skip
-        paths = {name: str(path) for name, path in inputs.stage(self._check).items()}
-        self._check()
+        paths = {name: str(path) for name, path in self._inputs().stage(self._check_stop).items()}
+        self._check_stop()
         run_file = self.out_dir / "run.json"
         run_file.write_text(json.dumps({**self.workload.run, **paths, "out_dir": str(self.out_dir)}))
         return run_file
@@ -128,7 +96,7 @@ class EvaluationSupervisor:
 
     def _evaluate(self, run_file: Path) -> Exit:
         self._began, self._moved, self._started_at = time.monotonic(), time.monotonic(), time.time()
-        self._runs = True
+        self._is_started = True
         group = ProcessGroup(self.command(run_file), cwd=self.job_dir, log=self._log_file, env=environment())
         reason: str | None = None
         error: FtError | None = None
@@ -164,7 +132,7 @@ class EvaluationSupervisor:
         return Exit(exit_code=code, evidence={REFUSED: code == EXIT_BAD_INPUT}, stop_reason=None, error=error)
 
     def _store(self) -> None:
-        self._check()
+        self._check_stop()
         self._objects.store(self._output.key, self.result_file, None)
 
     def _own_error(self) -> Mapping[str, Any] | None:
@@ -206,30 +174,6 @@ class EvaluationSupervisor:
             return None
         message = f"evaluation {self.workload.name} {what}, {place}; an operator looks at its log and at the accelerator"
         return FtError(message, code=STALLED)
-
-    def _wanted_stop(self) -> str | None:
-        return self._reporter.answer.stop or (OUTSIDE if self._asked_from_outside else None)
-
-    def _check(self) -> None:
-        """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
-        self._note_bytes()
-        self._check_fenced()
-        if (reason := self._wanted_stop()) is not None:
-            raise Stop(reason)
-
-    def _check_fenced(self) -> None:
-        if self._reporter.fenced.is_set():
-            raise Fenced("the control plane says so")
-
-    def _note_bytes(self) -> None:
-        self._bytes_at = time.monotonic()
-
-    def _hangs(self) -> str | None:
-        """Return what is observed if nothing arrives on this node; once the process runs, it is judged by its heartbeat."""
-        still_s = time.monotonic() - self._bytes_at
-        if self._runs or still_s < Supervisor.hung_after_s:
-            return None
-        return f"the inputs did not arrive: no byte for {still_s:.0f} s (at most {Supervisor.hung_after_s:.0f})"
 
     def _silence_s(self) -> float:
         """Return the seconds since the process last wrote its heartbeat, which it does once a second."""

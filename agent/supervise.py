@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,70 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from agent import node_space
-from agent.api_client import ApiClient, Fenced
 from agent.inputs import NodeInputs, Stream
 from agent.messages import Exit, Facts, Notice, Reported, Restored
-from agent.node_space import NodeFull
-from agent.objects import Objects
 from agent.prewarmed_trainer import PrewarmedTrainer
 from agent.process_group import ProcessGroup, free_address, meeting, torchrun
 from agent.reporter import Reporter, State
 from agent.restore import restore
-from agent.training_files import KEPT_STEPS, LOADING_S, Liveness, Metrics
+from agent.training_files import KEPT_STEPS, Liveness, Metrics
 from agent.uploads import checkpoint_uploads
 from agent.uploads.checkpoint_uploads import Uploader
 from agent.uploads.log_upload import LogUpload
 from agent.uploads.reference_upload import ReferenceUpload
-from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
-from ft_assets.errors import FtError, Unavailable
+from agent.workload import Workload
+from agent.workload_supervisor import FETCH, OUTSIDE, TICK_S, Stop, WorkloadSupervisor, as_error, environment
+from ft_assets.errors import Unavailable
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.training import checkpoints
-from ft_assets.training.disk_space import is_disk_full
 from ft_assets.training.failures import ExitEvidence, Outcome, StopReason, lost_another_rank
 from ft_assets.training.spec import TrainingSpec
 
-TICK_S = 0.1
 API_RETRIES = RetryPolicy(first_s=0.5, most_s=5.0, give_up_s=600.0)
-STAGED_VARIABLES = frozenset({VARIABLE, TOKEN_FILE, NODE, NODE_DIR})
-"""The agent's own variables, which the training process is not given."""
-FENCED_EXIT = 75
-FETCH = "fetch"
-"""Phase of an attempt before its training process starts."""
-OUTSIDE, PEER = "outside", "peer"
-"""Why a workload stops unless the control plane wants it: its agent was asked to end, or another node of its gang has ended."""
+PEER = "peer"
+"""Why a workload stops: another node of its gang has ended."""
 
 log = logging.getLogger(__name__)
 
 
-class Stop(Exception):
-    """The workload is to stop before its training process has started."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def end(self, step: int) -> Exit:
-        """Return how the workload ended; without a request of the control plane, as a training process would have said it at `step`."""
-        if self.reason != OUTSIDE:
-            return Exit(exit_code=None, evidence=None, stop_reason=_reported(self.reason), follows=self.reason == PEER)
-        evidence = ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")
-        return Exit(exit_code=None, evidence=asdict(evidence), stop_reason=None)
-
-
-class Supervisor:
-    """Runs one workload to its end. ``run`` returns the agent's exit code."""
+class Supervisor(WorkloadSupervisor):
+    """Runs one training to its end."""
 
     checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
-    hung_after_s = LOADING_S
-    """Seconds in which not a byte arrives before the training process starts."""
 
     def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
-        self.workload, self.node = workload, node
-        self.job_dir = node_dir / "jobs" / workload.job
-        self._node_dir = node_dir
-        self._api = ApiClient(workload.report_to, token)
-        self._objects = Objects(self._api, on_bytes=self._moved)
-        self._moved_at = time.monotonic()
+        super().__init__(workload, token=token, node=node, node_dir=node_dir)
         self._prewarmed = PrewarmedTrainer.of_environment()
         self._spec = TrainingSpec.from_dict(dict(workload.run["spec"]))
         self._log_file = self.job_dir / f"train-a{workload.attempt}.log"
@@ -87,7 +55,6 @@ class Supervisor:
         self._reporter = Reporter(
             api=self._api, log_upload=log_upload, state=self._state, unsent=self._metrics.unsent, hangs=self._hangs, node=node
         )
-        self._asked_from_outside = False
         self._address = self._leader = ""
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
@@ -99,48 +66,27 @@ class Supervisor:
     def _leads(self) -> bool:
         return self.node == 0
 
-    def ask_to_stop(self) -> None:
-        """Stop because the agent got a signal, from the launcher or from a node that is being drained."""
-        self._asked_from_outside = True
+    def _supervise(self) -> Exit:
+        return self._train(self._staged())
 
-    def run(self) -> int:
-        self.job_dir.mkdir(parents=True, exist_ok=True)
-        self._reporter.start()
-        try:
-            return self._run()
-        except Fenced as error:
-            log.warning("the attempt was released: %s", error)
-            return FENCED_EXIT
+    def _stopped(self, stop: Stop) -> Exit:
+        """Without a request of the control plane, as a training process would have said it."""
+        if stop.reason != OUTSIDE:
+            return Exit(exit_code=None, evidence=None, stop_reason=_reported(stop.reason), follows=stop.reason == PEER)
+        step = self._metrics.from_step
+        evidence = ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")
+        return Exit(exit_code=None, evidence=asdict(evidence), stop_reason=None)
 
-    def _run(self) -> int:
-        try:
-            with node_space.locked(self.job_dir):
-                end = self._train(self._prepared())
-        except Stop as stop:
-            end = stop.end(self._metrics.from_step)
-        except Fenced:
-            raise
-        except Exception as error:
-            log.exception("the workload ends early")
-            self._check_fenced()
-            end = Exit(exit_code=None, evidence=None, stop_reason=None, error=as_error(error))
-        return 0 if self._reporter.finish(end) else FENCED_EXIT
+    def _runs(self) -> bool:
+        return self._liveness is not None
 
-    def _prepared(self) -> Path:
-        """Stage everything in, once more after other jobs' files made room, and meet the other nodes; returns the run file."""
-        inputs = NodeInputs(
-            self._objects, self.workload.inputs, cache=self._node_dir / "inputs", tenant=self.workload.tenant,
-            target=self.job_dir / f"inputs-a{self.workload.attempt}",
-        )  # fmt: skip
-        try:
-            run_file = self._prepare(inputs)
-        except NodeFull as error:
-            log.warning("%s", error.message)
-            self._free_space()
-            run_file = self._prepare(inputs)
+    def _staged(self) -> Path:
+        """Stage everything in, and meet the other nodes; returns the run file."""
+        inputs = self._inputs()
+        run_file = self._prepared(lambda: self._prepare(inputs))
         if self.workload.num_nodes > 1:
             self._meet()
-        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=lambda: self._free_space(trains=True))
+        self._stream = inputs.stream(self._spec, self._metrics.from_step, make_room=lambda: self._make_room(trains=True))
         return run_file
 
     def _meet(self) -> None:
@@ -209,7 +155,7 @@ class Supervisor:
         reason = stall = None
         offered = ""
         while group.exit_code is None:
-            self._check_fenced(group)
+            self._check_fenced()
             if self._stream and self._stream.error and reason is None:
                 reason = OUTSIDE  # the steps so far are kept
                 group.stop(self.workload.grace_s)
@@ -259,45 +205,21 @@ class Supervisor:
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
                 error, evidence = as_error(failed), None
-        elif self._stream and self._stream.error:
+        elif reason == OUTSIDE and self._stream and self._stream.error:
             error, evidence = as_error(self._stream.error), None
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
-            self._free_space()
+            self._make_room()
         body = None if evidence is None else asdict(evidence)
         follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
         return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
 
-    def _free_space(self, *, trains: bool = False) -> None:
+    def _make_room(self, *, trains: bool = False) -> None:
         freed = node_space.free(self._node_dir, self.workload.job, trains=trains)
         message = f"The disk of the machine was full; {freed / 2**20:.0f} MiB of old checkpoints were removed from it."
         self._reporter.tell(Notice(code="disk_space_freed", level="warn", message=message, data={"freed_bytes": freed}))
 
     def _wanted_stop(self) -> str | None:
-        answer = self._reporter.answer
-        return answer.stop or (OUTSIDE if self._asked_from_outside else PEER if answer.peer_failed else None)
-
-    def _check_stop(self) -> None:
-        """Raise :class:`Stop` if the workload is to stop, :class:`Fenced` if it was released."""
-        self._moved()
-        self._check_fenced()
-        if (reason := self._wanted_stop()) is not None:
-            raise Stop(reason)
-
-    def _check_fenced(self, group: ProcessGroup | None = None) -> None:
-        if self._reporter.fenced.is_set():
-            if group is not None:
-                group.kill()
-            raise Fenced("the control plane says so")
-
-    def _moved(self) -> None:
-        self._moved_at = time.monotonic()
-
-    def _hangs(self) -> str | None:
-        """Return what is observed if nothing arrives on this node; once the training process runs, :class:`Liveness` judges it."""
-        still_s = time.monotonic() - self._moved_at
-        if self._liveness is not None or still_s < self.hung_after_s:
-            return None
-        return f"the inputs did not arrive: no byte for {still_s:.0f} s (at most {self.hung_after_s:.0f})"
+        return super()._wanted_stop() or (PEER if self._reporter.answer.peer_failed else None)
 
     def _state(self) -> State:
         """Return what the next heartbeat says; called by the reporter's thread."""
@@ -315,14 +237,3 @@ class Supervisor:
 def _reported(reason: str | None) -> str | None:
     """Return the reason for a stop as the control plane knows it."""
     return None if reason in (OUTSIDE, PEER) else reason
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in STAGED_VARIABLES}
-
-
-def as_error(error: Exception) -> dict[str, str | None]:
-    if isinstance(error, FtError):
-        return error.to_dict()
-    code = "disk_full" if is_disk_full(error) else "internal"
-    return {"code": code, "message": f"{type(error).__name__}: {str(error)[:500]}", "param": None}
