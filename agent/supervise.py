@@ -73,9 +73,7 @@ class Supervisor(WorkloadSupervisor):
         """Without a request of the control plane, as a training process would have said it."""
         if stop.reason != OUTSIDE:
             return Exit(exit_code=None, evidence=None, stop_reason=_reported(stop.reason), follows=stop.reason == PEER)
-        step = self._metrics.from_step
-        evidence = ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")
-        return Exit(exit_code=None, evidence=asdict(evidence), stop_reason=None)
+        return Exit(exit_code=None, evidence=asdict(self._taken_back(self._metrics.from_step)), stop_reason=None)
 
     def _runs(self) -> bool:
         return self._liveness is not None
@@ -207,11 +205,16 @@ class Supervisor(WorkloadSupervisor):
                 error, evidence = as_error(failed), None
         elif reason == OUTSIDE and self._stream and self._stream.error:
             error, evidence = as_error(self._stream.error), None
+        elif reason == OUTSIDE and evidence is None:  # it ended before it could say so, such as while it still imported its modules
+            evidence = self._taken_back(self._metrics.last_step)
         if evidence is not None and evidence.outcome is Outcome.DISK_FULL:
             self._make_room()
         body = None if evidence is None else asdict(evidence)
         follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
         return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
+
+    def _taken_back(self, step: int) -> ExitEvidence:
+        return ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")
 
     def _make_room(self, *, trains: bool = False) -> None:
         freed = node_space.free(self._node_dir, self.workload.job, trains=trains)

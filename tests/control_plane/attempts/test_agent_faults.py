@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -28,10 +29,11 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
 from ft_assets.errors import Unavailable
-from ft_assets.layout import attempt_prefix
-from resources.object_store import LocalObjectStore
+from ft_assets.layout import attempt_prefix, pack_prefix
+from resources.object_store.local import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
 from tests.support.jobs.followed_jobs import Job, plain_weights, until
+from tests.support.jobs.training_specs import SPEC
 from tests.support.processes.scripted_training import Scenario
 from tests.support.servers.served_app import served
 
@@ -70,6 +72,20 @@ def test_an_agent_that_is_killed_takes_its_training_along_and_the_job_goes_on(
     assert job.run() is JobState.EVALUATING
     assert job.from_steps() == [0, saved]
     assert job.weights() == plain_weights(6)
+
+
+def test_a_training_that_dies_before_it_can_answer_its_node_was_taken_back(new_job: Callable[..., Job]) -> None:
+    job = new_job()
+    held, thread, endings = job.following(Scenario(steps=6, hold_at=3, deaf=True))
+    until(lambda: at_step(job, 3)() and job.steps() == [2])
+    agent, training = processes(held.workload)
+    os.kill(agent.pid, signal.SIGTERM)
+    until(lambda: "stopping: outside" in job.launcher.read_log(held.workload).decode())
+    os.kill(training.pid, signal.SIGKILL)
+    thread.join(60)
+    assert endings[0].failure is not None
+    assert (endings[0].outcome, endings[0].failure.message) == ("preempted", "the node took the workload back")
+    assert endings[0].last_step == 3
 
 
 def test_an_agent_that_is_frozen_is_stopped_and_its_job_goes_on(new_job: Callable[..., Job]) -> None:
@@ -222,3 +238,36 @@ def test_what_a_worker_left_of_an_ended_attempt_is_completed_by_the_next_one(new
     assert (run.info.status, run.data.metrics["train_loss"]) == ("FINISHED", 0.25)
     with job.platform.engine.connect() as conn:
         assert conn.execute(sa.select(attempts_table.c.completed_at).where(attempts_table.c.job_id == job.id)).scalar_one() is not None
+
+
+class HeldBack(LocalObjectStore):
+    """A store that answers for the pack's second shard only once it is let through."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.let_through = threading.Event()
+
+    def read_url(self, key: str) -> str:
+        if key.endswith("shard-00001.parquet"):
+            self.let_through.wait(15)
+        return super().read_url(key)
+
+
+def test_a_shard_with_other_bytes_stops_a_training_that_keeps_its_steps(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    store = HeldBack(tmp_path / "objects")
+    job = new_job(store)
+    prefix = pack_prefix(job.tenant, SPEC.pack_fingerprint)
+    wanted = [b"a shard", b"the next one"]
+    shards = [
+        {"name": f"shard-0000{n}.parquet", "sha256": hashlib.sha256(data).hexdigest(), "num_windows": 1} for n, data in enumerate(wanted)
+    ]
+    manifest = json.loads(store.get_bytes(f"{prefix}/manifest.json")) | {"shards": shards, "num_windows": 2}
+    store.put_bytes(f"{prefix}/manifest.json", json.dumps(manifest).encode())
+    store.put_bytes(f"{prefix}/shard-00000.parquet", b"a shard")
+    store.put_bytes(f"{prefix}/shard-00001.parquet", b"another one")
+    _, thread, endings = job.following(Scenario(steps=6, hold_at=3))
+    until(lambda: at_step(job, 3)() and job.steps() == [2])
+    store.let_through.set()
+    thread.join(60)
+    assert endings[0].failure is not None and "shard-00001.parquet" in endings[0].failure.message
+    assert job.steps()[0] == 4, "it was asked to stop, not killed"
