@@ -16,7 +16,7 @@ from control_plane.quotas.service import JobQuota
 from ft_assets.training.stored_specs import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
-EXPLAINED = WAITING | {JobState.PROVISIONING, JobState.PAUSING, JobState.PAUSED}
+EXPLAINED = WAITING | {JobState.PROVISIONING, JobState.EVALUATING, JobState.PAUSING, JobState.PAUSED}
 """States in which the reason is shown; while a job is provisioned, it is the cluster's."""
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 

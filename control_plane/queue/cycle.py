@@ -37,7 +37,7 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
 
     1. Jobs that start get a reservation with a new fencing token; their event says why they start now. So do evaluations.
     2. Jobs that must make room are asked for a checkpoint and their GPUs.
-    3. Waiting jobs get their reason, position and expected start.
+    3. Waiting jobs get their reason, position and expected start; those that wait for their evaluation its reason.
 
     Jobs that must make room are locked first, because starts in the same cycle may depend on the GPUs they release.
 
@@ -49,7 +49,8 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
         now = whole.clock()
         snapshot, rows = queue_reading.read(conn, pools(whole, conn) if available is None else available, now)
         decisions, stoppable = _decide(conn, snapshot, now)
-        waits = [d for d in decisions if isinstance(d, scheduler.Wait)]
+        every = [d for d in decisions if isinstance(d, scheduler.Wait)]
+        waits = [d for d in every if d.evaluation is None]
         starts = grant(conn, rows, [d for d in decisions if isinstance(d, scheduler.Start)], now)
         wanted = [d for d in decisions if isinstance(d, scheduler.Preempt)]
         stops = ask_to_stop(conn, wanted, stoppable, now)
@@ -57,6 +58,7 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
             conn, rows, waits, left_s={w.job_id: w.expected_s for w in snapshot.waiting}, capped=snapshot.capped, now=now,
             last=conn.execute(sa.select(scheduler_state.c.explained_at).where(scheduler_state.c.id == 1)).scalar(),
         )  # fmt: skip
+        explain_evaluations(conn, every)
         report_late_releases(conn, now)
         slipped = explained.dropped + sum(missed(rows[s.job_id], now) for s in starts if s.evaluation is None)
         c = scheduler_state.c
@@ -164,6 +166,17 @@ def explain(
     update_each(conn, jobs, [changed[job_id] for job_id in still])
     news = [(rows[job_id].promise is not None, changed[job_id]["promise"] is not None) for job_id in still]
     return Explained(promises=news.count((False, True)), dropped=news.count((True, False)), whole=whole)
+
+
+def explain_evaluations(conn: Connection, waits: Sequence[scheduler.Wait]) -> None:
+    """Write why trained jobs wait for their evaluation, if that changed; of an ordered evaluation nothing is written."""
+    own = {w.job_id: (str(w.reason), w.detail) for w in waits if w.evaluation is not None and w.evaluation.id is None}
+    known = sa.select(jobs.c.id, jobs.c.reason, jobs.c.reason_detail).where(among(jobs.c.id, own))
+    changed = [r.id for r in conn.execute(known) if (r.reason, r.reason_detail) != own[r.id]] if own else []
+    waiting = sa.select(jobs.c.id).where(among(jobs.c.id, changed), jobs.c.state == JobState.EVALUATING)
+    locked = waiting.order_by(jobs.c.id).with_for_update(key_share=True, skip_locked=True)
+    still = conn.execute(locked).scalars().all() if changed else []
+    update_each(conn, jobs, [{"id": job_id, "reason": own[job_id][0], "reason_detail": own[job_id][1]} for job_id in still])
 
 
 def missed(row: sa.Row[Any], now: datetime) -> bool:

@@ -80,6 +80,7 @@ def _begin_evaluations(conn: Connection, starts: Sequence[scheduler.Start], now:
     """Return the jobs that are still to be evaluated, and mark their ordered evaluations as running."""
     ordered = {s.evaluation.id: s.job_id for s in starts if s.evaluation is not None and s.evaluation.id is not None}
     own = _still_waiting(conn, [s.job_id for s in starts if s.job_id not in ordered.values()], jobs.c.state == JobState.EVALUATING)
+    update_each(conn, jobs, [{"id": job_id, "reason": None, "reason_detail": None} for job_id in own])
     e = evaluations.c
     begun = sa.update(evaluations).where(among(e.id, ordered), e.state == "queued")
     begun = begun.values(state="running", runs=e.runs + 1, replaced_runs=0, started_at=now)

@@ -176,7 +176,7 @@ class Ahead:
 class Wait:
     job_id: str
     position: int
-    """1 is the head of the queue."""
+    """1 is the head of the queue; 0: an evaluation, which has no place in it."""
     reason: Reason
     detail: str
     """In words, without naming jobs of other tenants."""
@@ -187,6 +187,7 @@ class Wait:
     """To be stored and passed back as :attr:`Waiting.due_at`."""
     promise: Reservation | None = None
     """To be stored and passed back as :attr:`Waiting.promise`."""
+    evaluation: Evaluation | None = None
 
 
 Decision = Start | Preempt | Wait

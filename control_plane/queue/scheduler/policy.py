@@ -317,7 +317,7 @@ class _Round:
     # Decisions
 
     def answer(self) -> list[Decision]:
-        """Return decisions about all jobs, in order; none about an evaluation that waits, which has no place in the queue of jobs."""
+        """Return decisions about all jobs, in order. An evaluation that waits has no place in the queue of jobs."""
         waiting = [w for w in self.queue if w.job_id not in self.starts]
         promised = {job_id: (p.pool, p.start) for job_id, p in self.reservations.of.items()}
         guesses = forecast(((w, self.names(w)) for w in waiting), self.timelines, promised, self.now)
@@ -327,7 +327,9 @@ class _Round:
         for job in [*self.queue, *self.last]:
             if job.job_id in self.starts:
                 decisions.append(self.starts[job.job_id])
-            if job.job_id in self.starts or job.evaluation is not None:
+                continue
+            if job.evaluation is not None:
+                decisions.append(self._wait(job, 0, Ahead(), guesses.get(job.job_id), 0))
                 continue
             position += 1
             stops = self.stops.get(job.job_id, [])
@@ -358,6 +360,7 @@ class _Round:
             ahead=ahead,
             due_at=self.due[job.job_id],
             promise=promise,
+            evaluation=job.evaluation,
         )
 
 
@@ -366,6 +369,9 @@ def _limit(job: Waiting, pool: str) -> _Limit:
 
 
 def never(job: Waiting) -> tuple[Reason, str]:
+    if job.evaluation is not None:
+        kind = f"of tier {job.tier} and class {job.job_class}"
+        return Reason.EXCEEDS_MAX_QUOTA, f"no pool takes a job {kind}; the evaluation starts when an operator has added one"
     most = f"no pool gives that many GPUs to one job of tier {job.tier} and class {job.job_class}"
     return Reason.EXCEEDS_MAX_QUOTA, f"num_gpus is {job.num_gpus}; {most}. Request fewer GPUs or another recipe"
 

@@ -13,10 +13,13 @@ from agent.workload import Kind
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.evaluations import service as evaluations
+from control_plane.jobs import responses
+from control_plane.jobs import service as jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import cycle, launches, snapshot
 from control_plane.queue.tables import reservations
+from control_plane.tenants import suspension
 from control_plane.tenants.tables import tenants
 from tests.support.jobs.queued_jobs import Queued, queued
 from tests.support.jobs.registered_adapter import add_adapter
@@ -160,6 +163,36 @@ def test_what_the_platform_orders_waits_for_trainings_that_are_due_and_is_no_use
     assert snapshot.queue_snapshot(queue.platform).used == {}, "no owner waits"
     queue.job(trainer)
     assert snapshot.queue_snapshot(queue.platform).used.keys() == {trainer}
+
+
+def test_a_job_that_waits_for_its_evaluation_shows_why_until_it_is_granted_a_gpu(queue: Queued) -> None:
+    tenant = queue.tenant()
+    job = trained(queue, tenant)
+    busy = queue.job(queue.tenant("premium"))
+    queue.round()
+    assert held(queue) == [(busy, Kind.TRAIN, 1)]
+
+    def shown() -> tuple[str | None, str | None]:
+        answer = responses.job(jobs.get(queue.platform, tenant, job))
+        assert answer.state == "evaluating"
+        return answer.reason, answer.reason_detail
+
+    reason, detail = shown()
+    assert reason == "WaitingForQuota"
+    assert detail is not None and detail.startswith("needs 1 GPU of pool")
+    suspension.suspend(queue.platform, tenant, reason="unpaid")
+    end(queue, claim(queue, str(queue.row(busy).tenant_id), busy))
+    queue.round()
+    end(queue, claim(queue, str(queue.row(busy).tenant_id), busy))
+    queue.round()
+    assert held(queue) == []
+    reason, detail = shown()
+    assert reason == "TenantSuspended"
+    assert detail is not None and "unpaid" in detail
+    suspension.resume(queue.platform, tenant)
+    queue.round()
+    assert held(queue) == [(job, Kind.EVALUATE, 2)]
+    assert shown() == (None, None)
 
 
 def test_a_waiting_evaluation_has_no_place_in_the_queue_of_jobs(queue: Queued) -> None:

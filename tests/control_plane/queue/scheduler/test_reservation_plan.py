@@ -33,6 +33,14 @@ def test_the_first_blocked_job_is_promised_the_first_moment_at_which_its_gang_fi
     assert wait.expected_start == NOW + 100
 
 
+def test_an_evaluation_that_no_pool_takes_says_so_and_has_no_place_in_the_queue() -> None:
+    judged = dataclasses.replace(waiting("judged"), evaluation=Evaluation(id=None))
+    wait = decide([judged, waiting("next")], [], pool(1, reserved=1))["judged"]
+    assert isinstance(wait, Wait)
+    assert (wait.reason, wait.position, wait.expected_start) == (Reason.EXCEEDS_MAX_QUOTA, 0, None)
+    assert wait.detail.startswith("no pool takes a job of tier standard")
+
+
 @pytest.mark.parametrize("names", [("soon", "late"), ("late", "soon")])
 def test_a_promise_is_of_the_pool_that_is_free_first_whichever_is_written_down_first(names: tuple[str, str]) -> None:
     ends = {"soon": 100.0, "late": 900.0}
