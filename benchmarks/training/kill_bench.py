@@ -217,6 +217,8 @@ class KilledJob:
     max_step: dict[int, int] = field(default_factory=dict)
     alive_until: dict[int, float] = field(default_factory=dict)
     """Of each attempt: when its last process was last seen."""
+    adapter: Mapping[str, bytes] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.platform = self.bench.platform
@@ -254,6 +256,7 @@ class KilledJob:
             self.close()
         self.bench.keep_up()
         self._settle()
+        self.adapter, self.metrics = self._final(), self._lines()
 
     def _look(self) -> None:
         """What scheduler and sensors do: a reservation for a queued job, a step for a reservation, a new one for a dead one."""
@@ -423,13 +426,13 @@ class KilledJob:
         with self.platform.engine.connect() as conn:
             return list(conn.execute(query.order_by(job_events.c.seq)).scalars())
 
-    def final(self) -> dict[str, bytes]:
+    def _final(self) -> dict[str, bytes]:
         """The committed adapter's files, from the store."""
         row = next(r for r in attempts.committed(self.platform, self.id) if r.final)
         found = {i.key.rpartition("/")[2]: self.platform.objects.get_bytes(i.key) for i in self.platform.objects.list(row.object_prefix)}
         return {name: data for name, data in found.items() if name != "manifest.json"}
 
-    def lines(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[dict[str, Any]]:
         """``metrics.jsonl`` without what a clock or a neighbour changes."""
         timed = ("time", "tokens_per_s", "steps_per_s", "step_s", "data_s", "memory_bytes", "gpu_utilization", "mfu", "validation_s")
         found = [json.loads(line) for line in (self.work_dir / "metrics.jsonl").read_text().splitlines()]

@@ -68,7 +68,7 @@ def request(platform: Platform, tenant: str, reference: str, *, format: str, pre
         if (known := one_or_none(conn, requested_before, Export)) is not None:
             return known
     if (directory := platform.models.card(adapter.base_model).directory) is not None:
-        check_memory(adapter.base_model, directory, kind, host=host_bytes())
+        check_memory(platform, adapter.base_model, directory, kind)
     with platform.engine.begin() as conn:
         conn.execute(sa.select(tenants.c.id).where(tenants.c.id == tenant).with_for_update())  # or concurrent calls count the same room
         if (known := one_or_none(conn, requested_before, Export)) is not None:
@@ -216,7 +216,7 @@ def _made(platform: Platform, row: Export, hold: _Hold) -> Mapping[str, Any]:
     record = adapters.get_adapter(platform, row.tenant_id, row.adapter_id)
     model, base_dir = platform.models.get_local(record.base_model, record.base_digest, fresh=True)
     kind, precision = Format(row.format), Precision(row.precision) if row.precision else None
-    check_memory(model.id, base_dir, kind, host=host_bytes())
+    check_memory(platform, model.id, base_dir, kind)
     order = Order(
         format=kind, precision=precision, base_dir=base_dir.absolute(), adapter_dir=rollout.materialise(platform, record).absolute(),
         name=record.name, trained_in_4_bit=_trained_in_4_bit(platform, record.job_id),
@@ -255,8 +255,9 @@ def _memory(base_dir: Path) -> int:
     return BASE_MEMORY + MEMORY_PER_BYTE * sum(f.stat().st_size for f in base_dir.glob("*.safetensors"))
 
 
-def check_memory(model_id: str, base_dir: Path, kind: Format, *, host: int) -> None:
-    """Refuse a form that this machine, with `host` bytes of memory, cannot make."""
+def check_memory(platform: Platform, model_id: str, base_dir: Path, kind: Format) -> None:
+    """Refuse a form that the machine that makes exports has no memory for."""
+    host = platform.settings.export_memory_bytes or host_bytes()
     if kind in IN_MEMORY and (needed := _memory(base_dir)) > host:
         raise InvalidRequest(
             f"a {kind} export of {model_id} takes up to {needed / GIB:.0f} GiB of memory, and the machine that makes exports has "

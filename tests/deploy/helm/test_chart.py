@@ -95,6 +95,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a prefix that ends in a slash": {"objectStore": {"url": "s3://bucket/prefix/"}},
     "no replica": {"worker": {"replicas": 0}},
     "no limit of memory": {"worker": {"resources": {"limits": {"memory": None}}}},
+    "a limit of the worker's memory in Mi": {"worker": {"resources": {"limits": {"memory": "14000Mi"}}}},
     "a number as variable": {"env": {"FT_PREPARE_RUNS": 8}},
     "no pools": {"pools": ""},
     "a name that is not one": {"database": {"secret": "Not A Name"}},
@@ -123,6 +124,7 @@ def test_the_platform_reads_its_environment(name: str, tmp_path: Path) -> None:
     assert settings.object_store == given["objectStore"]["url"]
     assert settings.inference_urls == tuple(given.get("inference", {}).get("urls", ()))
     assert settings.api_host == "0.0.0.0"
+    assert settings.export_memory_bytes == 14 << 30, "the worker's, also in the API"
     assert settings.internal_url == given.get("internalUrl", "http://ft-ft-platform-api.ft-platform.svc:8000")
     assert settings.mlflow_uri == ("" if "mlflow" not in given else f"sqlite:///{tmp_path}/mlflow.db"), (
         "a Secret's variable replaces the file"
