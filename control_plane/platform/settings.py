@@ -89,7 +89,7 @@ class Settings:
     """``FT_VALIDATION_MEMORY_GIB``: what the validation of one file may take. Default 3: half as much again as the 2 GiB in which
     10M rows are validated."""
     export_memory_bytes: int = 0
-    """``FT_EXPORT_MEMORY_GIB``: memory of the worker that makes exports, where the API runs elsewhere. Default: of this machine, or container."""
+    """``FT_EXPORT_MEMORY_GIB``: memory of the worker that makes exports, for an API elsewhere. Default: this machine's."""
     toxicity_classifier: str = "builtin"
     """``FT_TOXICITY_CLASSIFIER``: ``builtin``, ``http(s)://host/v1/moderations[#model]`` or ``package.module:factory``."""
     safety_classifier: str = "builtin"
