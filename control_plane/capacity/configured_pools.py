@@ -107,6 +107,8 @@ class _Pool:
     pricing: Pricing = "on_demand"
     reserved_gpus: Whole = 0
     max_gpus_per_job: Annotated[Whole, Field(ge=1)] | None = None
+    cpu_per_gpu: Annotated[Whole, Field(ge=1)] = 12
+    memory_gib_per_gpu: Annotated[Whole, Field(ge=1)] = 112
 
     def pool(self, gpu_types: Collection[str]) -> Pool:
         """Return the pool; ``ValueError`` if it has a type of GPU that is not in `gpu_types`, or its numbers do not fit its nodes."""
@@ -127,6 +129,7 @@ class _Pool:
         return Pool(
             name=self.name, nodes=nodes, gpu_type=self.gpu_type, max_gpus_per_job=self.max_gpus_per_job or min(gang, WIDEST),
             reserved_gpus=self.reserved_gpus, pricing=self.pricing, takes=self.takes, packing=self.packing,
+            cpu_per_gpu=self.cpu_per_gpu, memory_gib_per_gpu=self.memory_gib_per_gpu,
         )  # fmt: skip
 
 

@@ -42,10 +42,6 @@ HOST_LABEL = "kubernetes.io/hostname"
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 """Label of a Job: its LocalQueue, and its WorkloadPriorityClass."""
 GPU_RESOURCE = "nvidia.com/gpu"
-CPU_PER_GPU = 12
-"""CPU request of a training pod per GPU: an eighth of 96 cores, the least that nodes with 8 H100 have."""
-MEMORY_GIB_PER_GPU = 112
-"""Memory request per GPU: an eighth of 900 GiB; the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
 PRIORITIES = {"premium": 3000, "standard": 2000, "free": 1000}
 """Sets only the order in which Kueue considers released workloads; the gaps leave room for an operator's own."""
 NEVER: Manifest = {"withinClusterQueue": "Never", "reclaimWithinCohort": "Never", "borrowWithinCohort": {"policy": "Never"}}
@@ -81,9 +77,10 @@ def tolerations(pool: Pool) -> list[Manifest]:
     return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
 
 
-def pod_requests(num_gpus: int) -> dict[str, str]:
-    """Return what a pod with `num_gpus` requests; the queues' quotas count these resources only."""
-    return {"cpu": str(num_gpus * CPU_PER_GPU), "memory": f"{num_gpus * MEMORY_GIB_PER_GPU}Gi", GPU_RESOURCE: str(num_gpus)}
+def pod_requests(pool: Pool, num_gpus: int) -> dict[str, str]:
+    """Return what a pod with `num_gpus` of the pool requests; the queues' quotas count these resources only."""
+    cpu, memory = num_gpus * pool.cpu_per_gpu, num_gpus * pool.memory_gib_per_gpu
+    return {"cpu": str(cpu), "memory": f"{memory}Gi", GPU_RESOURCE: str(num_gpus)}
 
 
 def topology_request(pool: Pool, num_nodes: int) -> dict[str, str]:
@@ -219,7 +216,7 @@ def _flavor(pool: Pool) -> Manifest:
 def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:
     names = list(TIERS)
     kept = {"lendingLimit": "0"} if tier == RESERVED_FOR else {}
-    amounts = pod_requests(gpus)
+    amounts = pod_requests(pool, gpus)
     resources = [{"name": name, "nominalQuota": amount, **kept} for name, amount in amounts.items()]
     spec = {
         "cohortName": pool.name,

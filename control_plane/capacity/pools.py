@@ -57,6 +57,10 @@ class Pool:
     takes: frozenset[str] = frozenset()
     """Job classes placed here; empty: all."""
     packing: Packing = "dense"
+    cpu_per_gpu: int = 12
+    """CPU request of a pod on a cluster for each of its GPUs: an eighth of 96 cores, the least that nodes with 8 H100 have."""
+    memory_gib_per_gpu: int = 112
+    """Its memory request: an eighth of 900 GiB; the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
     num_gpus: int = field(init=False)
     """GPUs of all ready nodes."""
     _unreserved: int = field(init=False, repr=False)

@@ -153,7 +153,7 @@ def _pod(workload: Workload, pool: Pool) -> Manifest:
         "securityContext": {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_agent(workload)],
+        "containers": [_agent(workload, pool)],
         "volumes": [
             {"name": "stated", "secret": {"secretName": name_of(workload.name), "defaultMode": 0o440, "items": files}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
@@ -162,8 +162,8 @@ def _pod(workload: Workload, pool: Pool) -> Manifest:
     }  # fmt: skip
 
 
-def _agent(workload: Workload) -> Manifest:
-    requests = kueue.pod_requests(max(len(workload.devices_of(node)) for node in range(workload.num_nodes)) or 1)
+def _agent(workload: Workload, pool: Pool) -> Manifest:
+    requests = kueue.pod_requests(pool, max(len(workload.devices_of(node)) for node in range(workload.num_nodes)) or 1)
     mounts: list[Manifest] = [{"name": "stated", "mountPath": STATED, "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}]
     mounts += [{"name": name, "mountPath": path} for name, path in SCRATCH.items()]
     made = container(AGENT, workload.image, command=("python", "-m", *workload.command), env=_environment(workload), mounts=mounts)

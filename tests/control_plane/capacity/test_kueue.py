@@ -18,7 +18,15 @@ from control_plane.capacity.pools import Node, Pool, local_pool, nodes
 
 SCHEMAS = Path(__file__).parents[3].parent / "shared" / "schemas"
 SHIPPED = list(configured_pools.load(Path(__file__).parents[3] / "deploy" / "pools.yaml", gpu_types=("h100-80gb",)))
-SPOT = Pool(name="cheap", nodes=nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
+SPOT = Pool(
+    name="cheap",
+    nodes=nodes(16, prefix="c"),
+    gpu_type="h100-80gb",
+    max_gpus_per_job=8,
+    pricing="spot",
+    cpu_per_gpu=6,
+    memory_gib_per_gpu=40,
+)
 EVERY = [*SHIPPED, SPOT]
 OBJECTS = [*kueue.render(EVERY), *kueue.render_tenant("acme", "premium", EVERY), *kueue.render_tenant("bolt", "free", EVERY)]
 
@@ -77,7 +85,8 @@ def test_the_quotas_of_a_pool_add_up_to_its_ready_gpus() -> None:
         (flavor,) = queue["spec"]["resourceGroups"][0]["flavors"]
         quotas = {r["name"]: r["nominalQuota"] for r in flavor["resources"]}
         gpus = int(quotas["nvidia.com/gpu"])
-        assert (quotas["cpu"], quotas["memory"]) == (str(12 * gpus), f"{112 * gpus}Gi")
+        cpu, memory = (6, 40) if flavor["name"] == "h100-80gb-cheap" else (12, 112)
+        assert (quotas["cpu"], quotas["memory"]) == (str(cpu * gpus), f"{memory * gpus}Gi")
         sums[queue["spec"]["cohortName"]] += gpus
     assert sums == {p.name: p.num_gpus for p in EVERY} and sum(sums.values()) == 325 + 16
 

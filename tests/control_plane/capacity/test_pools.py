@@ -33,6 +33,8 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
         ("wide-0", "ib-0"), ("wide-1", "ib-0"), ("wide-2", "ib-1"), ("wide-3", "ib-1"), ("spare", "ib-1"),
     ]  # fmt: skip
     assert (wide.num_gpus, wide.max_gpus_per_job, wide.packing, wide.pricing) == (36, 16, "dense", "on_demand")
+    (narrow,) = read(SMALL | {"cpu_per_gpu": 6, "memory_gib_per_gpu": 40})
+    assert [(p.cpu_per_gpu, p.memory_gib_per_gpu) for p in (small, narrow)] == [(12, 112), (6, 40)]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,7 @@ def test_a_file_says_nodes_by_count_and_by_name() -> None:
         ({"pricing": "cheap"}, "pricing is 'cheap': input should be 'on_demand', 'spot' or 'reserved'"),
         ({"reserved_gpus": 17}, r"pools\[0\].reserved_gpus is 17, and its nodes have 16 GPUs"),
         ({"max_gpus_per_job": 32}, "max_gpus_per_job is 32, and the widest gang that its nodes hold .* has 16 GPUs"),
+        ({"cpu_per_gpu": 0}, "cpu_per_gpu is 0: input should be greater than or equal to 1"),
         ({"name": "Small Pool"}, "name is 'Small Pool': use lower-case letters"),
         ({"nodes": []}, "nodes is \\[\\]: list should have at least 1 item"),
         ({"nodes": [{"gpus": 8}]}, r"nodes\[0\]: it has neither name nor count"),

@@ -14,7 +14,7 @@ from ft_assets.adapters.cluster import Manifest
 from resources.launcher import kubernetes_manifests as manifests
 
 FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
-SPOT = Pool(name="cheap", nodes=nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=16, pricing="spot")
+SPOT = Pool(name="cheap", nodes=nodes(16, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=16, pricing="spot", cpu_per_gpu=6)
 
 
 def workload(*, num_nodes: int = 1, gpus: int = 8, name: str = "ftjob-1-a1") -> Workload:
@@ -73,6 +73,7 @@ def test_its_queue_class_nodes_and_tolerations_are_those_of_the_rendered_queues(
         (covered,) = {tuple(q["spec"]["resourceGroups"][0]["coveredResources"]) for q in rendered if q["kind"] == "ClusterQueue"}
         resources = pod_of(job)["containers"][0]["resources"]
         assert set(resources["requests"]) == set(covered), "Kueue admits nothing that requests what no queue covers"
+        assert resources["requests"]["cpu"] == str(8 * pool.cpu_per_gpu)
         assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == "8"
 
 
