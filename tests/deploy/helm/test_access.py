@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dagster_k8s.client
 import pytest
 
 from control_plane.capacity import kueue
@@ -69,6 +72,16 @@ def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_clus
     assert set(rule["resources"]) == {plurals.get(made["kind"], f"{made['kind'].lower()}s") for made in kueue.render([pool])}
     assert set(rule["verbs"]) == {"create", "get", "list", "patch"}
     assert of_kind(OFF, "ClusterRoleBinding").keys() == {"ft-ft-platform-tenants"}
+
+
+def test_dagsters_role_permits_just_what_its_client_calls() -> None:
+    source = inspect.getsource(dagster_k8s.client)
+    calls = re.findall(r"(?:batch|core)_api\.([a-z]+)_namespaced_([a-z_]+)", source)
+    assert len(set(calls)) >= 8
+    parts = {"job_status": "jobs/status", "pod_log": "pods/log"}
+    called = {("get" if verb == "read" else verb, parts.get(noun, f"{noun}s")) for verb, noun in calls}
+    rules = of_kind(MINIMAL, "Role")["ft-ft-platform-runs"]["rules"]
+    assert {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]} == called
 
 
 @pytest.mark.parametrize("name", FILES)
