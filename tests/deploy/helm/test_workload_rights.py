@@ -190,7 +190,7 @@ def test_no_account_reaches_secrets_where_nothing_is_bound_or_binds_another_role
         with pytest.raises(Unavailable, match="forbidden"):
             api.list(SECRETS, namespace, labels="")
     (binding,) = bindings("acme", [account], namespace=NAMESPACE)
-    for role in ("cluster-admin", "ft-ft-platform-tenants"):
+    for role in ("cluster-admin", "ft-ft-platform-kueue"):
         other = {**binding, "metadata": {**binding["metadata"], "name": "more"}, "roleRef": {**binding["roleRef"], "name": role}}
         with pytest.raises(Unavailable, match="forbidden"):
             api.apply(other)

@@ -20,7 +20,7 @@ from ft_assets.retries import RetryPolicy
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
-from resources.launcher.kubernetes_status import UNANSWERED_S
+from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
 from tests.support.jobs.followed_jobs import until
 from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
 from tests.support.servers.kubernetes_nodes import Nodes
@@ -375,6 +375,17 @@ def test_a_workload_that_kueue_has_admitted_again_is_withdrawn_all_the_same(benc
     assert bench.get().evicted
     until(lambda: bench.get().phase is LOST or bench.get().phase is EXITED, timeout_s=10)
     assert not bench.nodes.admit(NAME)
+
+
+def test_a_withdrawn_workload_whose_pods_failed_before_they_started_has_no_exit_code(bench: Bench) -> None:
+    """As the pods of a Job that no node had taken are collected."""
+    bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    bench.nodes.admit(NAME)
+    (pod,), queued = bench.nodes.pods(NAME), bench.nodes.queued(NAME)
+    withdrawn = {**queued, "spec": {**queued["spec"], "active": False}}
+    found = Found(job=bench.nodes.job(NAME), pods=[{**pod, "status": {"phase": "Failed"}}], queued=withdrawn)
+    status = status_of(found, now=time.time())
+    assert (status.phase, status.exit_code) == (EXITED, None)
 
 
 def test_stop_withdraws_what_has_not_started(bench: Bench) -> None:
