@@ -34,6 +34,9 @@ class Settings:
     object_store_networks: tuple[str, ...] = ()
     """``FT_OBJECT_STORE_NETWORKS``: networks (CIDRs, comma-separated) of the object store's addresses. On a cluster, workloads connect to
     these, the API and DNS only. Default: none."""
+    workload_accounts: tuple[str, ...] = ()
+    """``FT_WORKLOAD_ACCOUNTS``: service accounts (comma-separated) in the platform's namespace that start, watch or stop workloads on a
+    cluster. In each tenant's namespace, each gets the ClusterRole of its own name. Default: none."""
     api_host: str = "127.0.0.1"
     api_port: int = 8000
     """``FT_API_HOST``, ``FT_API_PORT``: default 127.0.0.1:8000."""

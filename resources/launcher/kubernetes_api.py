@@ -56,11 +56,15 @@ CONFIG_MAPS = Resource("ConfigMap", "v1", "configmaps")
 NAMESPACES = Resource("Namespace", "v1", "namespaces", namespaced=False)
 RESOURCE_QUOTAS = Resource("ResourceQuota", "v1", "resourcequotas")
 NETWORK_POLICIES = Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies")
+ROLE_BINDINGS = Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings")
 LOCAL_QUEUES = Resource("LocalQueue", kueue.API, "localqueues")
 WORKLOADS = Resource("Workload", kueue.API, "workloads")
 BY_KIND: Mapping[str, Resource] = {
-    each.kind: each for each in (JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, LOCAL_QUEUES, WORKLOADS)
-}
+    each.kind: each
+    for each in (
+        JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, ROLE_BINDINGS, LOCAL_QUEUES, WORKLOADS,
+    )
+}  # fmt: skip
 
 
 class Exists(Conflict):
@@ -72,7 +76,8 @@ class Outdated(Conflict):
 
 
 class KubernetesApi:
-    """Requests to one cluster. ``Unavailable`` if it does not answer, ``Conflict`` (``cluster_refused``) if it refuses."""
+    """Requests to one cluster. ``Unavailable`` if it does not answer or forbids the request, because a tenant's namespace gets its rights a
+    moment after it is created; ``Conflict`` (``cluster_refused``) if it refuses an object."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -93,19 +98,21 @@ class KubernetesApi:
     def get(self, resource: Resource, name: str, namespace: str = "") -> Manifest | None:
         """Return an object; None if there is none."""
         try:
-            return self._sent("GET", resource.path(namespace, name))
+            found: Manifest = self._request("GET", resource.path(namespace, name)).json()
+            return found
         except _Missing:
             return None
 
     def list(self, resource: Resource, namespace: str = "", *, labels: str) -> list[Manifest]:
         """Return the objects that the selector `labels` matches, of all namespaces by default."""
-        return list(self._sent("GET", resource.path(namespace), {"labelSelector": labels})["items"])
+        return list(self._request("GET", resource.path(namespace), {"labelSelector": labels}).json()["items"])
 
     def create(self, manifest: Manifest) -> Manifest:
         """Create an object; :class:`Exists` if its name is taken, ``Unavailable`` while its namespace does not exist."""
         resource, namespace = _of(manifest)
         try:
-            return self._sent("POST", resource.path(namespace), body=manifest)
+            made: Manifest = self._request("POST", resource.path(namespace), body=manifest).json()
+            return made
         except _Missing as error:
             raise Unavailable(f"namespace {namespace} does not exist yet: {error.message}", code="cluster_unavailable") from error
 
@@ -113,12 +120,12 @@ class KubernetesApi:
         """Create an object or change it, so that it has the fields of `manifest`."""
         resource, namespace = _of(manifest)
         path = resource.path(namespace, manifest["metadata"]["name"])
-        self._sent("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
+        self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
 
     def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> None:
         """Merge `changes` into an object; nothing if there is none. :class:`Outdated` if they name another resource version."""
         try:
-            self._sent("PATCH", resource.path(namespace, name), body=changes, content_type=MERGE)
+            self._request("PATCH", resource.path(namespace, name), body=changes, content_type=MERGE)
         except _Missing:
             return
 
@@ -126,7 +133,7 @@ class KubernetesApi:
         """Delete an object, and then what it owns; nothing if there is none."""
         asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
-            self._sent(
+            self._request(
                 "DELETE", resource.path(namespace, name), body=asked | ({} if grace_s is None else {"gracePeriodSeconds": int(grace_s)})
             )
         except _Missing:
@@ -135,7 +142,7 @@ class KubernetesApi:
     def pod_log(self, name: str, namespace: str) -> bytes:
         """Return the output of a pod; nothing if it has none yet, or is gone."""
         try:
-            return bytes(self._answer("GET", PODS.path(namespace, name, "log")).data)
+            return bytes(self._request("GET", PODS.path(namespace, name, "log")).data)
         except (_Missing, Conflict):
             return b""
 
@@ -149,30 +156,18 @@ class KubernetesApi:
                 asked |= {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
                 asked["timeoutSeconds"], timeout = str(timeout_seconds), (TIMEOUT_S[0], timeout_seconds + TIMEOUT_S[1])
             try:
-                answer = self._answer("GET", resource.path(), asked, timeout=timeout)
+                answer = self._request("GET", resource.path(), asked, timeout=timeout)
             except _Gone as error:
                 raise ApiException(status=410, reason=error.message) from error  # as the informer knows it
             listed()
             if watch:
                 return answer
-            found = json.loads(answer.data)
+            found = answer.json()
             return SimpleNamespace(items=found["items"], metadata=SimpleNamespace(resource_version=found["metadata"]["resourceVersion"]))
 
         return objects
 
-    def _sent(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
-        content_type: str = "application/json",
-    ) -> dict[str, Any]:
-        answer = self._answer(method, path, query, body, content_type)
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
-
-    def _answer(
+    def _request(
         self,
         method: str,
         path: str,
@@ -220,7 +215,7 @@ def _error(status: int, text: str, what: str) -> FtError:
         return Exists(message) if reason == "AlreadyExists" else Outdated(message)
     if status == 410:
         return _Gone(message, code="cluster_unavailable")
-    if status in (400, 403, 405, 413, 422):
+    if status in (400, 405, 413, 422):
         return Conflict(message, code="cluster_refused")
     return Unavailable(message, code="cluster_unavailable")
 

@@ -28,12 +28,13 @@ def launcher(settings: Settings) -> KubernetesLauncher:
 
 @cache
 def tenants(settings: Settings) -> TenantNamespaces:
+    """Return the tenants' objects; the cluster is connected to on first use, because the API's pods have no account on it."""
     endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "https://s3")
     port = endpoint.port or {"http": 80}.get(endpoint.scheme, HTTPS)
     reachable = Reachable(
         namespace=own_namespace(), api_port=settings.api_port, store_networks=settings.object_store_networks, store_port=port
     )
-    return TenantNamespaces(api=KubernetesApi.from_environment(), reachable=reachable)
+    return TenantNamespaces(connect=KubernetesApi.from_environment, reachable=reachable, accounts=settings.workload_accounts)
 
 
 def own_namespace() -> str:

@@ -93,7 +93,8 @@ def _ending(over: Manifest, pods: Sequence[Manifest]) -> dict[str, Any]:
     changed = _time(over.get("lastTransitionTime"))
     codes = [code for pod in pods if (code := _exit_code(pod))]
     said = EXIT_CODE.search(str(over.get("message")))
-    code = codes[0] if codes else 0 if over.get("type") != "Failed" else _signed(int(said[1])) if said else None
+    succeeded = over.get("type") == "Complete" or all(pod["status"].get("phase") == "Succeeded" for pod in pods)
+    code = codes[0] if codes else _signed(int(said[1])) if said else 0 if succeeded else None
     return {"exit_code": code, "ended_at": max(known) if known and len(known) == len(ends) else changed}
 
 

@@ -1,4 +1,5 @@
-"""What a tenant has in the cluster: a namespace with its queues, a quota, and a network that is closed but for what an agent needs.
+"""What a tenant has in the cluster: a namespace with its queues, a quota, a network that is closed but for what an agent needs, and
+bindings that give the platform's accounts their rights in it.
 
 The worker keeps it as the tenants and the pools are; deleting a tenant's data deletes the namespace, and the next round makes an empty one.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import ClassVar
 
 from control_plane.capacity import kueue
@@ -18,12 +20,16 @@ from control_plane.platform.protocols import Search
 from control_plane.tenants.rules import TIERS, Tenant
 from ft_assets.adapters.cluster import Manifest
 from ft_assets.errors import Unavailable
-from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, SECRETS, KubernetesApi, Outdated
+from ft_assets.retries import RetryPolicy, with_retries
+from resources.launcher.kubernetes_api import CONFIG_MAPS, JOBS, NAMESPACES, ROLE_BINDINGS, SECRETS, KubernetesApi, Outdated
 from resources.launcher.kubernetes_manifests import WORKLOAD
 
 SHAPE = "ft-platform/shape"
 """Annotation of a namespace: digest of what was applied with it."""
 POLL_S = 0.5
+BOUND_RETRIES = RetryPolicy(first_s=0.1, most_s=0.4, give_up_s=3.0)
+"""For what needs a binding that was just applied: API servers learn of bindings through watches."""
+RBAC = "rbac.authorization.k8s.io"
 PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
 DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
 
@@ -45,6 +51,23 @@ def render(tenant: str, tier: str, pools: Sequence[Pool], reachable: Reachable) 
     """Return a tenant's objects, the namespace first."""
     own = [pool for pool in kueue.on_cluster(pools) if any(pool.widest(each) for each in _tiers(tier))]
     return [*kueue.render_tenant(tenant, tier, pools), _quota(tenant, own), _network(tenant, reachable)]
+
+
+def bindings(tenant: str, accounts: Sequence[str], *, namespace: str) -> list[Manifest]:
+    """Return what gives each of the platform's `accounts` the ClusterRole of its own name in a tenant's namespace.
+
+    A finalizer keeps them in a namespace that is being deleted, because without them no account could remove the finalizers of its Jobs.
+    """
+    return [
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": name, "namespace": kueue.namespace(tenant), "labels": PARTS, "finalizers": [WORKLOAD]},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
+        for name in accounts
+    ]
 
 
 def _tiers(tier: str) -> Sequence[str]:
@@ -82,13 +105,19 @@ def _object(kind: str, api_version: str, tenant: str, spec: Manifest) -> Manifes
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TenantNamespaces:
     """The tenants' objects in one cluster, and, as :class:`~control_plane.platform.protocols.TenantRecords`, what it records of them."""
 
     name: ClassVar[str] = "kubernetes"
-    api: KubernetesApi
+    connect: Callable[[], KubernetesApi]
     reachable: Reachable
+    accounts: tuple[str, ...] = ()
+    """Service accounts of the platform that need rights in the tenants' namespaces."""
+
+    @cached_property
+    def api(self) -> KubernetesApi:
+        return self.connect()
 
     def keep(self, tenants: Sequence[Tenant], pools: Sequence[Pool]) -> int:
         """Apply the objects of tenants whose shape has changed; returns how many. Rows of tenants are never deleted, so a namespace without
@@ -98,11 +127,12 @@ class TenantNamespaces:
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002  # all is in its namespace
         """Delete the tenant's namespace with all that is in it, and the marks of its workloads' names."""
-        until, removed = time.monotonic() + budget_s, 0
-        if self.api.get(NAMESPACES, kueue.namespace(tenant)) is not None:
-            removed = 1
-            self._remove(kueue.namespace(tenant))
-        while removed and self._holds_jobs(tenant) and time.monotonic() < until:
+        space, until = kueue.namespace(tenant), time.monotonic() + budget_s
+        found = self.api.get(NAMESPACES, space)
+        removed = int(found is not None)
+        if found is not None:
+            self._remove(space)
+        while found is not None and not self._release(space) and time.monotonic() < until:
             time.sleep(POLL_S)
         marks = self._marks(tenant)
         for mark in marks:
@@ -112,9 +142,10 @@ class TenantNamespaces:
     def search(self, tenant: str, ids: Collection[str]) -> Search:  # noqa: ARG002  # all is in its namespace
         """Look for the tenant's Jobs and Secrets, and for the marks of its workloads' names. Its namespace may be there, empty."""
         space = kueue.namespace(tenant)
+        exists = self.api.get(NAMESPACES, space) is not None  # outside of it, Secrets may not be listed
         found = [
             f"{resource.plural}/{each['metadata']['name']}"
-            for resource in (JOBS, SECRETS)
+            for resource in ((JOBS, SECRETS) if exists else ())
             for each in self.api.list(resource, space, labels=WORKLOAD)
         ]
         marks = [f"configmaps/{mark['metadata']['name']}" for mark in self._marks(tenant)]
@@ -122,12 +153,18 @@ class TenantNamespaces:
         return Search(store="kubernetes", searched=searched, found=[*found, *marks])
 
     def _keep(self, tenant: Tenant, pools: Sequence[Pool], space: Manifest | None) -> int:
-        made = render(tenant.id, tenant.tier, pools, self.reachable)
-        shape = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:16]
-        if space is not None and (_is_going(space) or space["metadata"].get("annotations", {}).get(SHAPE) == shape):
+        own, *others = render(tenant.id, tenant.tier, pools, self.reachable)
+        first = [own, *bindings(tenant.id, self.accounts, namespace=self.reachable.namespace)]
+        shape = hashlib.sha256(json.dumps([*first, *others], sort_keys=True).encode()).hexdigest()[:16]
+        if space is not None and "deletionTimestamp" in space["metadata"]:
+            self._release(kueue.namespace(tenant.id))
             return 0
-        for manifest in made:
+        if space is not None and space["metadata"].get("annotations", {}).get(SHAPE) == shape:
+            return 0
+        for manifest in first:
             self.api.apply(manifest)
+        for manifest in others:
+            with_retries(partial(self.api.apply, manifest), BOUND_RETRIES)
         self.api.patch(NAMESPACES, kueue.namespace(tenant.id), "", {"metadata": {"annotations": {SHAPE: shape}}})  # last: all was applied
         return 1
 
@@ -144,12 +181,13 @@ class TenantNamespaces:
             except Outdated as error:
                 raise Unavailable(f"{about['name']} has changed; the next round goes on: {error.message}") from error
 
-    def _holds_jobs(self, tenant: str) -> bool:
-        return bool(self.api.list(JOBS, kueue.namespace(tenant), labels=WORKLOAD))
+    def _release(self, namespace: str) -> bool:
+        """Let the bindings of a namespace that is being deleted go, unless it still holds Jobs; returns whether it did."""
+        if self.api.list(JOBS, namespace, labels=WORKLOAD):
+            return False
+        for name in self.accounts:
+            self.api.patch(ROLE_BINDINGS, name, namespace, {"metadata": {"finalizers": None}})
+        return True
 
     def _marks(self, tenant: str) -> list[Manifest]:
         return self.api.list(CONFIG_MAPS, self.reachable.namespace, labels=f"{WORKLOAD},{kueue.TENANT_LABEL}={tenant}")
-
-
-def _is_going(space: Manifest) -> bool:
-    return "deletionTimestamp" in space["metadata"]

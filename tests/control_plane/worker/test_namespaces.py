@@ -77,6 +77,17 @@ def test_the_executor_chooses_the_launcher_and_a_process_has_one(
     assert isinstance(LauncherResource(directory=str(tmp_path)).open(), LocalGangs)
 
 
+def test_a_process_without_an_account_on_the_cluster_opens_the_platform(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API's pods have no token; deletions are carried out by the worker."""
+    monkeypatch.setenv("FT_EXECUTOR", "k8s")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    opened = composition.open_platform(replace(fresh_platform.settings, api_port=8127))
+    (records,) = [each for each in opened.records if each.name == "kubernetes"]
+    with pytest.raises(Conflict) as refused:
+        records.search("acme", [])
+    assert refused.value.code == "no_cluster"
+
+
 def test_without_a_cluster_the_error_says_what_to_set(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FT_EXECUTOR", "k8s")
     monkeypatch.delenv("KUBECONFIG", raising=False)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dagster_k8s.client
 import pytest
 
 from control_plane.capacity import kueue
 from control_plane.capacity.pools import Pool, nodes
+from control_plane.platform.settings import load
 from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.training.model_shapes import ModelShape
 from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job
-from tests.deploy.helm.rendered_chart import EVERYTHING, FILES, MINIMAL, NAMESPACE, OFF, Pod, configuration, of_kind, pods
+from tests.deploy.helm.rendered_chart import EVERYTHING, FILES, MINIMAL, NAMESPACE, OFF, Pod, configuration, environment, of_kind, pods
 
 RUNS = {"app.kubernetes.io/name": "ft-platform", "app.kubernetes.io/instance": "ft", "app.kubernetes.io/component": "runs"}
 """Labels of the pods of runs and steps."""
@@ -23,37 +27,61 @@ ANYWHERE = {
 }
 
 
+IN_TENANTS = {"ft-ft-platform-worker", "ft-ft-platform-runs", "ft-ft-platform-dagster"}
+"""ClusterRoles that the worker binds in tenants' namespaces, named as the accounts that get them."""
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_no_rule_has_a_wildcard_and_secrets_cannot_be_read(name: str) -> None:
-    roles = [*of_kind(name, "Role").values(), *of_kind(name, "ClusterRole").values()]
-    assert len(roles) >= 2
-    for rule in (rule for role in roles for rule in role["rules"]):
-        assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-        assert "secrets" not in rule["resources"] or set(rule["verbs"]) == {"create", "delete"}
-        assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule["verbs"])
+def test_no_rule_has_a_wildcard_and_secrets_are_reached_in_tenants_namespaces_only(name: str) -> None:
+    found = [made for kind in ("Role", "ClusterRole") for made in of_kind(name, kind).values()]
+    assert len(found) >= 8
+    for role in found:
+        for rule in role["rules"]:
+            assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert not {"escalate", "impersonate", "deletecollection"} & set(rule["verbs"])
+            assert "bind" not in rule["verbs"] or set(rule["resourceNames"]) == IN_TENANTS
+            if "secrets" in rule["resources"]:
+                assert role["kind"] == "ClusterRole" and role["metadata"]["name"] in IN_TENANTS
 
 
-def test_only_kueues_queues_are_written_in_the_whole_cluster() -> None:
-    (binding,) = of_kind(EVERYTHING, "ClusterRoleBinding").values()
-    assert [s["name"] for s in binding["subjects"]] == ["ft-ft-platform-kueue"]
-    (rule,) = of_kind(EVERYTHING, "ClusterRole")[binding["roleRef"]["name"]]["rules"]
+@pytest.mark.parametrize("name", FILES)
+def test_the_chart_binds_rights_in_tenants_namespaces_nowhere_and_names_them_to_the_worker(name: str) -> None:
+    bindings = [*of_kind(name, "RoleBinding").values(), *of_kind(name, "ClusterRoleBinding").values()]
+    bound = {b["roleRef"]["name"] for b in bindings if b["roleRef"]["kind"] == "ClusterRole"}
+    assert bound and not bound & IN_TENANTS
+    accounts = load(environment(name)).workload_accounts
+    assert set(accounts) == IN_TENANTS
+    assert set(accounts) <= of_kind(name, "ServiceAccount").keys() & of_kind(name, "ClusterRole").keys()
+
+
+def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_cluster() -> None:
+    bindings = of_kind(EVERYTHING, "ClusterRoleBinding")
+    assert {name: [s["name"] for s in binding["subjects"]] for name, binding in bindings.items()} == {
+        "ft-ft-platform-kueue": ["ft-ft-platform-kueue"], "ft-ft-platform-tenants": ["ft-ft-platform-worker"],
+    }  # fmt: skip
+    written = {
+        resource
+        for rule in of_kind(EVERYTHING, "ClusterRole")["ft-ft-platform-tenants"]["rules"]
+        for resource in rule["resources"]
+        if not set(rule["verbs"]) <= {"get", "list", "watch", "bind"}
+    }
+    assert written == {"namespaces", "rolebindings"}
+    (rule,) = of_kind(EVERYTHING, "ClusterRole")["ft-ft-platform-kueue"]["rules"]
     pool = Pool(name="small", nodes=nodes(8, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
     plurals = {"Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses"}
     assert set(rule["resources"]) == {plurals.get(made["kind"], f"{made['kind'].lower()}s") for made in kueue.render([pool])}
     assert set(rule["verbs"]) == {"create", "get", "list", "patch"}
-    assert not of_kind(OFF, "ClusterRoleBinding")
+    assert of_kind(OFF, "ClusterRoleBinding").keys() == {"ft-ft-platform-tenants"}
 
 
-def test_workloads_of_tenants_are_started_where_a_binding_allows_it_only() -> None:
-    role = of_kind(MINIMAL, "ClusterRole")["ft-ft-platform-workloads"]
-    assert {(tuple(r["resources"]), tuple(r["verbs"])) for r in role["rules"]} == {
-        (("jobs",), ("create", "get", "list", "watch", "patch", "delete")),
-        (("pods",), ("get", "list", "watch")),
-        (("secrets",), ("create", "delete")),
-        (("workloads",), ("get", "list", "patch")),
-    }
-    bound = [*of_kind(MINIMAL, "RoleBinding").values(), *of_kind(MINIMAL, "ClusterRoleBinding").values()]
-    assert role["metadata"]["name"] not in {binding["roleRef"]["name"] for binding in bound}
+def test_dagsters_role_permits_just_what_its_client_calls() -> None:
+    source = inspect.getsource(dagster_k8s.client)
+    calls = re.findall(r"(?:batch|core)_api\.([a-z]+)_namespaced_([a-z_]+)", source)
+    assert len(set(calls)) >= 8
+    parts = {"job_status": "jobs/status", "pod_log": "pods/log"}
+    called = {("get" if verb == "read" else verb, parts.get(noun, f"{noun}s")) for verb, noun in calls}
+    rules = of_kind(MINIMAL, "Role")["ft-ft-platform-runs"]["rules"]
+    assert {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]} == called
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -48,7 +48,7 @@ NO_SETTINGS = {"FT_CLUSTER", "FT_DAGSTER_URL", "FT_EXECUTOR", "FT_IMAGE"}
 def test_there_are_files_of_values_for_every_kind_of_installation() -> None:
     assert len(FILES) >= 4
     assert {made["kind"] for made in objects(EVERYTHING)} - {made["kind"] for made in objects(OFF)} >= {
-        "CronJob", "Ingress", "NetworkPolicy", "ServiceMonitor", "ClusterRoleBinding",
+        "CronJob", "Ingress", "NetworkPolicy", "ServiceMonitor",
     }  # fmt: skip
 
 
@@ -92,6 +92,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a tag instead of a digest": {"images": {"trainer": {"digest": "latest"}}},
     "a tag beside the digest": {"images": {"trainer": {"repository": "registry.example/ft@latest"}}},
     "a directory as object store": {"objectStore": {"url": "file:///objects"}},
+    "no network of the object store": {"objectStore": {"networks": []}},
+    "a host as network of the object store": {"objectStore": {"networks": ["s3.example"]}},
     "a prefix that ends in a slash": {"objectStore": {"url": "s3://bucket/prefix/"}},
     "no replica": {"worker": {"replicas": 0}},
     "no limit of memory": {"worker": {"resources": {"limits": {"memory": None}}}},
@@ -113,7 +115,9 @@ def test_values_are_checked(case: str) -> None:
 def test_images_object_store_and_pools_have_no_default() -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         helm_python.Chart.load(CHART).validate_schema({})
-    assert all(f"'/{name}" in str(refused.value) for name in ("images/controlPlane/digest", "objectStore/url", "pools"))
+    assert all(
+        f"'/{name}" in str(refused.value) for name in ("images/controlPlane/digest", "objectStore/url", "objectStore/networks", "pools")
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -122,6 +126,7 @@ def test_the_platform_reads_its_environment(name: str, tmp_path: Path) -> None:
     env, given = environment(name), values(name)
     settings = load({**env, "FT_HOME": str(tmp_path)})
     assert settings.object_store == given["objectStore"]["url"]
+    assert settings.object_store_networks == tuple(given["objectStore"]["networks"])
     assert settings.inference_urls == tuple(given.get("inference", {}).get("urls", ()))
     assert settings.api_host == "0.0.0.0"
     assert settings.export_memory_bytes == 14 << 30, "the worker's, also in the API"

@@ -51,11 +51,9 @@ def test_the_objects_that_commands_name_are_rendered() -> None:
     names = {(m["kind"], m["metadata"]["name"]) for m in made}
     text = "\n".join(COMMANDS)
     deployments = set(re.findall(r"deploy/([a-z-]+) --", text))
-    accounts = set(re.findall(r"--serviceaccount ft-platform:([a-z-]+)", text))
-    assert deployments
-    assert accounts == {"ft-platform-worker", "ft-platform-runs"}
-    assert {("Deployment", n) for n in deployments} | {("ServiceAccount", n) for n in accounts} <= names
-    assert ("ClusterRole", re.findall(r"--clusterrole ([a-z-]+)", text)[0]) in names
+    accounts = set(re.findall(r"--as system:serviceaccount:ft-platform:([a-z-]+)", text))
+    assert deployments and accounts
+    assert {("Deployment", n) for n in deployments} | {(kind, n) for kind in ("ServiceAccount", "ClusterRole") for n in accounts} <= names
     table = re.findall(r"\| `(ft-platform-[a-z]+)` \|", PAGE.read_text())
     assert len(table) == 5
     assert {("ServiceAccount", n) for n in table} <= names

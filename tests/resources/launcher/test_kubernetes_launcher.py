@@ -20,9 +20,9 @@ from ft_assets.retries import RetryPolicy
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
-from resources.launcher.kubernetes_status import UNANSWERED_S
+from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_api import Cluster, Object, served
+from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
 from tests.support.servers.kubernetes_nodes import Nodes
 
 NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
@@ -52,16 +52,23 @@ class Bench:
     def __init__(self, stack: ExitStack) -> None:
         self.cluster = Cluster()
         self.nodes = Nodes(self.cluster)
-        self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t-acme"}})
         self.client = stack.enter_context(served(self.cluster))
         self.stack, self.ahead_s = stack, 0.0
+        self.prepare()
+        self.at_first = set(self.cluster.objects)
         self.launcher = self.another()
+
+    def prepare(self) -> None:
+        self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t-acme"}})
 
     def another(self) -> KubernetesLauncher:
         """A launcher of another process."""
-        made = Impatient(KubernetesApi(self.client), namespace="ft-platform", pools=POOLS, clock=lambda: time.time() + self.ahead_s)
+        made = Impatient(KubernetesApi(self.client), namespace="ft-platform", pools=POOLS, clock=self.clock)
         self.stack.callback(made.close)
         return made
+
+    def clock(self) -> float:
+        return time.time() + self.ahead_s
 
     def follower(self) -> KubernetesLauncher:
         """A launcher that follows the workloads through watches."""
@@ -80,6 +87,10 @@ class Bench:
 
     def created(self, plural: str) -> int:
         return sum(event == "ADDED" and of == plural for _, event, of, _ in self.cluster.events)
+
+    def left(self, namespace: str) -> list[Key]:
+        """What was added to a namespace."""
+        return [key for key in self.cluster.objects if key[1] == namespace and key not in self.at_first]
 
     def secret(self) -> Object:
         (found,) = self.cluster.find("secrets")
@@ -182,10 +193,10 @@ def test_a_launcher_that_dies_while_it_starts_leaves_a_workload_that_runs_or_is_
     method, end = method_and_end.split()
 
     class Dying(KubernetesApi):
-        def _answer(self, verb: str, path: str, *given: object, **named: object) -> object:  # type: ignore[override]
+        def _request(self, verb: str, path: str, *given: object, **named: object) -> object:  # type: ignore[override]
             if verb == method and path.endswith(end):
                 raise Crashed
-            return super()._answer(verb, path, *given, **named)  # type: ignore[arg-type]
+            return super()._request(verb, path, *given, **named)  # type: ignore[arg-type]
 
     dying = KubernetesLauncher(Dying(bench.client), namespace="ft-platform", pools=POOLS)
     with pytest.raises(Crashed):
@@ -203,7 +214,7 @@ def test_a_launcher_that_dies_while_it_starts_leaves_a_workload_that_runs_or_is_
         bench.nodes.end(NAME, 0, 0)
         until(lambda: bench.get().phase is EXITED, timeout_s=10)
     bench.launcher.forget(NAME)
-    assert [key for key in bench.cluster.objects if key[1] == "t-acme"] == [], "the token is gone, too"
+    assert bench.left("t-acme") == [], "the token is gone, too"
     assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST
 
 
@@ -258,7 +269,7 @@ def test_a_forgotten_name_stays_used_and_only_its_marker_is_left(bench: Bench) -
         assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is LOST
         assert bench.launcher.stop(NAME, grace_s=0).phase is LOST
         until(lambda: bench.launcher.list() == [], timeout_s=10)
-    assert [key for key in bench.cluster.objects if key[1]] == [("configmaps", "ft-platform", NAME)]
+    assert (bench.left("t-acme"), bench.left("ft-platform")) == ([], [("configmaps", "ft-platform", NAME)])
     bench.launcher.forget("ftjob-9-a1")
     assert bench.launcher.get("ftjob-9-a1").phase is ABSENT
 
@@ -364,6 +375,17 @@ def test_a_workload_that_kueue_has_admitted_again_is_withdrawn_all_the_same(benc
     assert bench.get().evicted
     until(lambda: bench.get().phase is LOST or bench.get().phase is EXITED, timeout_s=10)
     assert not bench.nodes.admit(NAME)
+
+
+def test_a_withdrawn_workload_whose_pods_failed_before_they_started_has_no_exit_code(bench: Bench) -> None:
+    """As the pods of a Job that no node had taken are collected."""
+    bench.launcher.start_or_adopt(workload(), token=TOKEN)
+    bench.nodes.admit(NAME)
+    (pod,), queued = bench.nodes.pods(NAME), bench.nodes.queued(NAME)
+    withdrawn = {**queued, "spec": {**queued["spec"], "active": False}}
+    found = Found(job=bench.nodes.job(NAME), pods=[{**pod, "status": {"phase": "Failed"}}], queued=withdrawn)
+    status = status_of(found, now=time.time())
+    assert (status.phase, status.exit_code) == (EXITED, None)
 
 
 def test_stop_withdraws_what_has_not_started(bench: Bench) -> None:

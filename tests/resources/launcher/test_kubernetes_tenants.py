@@ -67,7 +67,7 @@ class Bench:
         self.cluster = Cluster()
         self.nodes = Nodes(self.cluster)
         self.api = KubernetesApi(stack.enter_context(served(self.cluster)))
-        self.spaces = TenantNamespaces(api=self.api, reachable=REACHABLE)
+        self.spaces = TenantNamespaces(connect=lambda: self.api, reachable=REACHABLE)
 
     def keep(self, *tenants: Tenant) -> int:
         return self.spaces.keep(tenants, POOLS)

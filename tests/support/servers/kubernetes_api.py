@@ -23,16 +23,35 @@ from kubernetes.client import ApiClient, Configuration
 Object = dict[str, Any]
 Key = tuple[str, str, str]
 """Plural, namespace, name."""
-TOKEN = "token-of-the-service-account"
+ADMINISTRATOR = "the-administrator"
+"""Account that may do everything."""
+RBAC = "rbac.authorization.k8s.io"
 BOOKMARK_S = 0.2
 NAMESPACED = {
     "Job": ("batch/v1", "jobs"), "Pod": ("v1", "pods"), "Secret": ("v1", "secrets"), "ConfigMap": ("v1", "configmaps"),
     "ResourceQuota": ("v1", "resourcequotas"), "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
 }  # fmt: skip
 PLURALS = {"Namespace": "namespaces", **{kind: plural for kind, (_, plural) in NAMESPACED.items()}}
+APPLY = "application/apply-patch+yaml"
 FREE_OF_A_JOB = frozenset({"suspend", "parallelism", "activeDeadlineSeconds", "backoffLimit"})
 """Fields of a Job's spec that may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a request does, as authorization looks at it."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+    name: str = ""
+
+
+def token_of(account: str) -> str:
+    return f"token-of-{account}"
 
 
 class Refused(Exception):
@@ -64,6 +83,8 @@ class Cluster:
     """Number of open watches."""
     generation: int = 0
     """Watches of earlier ones end."""
+    permits: Callable[[str, Action], bool] = lambda _account, _action: False
+    """Whether an account other than the administrator may do something."""
     deleting: Callable[[Object, int], bool] = lambda _object, _grace: True
     """Whether an object may go at once; nodes end pods first."""
 
@@ -246,9 +267,8 @@ class _Answers(BaseHTTPRequestHandler):
             self.hang_up()
             return
         try:
-            if self.headers.get("authorization") != f"Bearer {TOKEN}":
-                raise Refused(401, "Unauthorized", "Unauthorized")
             plural, namespace, name, part = self.place(url.path)
+            self.authorize(plural, namespace, name, part, query, json.loads(body) if body else {})
             if query.get("watch") == "true":
                 self.watch(plural, namespace, query)
                 return
@@ -262,6 +282,25 @@ class _Answers(BaseHTTPRequestHandler):
             self.hang_up()
         else:
             self.reply(status, found)
+
+    def authorize(self, plural: str, namespace: str, name: str, part: str, query: Mapping[str, str], body: Object) -> None:
+        """Refuse what the account may not do. To apply an object that does not exist is to create it, and a binding needs its role."""
+        scheme, _, account = self.headers.get("authorization", "").partition(token_of(""))
+        if scheme != "Bearer " or not account:
+            raise Refused(401, "Unauthorized", "Unauthorized")
+        path = urlsplit(self.path).path.strip("/").split("/")
+        group, resource = path[1] if path[0] == "apis" else "", f"{plural}/{part}" if part else plural
+        reads = "watch" if query.get("watch") == "true" else "get" if name else "list"
+        verb = {"GET": reads, "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.command]
+        actions = [Action(verb, group, resource, namespace, name)]
+        if self.headers["content-type"] == APPLY and (plural, namespace, name) not in self.cluster.objects:
+            actions.append(Action("create", group, resource, namespace, name))
+        if "roleRef" in body:
+            actions.append(Action("bind", RBAC, f"{body['roleRef']['kind'].lower()}s", namespace, body["roleRef"]["name"]))
+        with self.cluster.lock:
+            denied = [action for action in actions if account != ADMINISTRATOR and not self.cluster.permits(account, action)]
+        for action in denied:
+            raise Refused(403, "Forbidden", f'forbidden: {account} cannot {action.verb} {action.resource} "{action.name}" in "{namespace}"')
 
     def place(self, path: str) -> tuple[str, str, str, str]:
         """Return plural, namespace, name and subresource."""
@@ -277,7 +316,7 @@ class _Answers(BaseHTTPRequestHandler):
             return cluster.create(plural, namespace, body)
         if self.command == "DELETE":
             return cluster.delete(key, body.get("gracePeriodSeconds"))
-        if self.command == "PATCH" and self.headers["content-type"] == "application/apply-patch+yaml":
+        if self.command == "PATCH" and self.headers["content-type"] == APPLY:
             return cluster.apply(plural, namespace, name, body)
         if self.command == "PATCH":
             return cluster.merge(key, body)
@@ -345,7 +384,7 @@ def kubeconfig(client: ApiClient) -> str:
     """Content of a file that ``KUBECONFIG`` may name."""
     named = {
         "clusters": [{"name": "tests", "cluster": {"server": client.configuration.host}}],
-        "users": [{"name": "tests", "user": {"token": TOKEN}}],
+        "users": [{"name": "tests", "user": {"token": token_of(ADMINISTRATOR)}}],
         "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
     }
     return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "tests", **named})
@@ -359,7 +398,7 @@ def served(cluster: Cluster, *, port: int = 0) -> Iterator[ApiClient]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     settings = Configuration(host=f"http://127.0.0.1:{server.server_address[1]}")
-    settings.api_key["authorization"] = f"Bearer {TOKEN}"
+    settings.api_key["authorization"] = f"Bearer {token_of(ADMINISTRATOR)}"
     try:
         yield ApiClient(settings)
     finally:
