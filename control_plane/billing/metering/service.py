@@ -83,21 +83,24 @@ def report_ended(
 def work(conn: Connection, job_id: str, attempt: int, *, began_at: datetime | None, kept_until: datetime | None) -> Work:
     """Return the tenant's part of an attempt: its first step, its last saved one, and the stops known to the database.
 
-    If its metrics are gone (None) but it has its own checkpoint, it counts as working from its start until that was stored.
+    If its metrics are gone (None) but it has its own checkpoint, it counts as working from its start until that was stored. One of the step
+    from which it resumed is not its own: it only stored what an earlier attempt had left on the node.
     """
 
     def of_attempt(column: sa.Column[Any]) -> sa.Select[Any]:
         return sa.select(column).where(column.table.c.job_id == job_id, column.table.c.attempt == attempt)
 
-    newest = of_attempt(checkpoints.c.created_at).where(checkpoints.c.retired_at.is_(None)).order_by(checkpoints.c.step.desc()).limit(1)
+    from_step = of_attempt(attempts.c.from_step).scalar_subquery()
+    own = checkpoints.c.retired_at.is_(None), checkpoints.c.step > sa.func.coalesce(from_step, 0)
+    newest = of_attempt(checkpoints.c.created_at).where(*own).order_by(checkpoints.c.step.desc()).limit(1)
     known = newest, of_attempt(attempts.c.started_at), of_attempt(attempts.c.from_step), of_attempt(reservations.c.stop_asked_at)
-    saved, started_at, from_step, stop_requested = conn.execute(sa.select(*(query.scalar_subquery() for query in known))).one()
+    saved, started_at, resumed_from, stop_requested = conn.execute(sa.select(*(query.scalar_subquery() for query in known))).one()
     if saved is not None:
         began_at, kept_until = began_at or started_at, kept_until or saved
     ended = meter_events.c.job_id == job_id, meter_events.c.attempt < attempt, meter_events.c.kind == "ended"
     before = conn.execute(sa.select(meter_events.c.data).where(*ended).order_by(meter_events.c.attempt.desc())).scalars()
     began_ms, kept_until_ms, stop_ms = (None if at is None else milliseconds(at) for at in (began_at, kept_until, stop_requested))
-    after_stop = bool(from_step) and goes_on_after_stop(before)
+    after_stop = bool(resumed_from) and goes_on_after_stop(before)
     return Work(after_stop=after_stop, began_ms=began_ms, kept_until_ms=kept_until_ms, stop_requested_ms=stop_ms)
 
 

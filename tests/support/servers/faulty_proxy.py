@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FaultyProxy:
-    upstream: tuple[str, int]
+    upstream: tuple[str, int] | str
+    """Host and port, or the path of a Unix socket."""
     refuse: bool = False
     """Break every connection off as soon as it says something."""
     replace: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -28,11 +29,18 @@ class FaultyProxy:
             threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self.upstream) as server:
+        with client, self._connection() as server:
             back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
             back.start()
             self._pump(client, server)
             back.join()
+
+    def _connection(self) -> socket.socket:
+        if not isinstance(self.upstream, str):
+            return socket.create_connection(self.upstream)
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(self.upstream)
+        return made
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -57,7 +65,14 @@ class FaultyProxy:
 @contextlib.contextmanager
 def faulty_proxy(host: str, port: int) -> Iterator[tuple[FaultyProxy, str]]:
     """A proxy before ``host:port``, and its own URL."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        proxy = FaultyProxy((host, port))
+    with proxied((host, port), "127.0.0.1") as (proxy, own):
+        yield proxy, f"http://127.0.0.1:{own}"
+
+
+@contextlib.contextmanager
+def proxied(upstream: tuple[str, int] | str, address: str) -> Iterator[tuple[FaultyProxy, int]]:
+    """A proxy before `upstream` that listens on `address`, and its port."""
+    with socket.create_server((address, 0)) as listener:
+        proxy = FaultyProxy(upstream)
         threading.Thread(target=proxy.serve, args=(listener,), daemon=True).start()
-        yield proxy, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield proxy, listener.getsockname()[1]

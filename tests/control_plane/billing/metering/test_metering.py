@@ -240,6 +240,17 @@ def test_what_is_kept_of_an_attempt_without_measurements_is_from_its_start_to_it
     assert (none.began_ms, none.kept_until_ms) == (None, None)
 
 
+def test_an_attempt_that_only_stored_what_an_earlier_one_had_left_on_the_node_has_kept_nothing(platform: Platform) -> None:
+    _, job, _ = three_jobs_alike(platform)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(attempts).where(attempts.c.job_id == job.id, attempts.c.attempt == 2).values(from_step=20))
+        resumed = metering.work(conn, job.id, 2, began_at=None, kept_until=None)
+        conn.execute(sa.insert(checkpoints), checkpoint(job, 2, 21, AT))
+        further = metering.work(conn, job.id, 2, began_at=None, kept_until=None)
+    assert (resumed.began_ms, resumed.kept_until_ms) == (None, None)
+    assert further.kept_until_ms == milliseconds(AT)
+
+
 def test_a_workload_was_last_known_to_live_at_its_own_start_measurement_or_checkpoint(platform: Platform) -> None:
     _, job, _ = three_jobs_alike(platform)
     began = AT + timedelta(days=1, hours=2)
