@@ -51,7 +51,7 @@ class Fsdp2:
         self._spec = spec
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
-        self.mesh: Any = None
+        self._mesh: Any = None
         self.model: Any = None
 
     def start(self) -> None:
@@ -59,15 +59,18 @@ class Fsdp2:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
         if self.device.type == "cpu":
             return_freed_memory()
-        self.mesh = init_device_mesh(self.device.type, (self.world_size,))
+        self._mesh = init_device_mesh(self.device.type, (self.world_size,))
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None:
+        return sharded_weights.load_shards(directory, self._mesh, dtype=dtype, attention=attention, device=self.device)
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         shards = sharded_weights.take(model)
         bf16 = self._spec.precision == "bf16"
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
-        self.model = fully_shard(model, mesh=self.mesh, mp_policy=policy)
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
+        self.model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
         sharded_weights.give_back(model, shards, self.device)
         plain = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
         if plain:

@@ -24,7 +24,6 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=40)
 
 
 class Replicated:
-    mesh = None
     saves_alone = True
 
     def __init__(self, spec: TrainingSpec) -> None:
@@ -36,6 +35,9 @@ class Replicated:
     def start(self) -> None:
         if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> None:
+        """Returns None: every rank holds the whole model."""
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         self._bare = model.to(self.device) if self._spec.quantization is None else model
