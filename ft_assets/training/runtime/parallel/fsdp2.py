@@ -7,9 +7,7 @@ can resume; full parameters are saved by torch's distributed checkpoint, which r
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -28,16 +26,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ft_assets.training.runtime.model import optimizers, sharded_weights
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, set_rates
+from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 DISTRIBUTED = "distributed"
 """Directory of torch's distributed checkpoint within a checkpoint of full parameters."""
-M_MMAP_THRESHOLD = -3
-"""Number of this parameter in glibc's malloc.h."""
-MAPPED_BYTES = 128 * 2**10
-"""Where glibc starts."""
 
 
 class Fsdp2:
@@ -174,15 +168,6 @@ class Fsdp2:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(_sharded_like(found[name], parameter))
-
-
-def return_freed_memory() -> None:
-    """Makes glibc map every block of :data:`MAPPED_BYTES` and more on its own, so that gathered weights return to the system when freed.
-
-    Otherwise it raises that size up to 32 MiB as blocks are freed, and its heaps keep about as much as a whole model.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def decoder_layers(model: Any) -> list[Any]:

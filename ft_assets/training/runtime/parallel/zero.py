@@ -29,7 +29,7 @@ from ft_assets.training.runtime.model.optimizers import make_optimizer, make_sch
 from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
 from ft_assets.training.runtime.parallel import zero_partitions
-from ft_assets.training.runtime.parallel.replicated import copied, local_device, set_rates
+from ft_assets.training.runtime.parallel.replicated import copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
@@ -57,6 +57,8 @@ class Zero:
     def start(self) -> None:
         compile_operator()
         deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
+        if self.device.type == "cpu" and self.stage == 3:
+            return_freed_memory()
 
     def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None:
         if self.stage < 3:
