@@ -148,7 +148,7 @@ def measure(run_file: Path) -> dict[str, Any]:
     run = RunFile.read(run_file)
     imports.import_stack(methods.get("sft"), run.spec)
     importlib.import_module("ft_assets.training.runtime.train")
-    importlib.import_module("ft_assets.training.runtime.parallel.fsdp2")
+    importlib.import_module(f"ft_assets.training.runtime.parallel.{'zero' if run.spec.strategy.startswith('zero') else 'fsdp2'}")
     importlib.import_module("transformers.models.llama.modeling_llama")
     progress = FirstStep()
     in_process.train(run, progress)

@@ -1,5 +1,6 @@
 """The training loop: steps, health checks, metrics, checkpoints, and stopping at any moment. Its position in the data is the step.
 
+await       the step's rows, which may still be on their way; ranks exchange: has each its rows, was any asked to stop
 measure     what the loss needs of the whole step before its first micro-batch (KTO's KL estimate)
 compute     forward and backward of each micro-batch; no state changes, so a stop may occur anywhere
 agree       ranks exchange: is every loss finite, was any rank asked to stop
@@ -69,6 +70,19 @@ class RunState:
     recent_losses: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepData:
+    """The micro-batches of a step on this rank, and what those of all ranks add up to."""
+
+    batches: list[Batch]
+    weight: float
+    num_tokens: int
+    began: float
+    """Monotonic time at which the step began to wait for them."""
+    waited_s: float
+    """Seconds until every rank had its micro-batches."""
+
+
 class Loop:
     def __init__(
         self,
@@ -132,40 +146,46 @@ class Loop:
         try:
             batches = ahead.submit(self._collate, self.state.step)
             while self.state.step < self.total_steps:
-                began = time.monotonic()
-                micro_batches = self._await(batches)
-                waited = time.monotonic() - began
+                data = self._await(batches)
                 batches = ahead.submit(self._collate, min(self.state.step + 1, self.total_steps - 1))
-                self._step(micro_batches, began=began, waited=waited)
+                self._step(data)
                 if self._end_of_step():
                     return
         finally:
             ahead.shutdown(wait=False)  # it may wait for a shard that never arrives
 
-    def _await(self, batches: Future[list[Batch]]) -> list[Batch]:
-        """Returns the step's batches; a stop does not wait for a shard that is still on its way."""
-        while not wait((batches,), timeout=STOP_CHECK_S).done:
-            if self.strategy.world_size == 1:
-                self._leave_on_stop_request()
-        return batches.result()
+    def _await(self, batches: Future[list[Batch]]) -> StepData:
+        """Returns the step's data once every rank has its own.
+
+        While any rank waits for a shard that is still on its way, all of them exchange twice a second whether to stop: they leave together.
+        """
+        began = time.monotonic()
+        while True:
+            ready = bool(wait((batches,), timeout=STOP_CHECK_S).done)
+            waited = time.monotonic() - began
+            own = batches.result() if ready else []
+            sums = [sum(self.objective.weight(b) for b in own), sum(self.objective.num_tokens(b) for b in own)]
+            stopping, missing, weight, tokens = reduce_sum([self.stop.requested, not ready, *sums], self.strategy.device)
+            if stopping:
+                self._leave()
+            if not missing:
+                return StepData(batches=own, weight=weight, num_tokens=int(tokens), began=began, waited_s=waited)
+            self.progress.touch()
 
     def _collate(self, step: int) -> list[Batch]:
         rank = self.strategy.rank
         return [self.objective.collate(self.order.micro_batch(step, n, rank)) for n in range(self.order.accumulation_steps)]
 
-    def _step(self, batches: list[Batch], *, began: float, waited: float) -> None:
+    def _step(self, data: StepData) -> None:
         opt, device = self.spec.optimization, self.strategy.device
-        weight, tokens = reduce_sum(
-            [sum(self.objective.weight(b) for b in batches), sum(self.objective.num_tokens(b) for b in batches)], device
-        )
         with precision.training(self.spec, device):
-            self.objective.prepare_step(self.strategy.model, self._moved(batches))
+            self.objective.prepare_step(self.strategy.model, self._moved(data.batches))
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        for number, batch in enumerate(self._moved(batches)):
+        for number, batch in enumerate(self._moved(data.batches)):
             seed_micro_batch(self.spec.seed, self.state.step, number * self.strategy.world_size + self.strategy.rank)
             with self.strategy.micro_batch(last=number == opt.accumulation_steps - 1):
                 with precision.training(self.spec, device):
-                    share = self.objective.loss(self.strategy.model, batch, total_weight=weight)
+                    share = self.objective.loss(self.strategy.model, batch, total_weight=data.weight)
                 loss += share.detach().double()
                 self.strategy.backward(share)
         if self.strategy.world_size == 1:
@@ -179,8 +199,8 @@ class Loop:
             norm = self.strategy.gradient_norm()
             self._require_finite_gradient(norm)
             self.strategy.step()
-            self._advance(value, int(tokens))
-            self._record(value, rate, norm, measured, tokens=int(tokens), began=began, waited=waited)
+            self._advance(value, data.num_tokens)
+            self._record(value, rate, norm, measured, data)
             self._torn = False
             self._note_applied()
         self._stop_requested = stop_requested > 0
@@ -297,13 +317,11 @@ class Loop:
                 step=self.state.step,
             )
 
-    def _record(
-        self, loss: float, rate: float, norm: float, measured: Mapping[str, float], *, tokens: int, began: float, waited: float
-    ) -> None:
+    def _record(self, loss: float, rate: float, norm: float, measured: Mapping[str, float], data: StepData) -> None:
         state, p, now = self.state, self.progress, time.monotonic()
-        seconds = max(now - began, 1e-9)
+        seconds = max(now - data.began, 1e-9)
         device = self.strategy.device
-        speed = tokens / seconds
+        speed = data.num_tokens / seconds
         self._last = {
             "step": state.step,
             "total_steps": self.total_steps,
@@ -316,7 +334,7 @@ class Loop:
             "tokens_per_s": round(speed, 1),
             "steps_per_s": round(1 / seconds, 4),
             "step_s": round(seconds, 4),
-            "data_s": round(waited, 4),
+            "data_s": round(data.waited_s, 4),
             "mfu": round(speed / self.strategy.world_size * self._flops / self._peak, 4) if self._peak else None,
             "memory_bytes": device_metrics.peak_memory_bytes(device),
             "gpu_utilization": self._utilized(now),

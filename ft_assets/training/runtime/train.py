@@ -103,7 +103,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
 def build_objective(run_file: RunFile, pack: Pack, strategy: Strategy) -> Objective:
     """Builds the method's objective over the loaded base model, with the initial weights."""
     spec = run_file.spec
-    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, mesh=strategy.mesh)
+    base, tokenizer = load_base(run_file.base_model_dir, spec, device=strategy.device, load_part=strategy.load_part)
     module, _, name = methods.get(spec.method).objective.partition(":")
     build = getattr(importlib.import_module(module), name)
     set_seed(spec.seed)  # seeds the adapter's initial weights

@@ -3,7 +3,9 @@
 1. The model is built on the meta device, as ``from_pretrained`` builds it, and its parameters become DTensors without memory.
 2. transformers' own loader fills them: it maps names and types, ties weights and recomputes buffers, and asks for this rank's rows only.
 3. PEFT and TRL's trainers see these DTensors as the base's parameters, on its device and in its shape.
-4. :func:`take` then leaves parameters on the meta device for ``fully_shard``, and :func:`give_back` puts the shards in their place.
+4. For FSDP2, :func:`take` leaves parameters on the meta device for ``fully_shard``, and :func:`give_back` puts the shards in their place.
+
+ZeRO-3 makes its own parameters of these DTensors before PEFT sees them (``parallel/zero_partitions.py``).
 """
 
 from __future__ import annotations

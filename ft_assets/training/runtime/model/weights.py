@@ -6,17 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from ft_assets.training.runtime.model import attention
-from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.run_errors import BadInput, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 
@@ -26,12 +24,15 @@ SHARD_BYTES = 4 * 2**30
 """Bytes per file of full weights."""
 
 
-def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, mesh: DeviceMesh | None = None) -> tuple[Any, Any]:
+class PartLoader(Protocol):
+    def __call__(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None: ...
+
+
+def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load_part: PartLoader | None = None) -> tuple[Any, Any]:
     """Loads the frozen or trainable base model and its tokenizer. Safetensors only; no code of the repository is run.
 
     A trainable base is held in float32 and computed in the spec's precision: half-precision weights lose updates smaller than a 256th of
-    themselves. A frozen one is held in the spec's precision, or in 4 bits. `mesh`: ranks that each read a part of it, if its files allow
-    that (``sharded_weights.py``).
+    themselves. A frozen one is held in the spec's precision, or in 4 bits. `load_part` returns it in the parts of sharded ranks, or None.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
     implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len)
@@ -41,9 +42,7 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, mesh
     if spec.quantization is not None:
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
-        model: Any = None
-        if mesh is not None:
-            model = load_shards(directory, mesh, dtype=dtype, attention=implementation, device=device)
+        model: Any = None if load_part is None else load_part(directory, dtype=dtype, attention=implementation)
         if model is None:
             model = AutoModelForCausalLM.from_pretrained(
                 directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options

@@ -21,13 +21,14 @@ class Strategy(Protocol):
     device: torch.device
     rank: int
     world_size: int
-    mesh: Any
-    """Ranks that each read a part of the base model, once :meth:`start` has run; None: every rank reads it whole."""
     saves_alone: bool
     """Whether rank 0 holds the whole state and can save while the other ranks compute."""
 
     def start(self) -> None:
         """Joins the other ranks; called before the base model is loaded."""
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None:
+        """Returns the base model in `directory`, of which this rank reads only its part; None if it is to be loaded as usual."""
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         """Wraps `model` and makes optimizer and schedule."""

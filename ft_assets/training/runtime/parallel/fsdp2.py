@@ -7,9 +7,7 @@ can resume; full parameters are saved by torch's distributed checkpoint, which r
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -28,16 +26,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ft_assets.training.runtime.model import optimizers, sharded_weights
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, set_rates
+from ft_assets.training.runtime.parallel.replicated import COLLECTIVE_TIMEOUT, copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
 DISTRIBUTED = "distributed"
 """Directory of torch's distributed checkpoint within a checkpoint of full parameters."""
-M_MMAP_THRESHOLD = -3
-"""Number of this parameter in glibc's malloc.h."""
-MAPPED_BYTES = 128 * 2**10
-"""Where glibc starts."""
 
 
 class Fsdp2:
@@ -51,7 +45,7 @@ class Fsdp2:
         self._spec = spec
         self.rank, self.world_size = int(os.environ.get("RANK", "0")), spec.world_size
         self.device = local_device()
-        self.mesh: Any = None
+        self._mesh: Any = None
         self.model: Any = None
 
     def start(self) -> None:
@@ -59,15 +53,18 @@ class Fsdp2:
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
         if self.device.type == "cpu":
             return_freed_memory()
-        self.mesh = init_device_mesh(self.device.type, (self.world_size,))
+        self._mesh = init_device_mesh(self.device.type, (self.world_size,))
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None:
+        return sharded_weights.load_shards(directory, self._mesh, dtype=dtype, attention=attention, device=self.device)
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         shards = sharded_weights.take(model)
         bf16 = self._spec.precision == "bf16"
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
         for layer in decoder_layers(model):
-            fully_shard(layer, mesh=self.mesh, mp_policy=policy)
-        self.model = fully_shard(model, mesh=self.mesh, mp_policy=policy)
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
+        self.model = fully_shard(model, mesh=self._mesh, mp_policy=policy)
         sharded_weights.give_back(model, shards, self.device)
         plain = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
         if plain:
@@ -171,15 +168,6 @@ class Fsdp2:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(_sharded_like(found[name], parameter))
-
-
-def return_freed_memory() -> None:
-    """Makes glibc map every block of :data:`MAPPED_BYTES` and more on its own, so that gathered weights return to the system when freed.
-
-    Otherwise it raises that size up to 32 MiB as blocks are freed, and its heaps keep about as much as a whole model.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def decoder_layers(model: Any) -> list[Any]:

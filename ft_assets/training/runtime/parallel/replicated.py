@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -21,10 +23,13 @@ from ft_assets.training.spec import TrainingSpec
 INITIAL_LOSS_SCALE = 2.0**16
 COLLECTIVE_TIMEOUT = timedelta(minutes=40)
 """Seconds, longer than one rank may write or read a large checkpoint while the others wait; the supervising step detects hangs."""
+M_MMAP_THRESHOLD = -3
+"""Number of this parameter in glibc's malloc.h."""
+MAPPED_BYTES = 128 * 2**10
+"""Where glibc starts."""
 
 
 class Replicated:
-    mesh = None
     saves_alone = True
 
     def __init__(self, spec: TrainingSpec) -> None:
@@ -36,6 +41,9 @@ class Replicated:
     def start(self) -> None:
         if self.world_size > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> None:
+        """Returns None: every rank holds the whole model."""
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         self._bare = model.to(self.device) if self._spec.quantization is None else model
@@ -125,6 +133,15 @@ def local_device() -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
+
+
+def return_freed_memory() -> None:
+    """Makes glibc map every block of :data:`MAPPED_BYTES` and more on its own, so that gathered weights return to the system when freed.
+
+    Otherwise it raises that size up to 32 MiB as blocks are freed, and its heaps keep about as much as a whole model.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def copied(value: Any) -> Any:

@@ -19,14 +19,17 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 from filelock import FileLock
 from peft import PeftModel
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils import cpp_extension
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from ft_assets.training.checkpoints import read_manifest
 from ft_assets.training.runtime.model import optimizers
 from ft_assets.training.runtime.model.optimizers import make_optimizer, make_schedule
+from ft_assets.training.runtime.model.sharded_weights import load_shards
 from ft_assets.training.runtime.model.weights import ADAPTER_WEIGHTS, WeightsCopy, saved_adapter_name
-from ft_assets.training.runtime.parallel.replicated import copied, local_device, set_rates
+from ft_assets.training.runtime.parallel import zero_partitions
+from ft_assets.training.runtime.parallel.replicated import copied, local_device, return_freed_memory, set_rates
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec
 from ft_assets.training.spec import TrainingSpec
 
@@ -36,7 +39,6 @@ ADAM_STATE = ("exp_avg", "exp_avg_sq")
 
 
 class Zero:
-    mesh = None
     saves_alone = False
 
     def __init__(self, spec: TrainingSpec) -> None:
@@ -55,9 +57,20 @@ class Zero:
     def start(self) -> None:
         compile_operator()
         deepspeed.init_distributed(dist_backend="nccl" if self.device.type == "cuda" else "gloo")
-        # Must exist while the base model loads: ``from_pretrained`` looks for it and shards the weights as it reads them.
+        if self.device.type == "cpu" and self.stage == 3:
+            return_freed_memory()
+
+    def load_part(self, directory: Path, *, dtype: torch.dtype, attention: str) -> Any | None:
+        if self.stage < 3:
+            return None
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        model = load_shards(directory, mesh, dtype=dtype, attention=attention, device=self.device)
+        if model is not None:
+            zero_partitions.partition(model, self._config())
+        # transformers and PEFT look for it from now on: when they load a model, and when they change parameters that are not whole.
         config: Any = HfDeepSpeedConfig
-        self._loading = config(self._config()) if self.stage == 3 else None
+        self._gathers = config(self._config())
+        return model
 
     def wrap(self, model: Any, *, total_steps: int) -> None:
         self._bare = model

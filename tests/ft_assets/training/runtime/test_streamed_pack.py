@@ -45,6 +45,11 @@ class Line:
         if count >= SHARDS:
             (self.pack / ARRIVING).unlink()
 
+    def let_through_except(self, shard: int) -> None:
+        """Have all shards but one arrive."""
+        for name in {held.name for held in self.aside.iterdir()} - {self._path(shard).name}:
+            (self.aside / name).rename(self.pack / name)
+
     def _path(self, shard: int) -> Path:
         return self.pack / f"shard-{shard:05d}.parquet"
 

@@ -1,6 +1,6 @@
 """One of two ranks that load models in shards and whole, and compare them.
 
-    python -m tests.ft_assets.training.runtime.model.shards RANK RENDEZVOUS_FILE DIRECTORY
+    python -m tests.ft_assets.training.runtime.model.shards STRATEGY RANK RENDEZVOUS_FILE DIRECTORY
 
 Prints a line for each case of :data:`CASES`.
 """
@@ -22,9 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, Qwen3Config, set_seed
 
-from ft_assets.training.runtime.model.sharded_weights import load_shards
+from ft_assets.training.runtime import parallel
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, load_base, lora_config
-from ft_assets.training.runtime.parallel.fsdp2 import Fsdp2
 from ft_assets.training.spec import TrainingSpec
 from tests.ft_assets.training.attempts import SPEC
 from tests.support.models.tiny_model import VOCAB, build_tiny_model
@@ -126,16 +125,17 @@ def replace_model(base: Path, config: Any) -> None:
 
 def compare(base: Path, spec: TrainingSpec) -> dict[str, Any]:
     """Returns how the model in shards differs from the whole one, before and after both are adapted and wrapped alike."""
-    strategy = Fsdp2(spec)
+    strategy = parallel.build(spec)
     strategy.start()
     dtype = torch.float32 if spec.adapter == "full" else {"fp32": torch.float32, "bf16": torch.bfloat16}[spec.precision]
-    if load_shards(base, strategy.mesh, dtype=dtype, attention=spec.attention, device=strategy.device) is None:
+    part = strategy.load_part(base, dtype=dtype, attention=spec.attention)
+    if part is None:
         return {"loaded": "whole"}
-    shards, _ = load_base(base, spec, device=strategy.device, mesh=strategy.mesh)
+    shards, _ = load_base(base, spec, device=strategy.device, load_part=lambda *_, **__: part)
     whole, _ = load_base(base, spec, device=strategy.device)
     return {
         "loaded": "in shards",
-        "share": sum(p.to_local().numel() for p in shards.parameters()) / sum(p.numel() for p in shards.parameters()),
+        "share": sum(held(p).numel() for p in shards.parameters()) / sum(size(p) for p in shards.parameters()),
         "different": [*different(shards, whole), *settings_that_differ(shards, whole)],
         "different when trained": different(*(trained(model, spec) for model in (shards, whole))),
     }
@@ -143,7 +143,7 @@ def compare(base: Path, spec: TrainingSpec) -> dict[str, Any]:
 
 def trained(model: Any, spec: TrainingSpec) -> Any:
     """The model after a step, with its gradients and the log-probabilities before it in buffers."""
-    strategy = Fsdp2(spec)
+    strategy = parallel.build(spec)
     strategy.start()
     set_seed(spec.seed)
     if (lora := lora_config(spec, model)) is not None:
@@ -152,10 +152,11 @@ def trained(model: Any, spec: TrainingSpec) -> Any:
     strategy.wrap(model, total_steps=4)
     strategy.model.eval()
     tokens = torch.arange(24).reshape(2, 12) + 7 * dist.get_rank()
-    logits = strategy.model(input_ids=tokens, use_cache=False).logits
-    strategy.backward(logits.float().log_softmax(-1)[..., 5].mean())
+    with strategy.micro_batch(last=True):
+        logits = strategy.model(input_ids=tokens, use_cache=False).logits
+        strategy.backward(logits.float().log_softmax(-1)[..., 5].mean())
     model.register_buffer("found_norm", torch.tensor(strategy.gradient_norm()))
-    strategy.optimizer.step()
+    strategy.step()
     model.register_buffer("found_logits", logits.detach())
     return model
 
@@ -187,20 +188,35 @@ def settings_that_differ(left: Any, right: Any) -> list[str]:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
+    """The whole of a DTensor; of a parameter of ZeRO-3, this rank's part, with its shape before it."""
+    if hasattr(tensor, "ds_tensor"):
+        return torch.cat([torch.tensor(tensor.ds_shape).to(held(tensor).dtype), held(tensor)])
     found: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return found.detach()
 
 
+def held(parameter: Any) -> torch.Tensor:
+    """What this rank holds of a sharded parameter, without padding."""
+    if isinstance(parameter, DTensor):
+        return parameter.detach().to_local()
+    part: torch.Tensor = parameter.ds_tensor.detach()
+    return part[: max(0, parameter.ds_numel - dist.get_rank() * part.numel())]
+
+
+def size(parameter: Any) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
 if __name__ == "__main__":
-    rank, rendezvous, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    strategy_name, rank, rendezvous, root = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_SIZE": str(RANKS)}
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     for name, (prepare, spec) in CASES.items():
         base = root / name
         if rank == 0:
             prepare(build_tiny_model(base))
         dist.barrier()
-        result = compare(base, replace(spec, strategy="fsdp2", world_size=RANKS))
+        result = compare(base, replace(spec, strategy=strategy_name, world_size=RANKS))
         sys.stdout.write(json.dumps({"case": name, **result}) + "\n")
         sys.stdout.flush()
     dist.destroy_process_group()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ft_assets.training.attempts import REPOSITORY
+from tests.ft_assets.training.runtime.parallel.test_parallel import COMPILES
 from tests.support.processes import forked_modules
 from tests.support.processes.forked_modules import Forked
 
@@ -21,18 +25,19 @@ IN_SHARDS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=["fsdp2", pytest.param("zero3", marks=[pytest.mark.slow, COMPILES])])
+def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What both ranks found, by case."""
+    strategy: str = request.param
     directory = tmp_path_factory.mktemp("shards")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     logs = [directory / f"rank{rank}.log" for rank in range(2)]
-    ranks: list[Forked] = []
+    ranks: list[Forked | subprocess.Popen[bytes]] = []
     try:
         for rank, log in enumerate(logs):
-            words = [str(rank), str(directory / "rendezvous"), str(directory)]
-            ranks.append(forked_modules.start(SHARDS, words, env=env, cwd=directory, log=log))
-        codes = [rank.wait(timeout=240) for rank in ranks]
+            words = [strategy, str(rank), str(directory / "rendezvous"), str(directory)]
+            ranks.append(start(words, env=env, cwd=directory, log=log))
+        codes = [rank.wait(timeout=240 if strategy == "fsdp2" else 540) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -44,6 +49,13 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
         if line.startswith("{"):
             found.setdefault(json.loads(line)["case"], []).append(json.loads(line))
     return found
+
+
+def start(words: list[str], *, env: dict[str, str], cwd: Path, log: Path) -> Forked | subprocess.Popen[bytes]:
+    if words[0] == "fsdp2":
+        return forked_modules.start(SHARDS, words, env=env, cwd=cwd, log=log)
+    with log.open("wb") as out:  # the fork server hides DeepSpeed
+        return subprocess.Popen([sys.executable, "-m", SHARDS, *words], env=env, cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.timeout(300)
