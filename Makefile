@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all check bench mutation images lock audit clean
+.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images lock audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -60,6 +60,9 @@ test: setup ## all tests but the slow ones
 
 test-all: setup vllm ## all tests, those of the real vLLM among them
 	$(PY) -m pytest
+
+test-cluster: setup ## the chart and its images on the cluster of KUBECONFIG; what else it needs: tests/cluster/installed_platform.py
+	$(PY) -m pytest -v -rs tests/cluster
 
 check: setup ## format, lint, types, import contracts
 	.venv/bin/ruff format --check .
