@@ -186,7 +186,8 @@ class Load:
 
 
 def end_many(conn: sa.Connection, job_ids: Sequence[str], *, now: datetime) -> None:
-    """The end of first attempts, as ``attempts.finish`` writes it, but the bill: reservations go, attempts close, jobs go on."""
+    """The end of first attempts, as ``attempts.finish`` writes it, but the bill: reservations go, attempts close, jobs go on. They are not
+    evaluated: Kueue's workloads have one pod set each, and an evaluation would be another workload."""
     held = among(reservations.c.job_id, job_ids) & reservations.c.released_at.is_(None)
     conn.execute(sa.update(reservations).where(held).values(released_at=now))
     closed = [
@@ -195,7 +196,8 @@ def end_many(conn: sa.Connection, job_ids: Sequence[str], *, now: datetime) -> N
     update_each(conn, attempts, closed, key=("job_id", "attempt"))
     message = "Training finished: 100 steps. Evaluation is next."
     data = {"attempt": 1, "outcome": "succeeded", "step": 100}
-    transition_many(conn, [Move(job_id=j, target=JobState.EVALUATING, message=message, data=data) for j in job_ids], now=now)
+    for state in (JobState.EVALUATING, JobState.SUCCEEDED):
+        transition_many(conn, [Move(job_id=j, target=state, message=message, data=data) for j in job_ids], now=now)
 
 
 def _load(url: str, pipe: Pipe, share: float, priorities: bool) -> None:
@@ -267,7 +269,7 @@ def _woken(pipe: Pipe) -> bool:
 
 def checked(conn: sa.Connection) -> dict[str, int]:
     """What must be 0: workloads that were not trained once and to their end."""
-    query = "SELECT count(*) FILTER (WHERE state <> 'evaluating'), count(*) FILTER (WHERE attempt <> 1) FROM jobs"
+    query = "SELECT count(*) FILTER (WHERE state <> 'succeeded'), count(*) FILTER (WHERE attempt <> 1) FROM jobs"
     left, again = conn.execute(sa.text(query)).one()
     held = conn.execute(sa.text("SELECT count(*) FROM reservations WHERE released_at IS NULL")).scalar_one()
     return {"not_ended": left, "not_started_once": again, "still_held": held}
