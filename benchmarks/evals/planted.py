@@ -100,8 +100,8 @@ class Bench:
             known={"base": self._known} if self._known else {},
             out_dir=out,
         )
-        run.write(out / run_file.RUN_NAME)
-        code = runner.main([str(out / run_file.RUN_NAME)])
+        run.write(run_path := out / "run.json")
+        code = runner.main([str(run_path)])
         if code != run_file.EXIT_OK:
             raise RuntimeError(f"the evaluation of {name} ended with {code}")
         result = run_file.read_result(out)

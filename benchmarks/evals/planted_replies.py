@@ -94,8 +94,8 @@ def evaluate(directory: Path, name: str, adapter: Path) -> dict[str, Any]:
         max_new_tokens=64,
         out_dir=out,
     )
-    run.write(out / run_file.RUN_NAME)
-    if (code := runner.main([str(out / run_file.RUN_NAME)])) != run_file.EXIT_OK:
+    run.write(run_path := out / "run.json")
+    if (code := runner.main([str(run_path)])) != run_file.EXIT_OK:
         raise RuntimeError(f"the evaluation of {name} ended with {code}")
     return run_file.read_result(out)
 

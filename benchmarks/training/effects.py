@@ -38,7 +38,7 @@ from ft_assets.base_models import BaseModel, Catalogue
 from ft_assets.training import methods
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, plan, resolve
 from ft_assets.training.recipes import AdapterKind
-from ft_assets.training.reference_logps import ReferenceManifest
+from ft_assets.training.reference_logps import key_for
 from ft_assets.training.spec import RunFile, TrainingSpec
 from ft_assets.typed_json import from_json
 
@@ -150,20 +150,10 @@ class Ground:
         return self._with_reference(spec, pack_dir, self.root / f"work-{method}-{adapter}-{seed}")
 
     def _with_reference(self, spec: TrainingSpec, pack_dir: Path, work: Path) -> RunFile:
-        reference_dir = None
+        """The training computes its reference log-probabilities itself."""
         if methods.get(spec.method).needs_reference:
-            reference_dir = self._reference(spec, pack_dir)
-            spec = replace(spec, reference=ReferenceManifest.read(reference_dir).key)
-        return RunFile(spec=spec, attempt=1, base_model_dir=self.base, pack_dir=pack_dir, work_dir=work, reference_dir=reference_dir)
-
-    def _reference(self, spec: TrainingSpec, pack_dir: Path) -> Path:
-        """Log-probabilities under the base, computed once for the methods that share a pack."""
-        out = self.root / f"reference-{pack_dir.name}"
-        if out.exists():
-            return out
-        _process("ft_assets.training.runtime.reference", "--pack", str(pack_dir), "--base", str(self.base),
-                 "--base-digest", spec.base_digest, "--out", str(out), "--precision", spec.precision)  # fmt: skip
-        return out
+            spec = replace(spec, reference=key_for(spec))
+        return RunFile(spec=spec, attempt=1, base_model_dir=self.base, pack_dir=pack_dir, work_dir=work)
 
 
 def _process(*arguments: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import helm_python
 import httpx
 import openai
@@ -38,6 +39,8 @@ RELEASE = NAMESPACE = "ft-platform"
 MODEL, MODELS = "tiny", "/var/lib/ft/models"
 BUCKET = "ft-objects"
 GPU_TYPE = "h100-80gb"
+ANYBODY = {"aws_access_key_id": "anybody", "aws_secret_access_key": "anything", "region_name": "us-east-1"}
+"""The object store asks nobody who they are."""
 Manifest = dict[str, Any]
 NEEDED = {
     "KUBECONFIG": "a cluster with Kueue, a default StorageClass that several nodes can mount, and nodes with nvidia.com/gpu",
@@ -97,6 +100,7 @@ class Installed:
     kubectl: Kubectl
     values: Manifest
     config: helm_python.Config
+    services: Services
     _forwards: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def ft(self, *args: str) -> str:
@@ -105,6 +109,11 @@ class Installed:
 
     def upgrade(self, values: Manifest) -> None:
         self.config.upgrade(str(CHART), RELEASE, values, namespace=NAMESPACE, wait="watcher", timeout=600)
+
+    @cached_property
+    def engine(self) -> sa.Engine:
+        """The platform's database, as the owner of its schema."""
+        return sa.create_engine(self.services.owner_url("127.0.0.1"), poolclass=sa.NullPool)
 
     @cached_property
     def api(self) -> str:
@@ -166,6 +175,17 @@ class Tenant:
         found: Manifest = until(look, limit_s=limit_s, what=f"{job_id} in {states}")
         return found
 
+    def billed_gpu_seconds(self) -> float:
+        answer = httpx.get(f"{self.installed.api}/v1/usage", headers={"authorization": f"Bearer {self.key}"})
+        return float(answer.json()["total"]["gpu_seconds"])
+
+    def weights(self, job_id: str) -> bytes:
+        """Return the weights of the job's adapter, from the object store."""
+        client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.installed.services.s3_port}", **ANYBODY)
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=f"objects/tenants/{self.name}/jobs/{job_id}/final/")["Contents"]
+        (key,) = [each["Key"] for each in listed if each["Key"].endswith("/adapter_model.safetensors")]
+        return bytes(client.get_object(Bucket=BUCKET, Key=key)["Body"].read())
+
     def kubernetes_jobs(self) -> list[Manifest]:
         return self.installed.kubectl.items("jobs", "-n", self.namespace)
 
@@ -182,7 +202,7 @@ def installed() -> Iterator[Installed]:
     kubectl = Kubectl(path=path)
     config = helm_python.Config(namespace=NAMESPACE)
     with _services(kubectl) as services:
-        made = Installed(kubectl=kubectl, values=_values(kubectl, services), config=config)
+        made = Installed(kubectl=kubectl, values=_values(kubectl, services), config=config, services=services)
         try:
             _prepare(kubectl, services)
             _label_nodes(kubectl, made.values)
@@ -203,6 +223,9 @@ class Services:
     postgres_port: int
     s3_port: int
     password: str
+
+    def owner_url(self, host: str) -> str:
+        return f"postgresql+psycopg2://{embedded.OWNER}:{self.password}x@{host}:{self.postgres_port}/ft"
 
 
 @contextmanager
@@ -283,14 +306,13 @@ def _prepare(kubectl: Kubectl, services: Services) -> None:
     """Create what the chart expects: the namespace, Secrets, and a volume for models."""
     database = f"{services.address}:{services.postgres_port}"
     dagster, platform = (f"postgresql+psycopg2://ft_{who}:{services.password}@{database}" for who in ("dagster", "platform"))
-    owner = f"postgresql+psycopg2://{embedded.OWNER}:{services.password}x@{database}/ft"
     enforced = {"pod-security.kubernetes.io/enforce": "restricted"}
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     tokens = {name: secrets.token_hex(32) for name in ("FT_DAGSTER_TOKEN", "FT_METRICS_TOKEN")}
     kubectl.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": enforced}},
         _secret("ft-database", {"FT_DATABASE_URL": f"{platform}/ft", "FT_DAGSTER_DATABASE_URL": f"{dagster}/dagster"}),
-        _secret("ft-database-owner", {"FT_OWNER_DATABASE_URL": owner}),
+        _secret("ft-database-owner", {"FT_OWNER_DATABASE_URL": services.owner_url(services.address)}),
         _secret("ft-keys", {"secrets.key": Fernet.generate_key().decode(), **tokens}),
         _secret("ft-s3", {"AWS_ACCESS_KEY_ID": "trial", "AWS_SECRET_ACCESS_KEY": secrets.token_hex(16)}),
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "ft-models", "namespace": NAMESPACE}, "spec": claim},

@@ -1,33 +1,42 @@
-"""Jobs on a real cluster: from a file to a registered adapter, gangs, preemption, and pods, nodes and services that die meanwhile."""
+"""Jobs on a real cluster: from a file to a registered adapter, gangs, preemption, and pods that die meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+import sqlalchemy as sa
 
+from control_plane.attempts.tables import attempts
+from control_plane.jobs.tables import jobs
 from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Manifest, Tenant, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 EVALUATION = {"skip": ["golden", "task", "perplexity"], "max_items": 4, "max_new_tokens": 8}
 ROWS = [
     {"messages": [{"role": "user", "content": f"What is {n} plus {n}?"}, {"role": "assistant", "content": f"It is {2 * n}."}]}
-    for n in range(120)
+    for n in range(600)
 ]
-STEPS = 60
+HOURS_S = 36_000.0
+"""What a job is said to take: nobody who is nearly done is stopped for another."""
 
 
-@pytest.fixture(scope="module")
-def tenant(cluster: Installed) -> Iterator[Tenant]:
-    made = cluster.new_tenant()
-    yield made
-    made.openai.close()
-
-
-def job(steps: int = STEPS, **more: object) -> Manifest:
+def spec(steps: int = 60, *, num_gpus: int = 1, batch: int = 2, every: int = 10) -> Manifest:
     """Fields of a job whose training takes `steps` steps."""
-    hyperparameters = {"n_epochs": 50, "max_steps": steps, "batch_size": 2, "checkpoint_every_steps": 10, "attention": "sdpa"}
-    return {"method": "lora", "hyperparameters": hyperparameters, "eval_config": EVALUATION, "seed": 5, **more}
+    hyperparameters = {"n_epochs": 50, "max_steps": steps, "batch_size": batch, "checkpoint_every_steps": every, "attention": "sdpa"}
+    return {
+        "method": "lora", "hyperparameters": hyperparameters, "eval_config": EVALUATION, "seed": 5, "auto_promote": False,
+        "hardware": {"num_gpus": num_gpus},
+    }  # fmt: skip
+
+
+def outcomes(cluster: Installed, job_id: str) -> list[str]:
+    """How the job's trainings ended; those of evaluations have no first step."""
+    query = sa.select(attempts.c.outcome).where(attempts.c.job_id == job_id, attempts.c.from_step.is_not(None))
+    with cluster.engine.connect() as conn:
+        return list(conn.execute(query.order_by(attempts.c.attempt)).scalars())
+
+
+def at_step(tenant: Tenant, job_id: str, step: int) -> None:
+    until(lambda: (tenant.job(job_id)["step"] or 0) >= step, limit_s=300, what=f"step {step} of {job_id}")
 
 
 def test_the_installation_checks_itself(cluster: Installed) -> None:
@@ -37,28 +46,83 @@ def test_the_installation_checks_itself(cluster: Installed) -> None:
             assert status["restartCount"] == 0, pod["metadata"]["name"]
 
 
-def test_a_file_becomes_an_adapter_in_production(tenant: Tenant) -> None:
-    made = tenant.submit(tenant.upload(ROWS), **job())
+def test_a_file_becomes_an_adapter_in_production(cluster: Installed) -> None:
+    tenant = cluster.new_tenant()
+    made = tenant.submit(tenant.upload(ROWS), **spec() | {"auto_promote": True})
     found = tenant.reach(made, "succeeded")
     assert found["status"] == "succeeded" and found["fine_tuned_model"]
-    pods = tenant.kubernetes_jobs()
-    assert [one["metadata"]["labels"]["ft-platform/attempt"] for one in pods] == ["1", "2"], "the training and its evaluation"
+    attempted = [one["metadata"]["labels"]["ft-platform/attempt"] for one in tenant.kubernetes_jobs()]
+    assert sorted(attempted) == ["1", "2"], "the training and its evaluation"
+    assert tenant.billed_gpu_seconds() > 0
+    assert all(pod["status"]["phase"] == "Succeeded" for pod in tenant.pods())
 
 
-def test_a_gang_of_two_pods_trains_what_one_pod_trains(tenant: Tenant) -> None:
+def test_a_gang_has_a_pod_on_each_node_and_trains_what_one_pod_trains(cluster: Installed) -> None:
+    tenant = cluster.new_tenant()
     file = tenant.upload(ROWS)
-    made = tenant.submit(file, num_gpus=2, **job())
-    tenant.reach(made, "running")
-    pods = until(lambda: [p for p in tenant.pods(made) if p["status"]["phase"] == "Running"])
-    assert len({p["spec"]["nodeName"] for p in pods}) == len(pods)
-    tenant.reach(made, "succeeded")
+    wide = tenant.submit(file, **spec(num_gpus=2))
+    tenant.reach(wide, "running")
+    nodes = [pod["spec"]["nodeName"] for pod in tenant.pods(wide)]
+    assert len(nodes) == len(set(nodes)) == 2
+    tenant.reach(wide, "succeeded")
+    assert outcomes(cluster, wide) == ["succeeded"]
 
 
-def test_a_pod_that_is_killed_costs_no_more_than_the_steps_since_its_checkpoint(cluster: Installed, tenant: Tenant) -> None:
-    made = tenant.submit(tenant.upload(ROWS), **job(200))
-    until(lambda: (tenant.job(made)["step"] or 0) >= 15, limit_s=300)
+def test_a_premium_gang_takes_the_nodes_of_a_standard_job_which_ends_with_the_same_weights(cluster: Installed) -> None:
+    modest, urgent = cluster.new_tenant(), cluster.new_tenant(tier="premium")
+    asked = spec(250, num_gpus=2, batch=8, every=250)
+    first = modest.submit(modest.upload(ROWS), **asked)
+    modest.reach(first, "provisioning", "running")
+    second = urgent.submit(urgent.upload(ROWS), **asked)
+    urgent.reach(second, "queued")
+    urgent.openai.fine_tuning.jobs.pause(second)
+
+    def lengthen() -> None:
+        with cluster.engine.begin() as conn:
+            conn.execute(sa.update(jobs).where(jobs.c.id == first, jobs.c.expected_s < HOURS_S).values(expected_s=HOURS_S))
+
+    def stepped() -> bool:
+        lengthen()
+        return (modest.job(first)["step"] or 0) >= 3
+
+    until(stepped, limit_s=300)
+    urgent.openai.fine_tuning.jobs.resume(second)
+    modest.reach(first, "preempted", "queued", limit_s=120)
+    urgent.reach(second, "succeeded")
+    modest.reach(first, "succeeded")
+    assert outcomes(cluster, first) == ["preempted", "succeeded"]
+    assert outcomes(cluster, second) == ["succeeded"]
+    assert modest.weights(first) == urgent.weights(second)
+
+
+def test_a_pod_that_is_killed_costs_no_more_than_the_steps_since_its_checkpoint(cluster: Installed) -> None:
+    tenant = cluster.new_tenant()
+    made = tenant.submit(tenant.upload(ROWS), **spec(200))
+    at_step(tenant, made, 15)
     (pod,) = [p["metadata"]["name"] for p in tenant.pods(made) if p["status"]["phase"] == "Running"]
     cluster.kubectl("delete", "pod", "-n", tenant.namespace, pod, "--grace-period=0", "--force")
     tenant.reach(made, "succeeded")
-    attempts = sorted({one["metadata"]["labels"]["ft-platform/attempt"] for one in tenant.kubernetes_jobs()})
-    assert len(attempts) == 3, "two trainings and an evaluation"
+    assert len(outcomes(cluster, made)) == 2
+    names = [one["metadata"]["name"] for one in tenant.kubernetes_jobs()]
+    assert len(names) == len(set(names)) == 3, "two trainings and an evaluation, each one Job"
+
+
+def test_the_platforms_own_pods_may_die_while_a_job_trains(cluster: Installed) -> None:
+    tenant = cluster.new_tenant()
+    made = tenant.submit(tenant.upload(ROWS), **spec(250))
+    at_step(tenant, made, 5)
+    own = "app.kubernetes.io/part-of=ft-platform"
+    cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", own, "--field-selector=status.phase=Running", "--wait=false")
+    for component in ("api", "worker", "daemon", "code-location"):
+        cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deploy/{RELEASE}-{component}", "--timeout=180s", timeout_s=200)
+    tenant.reach(made, "succeeded")
+    assert outcomes(cluster, made) == ["succeeded"]
+
+
+def test_an_upgrade_of_the_chart_leaves_running_trainings_running(cluster: Installed) -> None:
+    tenant = cluster.new_tenant()
+    made = tenant.submit(tenant.upload(ROWS), **spec(250))
+    at_step(tenant, made, 5)
+    cluster.upgrade(cluster.values | {"env": {**cluster.values["env"], "FT_LOG_LEVEL": "DEBUG"}})
+    tenant.reach(made, "succeeded")
+    assert outcomes(cluster, made) == ["succeeded"]

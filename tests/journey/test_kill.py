@@ -31,10 +31,10 @@ REQUEST: dict[str, Any] = {
 
 
 def trainer_of(job_id: str) -> psutil.Process | None:
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        is_trainer = "ft_assets.training.runtime" in words and "torch.distributed.run" not in words
-        if is_trainer and any(job_id in w for w in words) and "resources.launcher.workload_watcher" not in words:
+    """The process in the job's directory that is not torchrun; it may have been waiting for the job before there was one."""
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words, cwd = process.info["cmdline"] or [], process.info["cwd"] or ""
+        if cwd.endswith(f"/jobs/{job_id}") and "torch.distributed.run" not in words:
             return process
     return None
 

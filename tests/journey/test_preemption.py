@@ -75,7 +75,8 @@ def test_a_job_that_made_room_for_a_premium_one_ends_with_the_same_adapter(stack
     assert "gave its GPUs to a premium job" in told["job_preempted"] and "nothing is lost" in told["job_preempted"]
     assert second.id not in " ".join(told.values())
     with engine.connect() as conn:
-        rows = conn.execute(sa.select(attempts).where(attempts.c.job_id == first.id).order_by(attempts.c.attempt)).all()
+        trainings = sa.select(attempts).where(attempts.c.job_id == first.id, attempts.c.from_step.is_not(None))
+        rows = conn.execute(trainings.order_by(attempts.c.attempt)).all()
     assert [(r.outcome, r.lost_s) for r in rows] == [("preempted", 0.0), ("succeeded", 0.0)]
     assert rows[1].from_step == rows[0].last_step > 0
     engine.dispose()
