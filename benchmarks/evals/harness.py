@@ -133,7 +133,8 @@ def write_task(directory: Path, shots: int) -> Path:
 
 
 def our_command(tasks: Path, shots: int, out: Path) -> dict[str, Any]:
-    from ft_assets.evals.run.run_file import EvalRun, read_result
+    from ft_assets.evals.run.run_file import EvalRun
+    from ft_assets.evals.run.run_status import read_result
 
     run = EvalRun(
         base_model_dir=BASE, adapter_dir=None, golden=False, capability=(task_name(shots),), capability_limit=ITEMS, task_dirs=(tasks,),

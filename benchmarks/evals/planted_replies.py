@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.evals.planted_data import OPENINGS, THINGS, TROUBLES, Exchange, messages, write_pack
 from ft_assets.evals import config
-from ft_assets.evals.run import run_file, runner
+from ft_assets.evals.run import run_file, run_status, runner
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.report import EvalReport
@@ -97,7 +97,7 @@ def evaluate(directory: Path, name: str, adapter: Path) -> dict[str, Any]:
     run.write(run_path := out / "run.json")
     if (code := runner.main([str(run_path)])) != run_file.EXIT_OK:
         raise RuntimeError(f"the evaluation of {name} ended with {code}")
-    return run_file.read_result(out)
+    return run_status.read_result(out)
 
 
 def reported(result: Mapping[str, Any], items: Sequence[Item]) -> EvalReport:
