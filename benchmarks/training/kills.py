@@ -101,7 +101,7 @@ def _one(made: Bench, reference: KilledJob, plans: list[Plan], epochs: int) -> t
 
 
 def _dismiss(job: KilledJob) -> None:
-    """Cancel a job that was looked at: its evaluation, which nobody runs here, would take the only slot."""
+    """Cancel a checked job: its evaluation would take the only slot, and nothing here would run it."""
     jobs.cancel(job.platform, job.tenant, job.id)
 
 

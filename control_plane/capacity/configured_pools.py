@@ -26,7 +26,18 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from control_plane.billing import prices
 from control_plane.billing.prices import Pricing
 from control_plane.capacity import gpu_devices
-from control_plane.capacity.pools import JOB_CLASSES, JobClass, Node, Packing, Pool, largest_gang, local_pool, taking
+from control_plane.capacity.pools import (
+    CPU_PER_GPU,
+    JOB_CLASSES,
+    MEMORY_GIB_PER_GPU,
+    JobClass,
+    Node,
+    Packing,
+    Pool,
+    largest_gang,
+    local_pool,
+    taking,
+)
 from control_plane.capacity.tables import node_drains
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import Settings
@@ -107,8 +118,8 @@ class _Pool:
     pricing: Pricing = "on_demand"
     reserved_gpus: Whole = 0
     max_gpus_per_job: Annotated[Whole, Field(ge=1)] | None = None
-    cpu_per_gpu: Annotated[Whole, Field(ge=1)] = 12
-    memory_gib_per_gpu: Annotated[Whole, Field(ge=1)] = 112
+    cpu_per_gpu: Annotated[Whole, Field(ge=1)] = CPU_PER_GPU
+    memory_gib_per_gpu: Annotated[Whole, Field(ge=1)] = MEMORY_GIB_PER_GPU
 
     def pool(self, gpu_types: Collection[str]) -> Pool:
         """Return the pool; ``ValueError`` if it has a type of GPU that is not in `gpu_types`, or its numbers do not fit its nodes."""

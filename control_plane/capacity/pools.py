@@ -15,6 +15,10 @@ RESERVED_FOR = "premium"
 SPOT_AT_LEAST_S = 4 * 3600.0
 """Jobs expected to take less run on demand: spot saves half of the price, which does not outweigh lost work and the wait for a new start
 when the GPUs are reclaimed."""
+CPU_PER_GPU = 12
+"""Cores: an eighth of 96, the least that nodes with 8 H100 have."""
+MEMORY_GIB_PER_GPU = 112
+"""An eighth of 900 GiB; the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
 JobClass = Literal["lora", "large", "full"]
 """Job classes: adapters on models below the 70B class, adapters on models of that class, and full training. Pools state which they take."""
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
@@ -57,10 +61,9 @@ class Pool:
     takes: frozenset[str] = frozenset()
     """Job classes placed here; empty: all."""
     packing: Packing = "dense"
-    cpu_per_gpu: int = 12
-    """CPU request of a pod on a cluster for each of its GPUs: an eighth of 96 cores, the least that nodes with 8 H100 have."""
-    memory_gib_per_gpu: int = 112
-    """Its memory request: an eighth of 900 GiB; the smallest such nodes have 1 TiB, less what the system and its daemons keep."""
+    cpu_per_gpu: int = CPU_PER_GPU
+    memory_gib_per_gpu: int = MEMORY_GIB_PER_GPU
+    """What a pod on a cluster requests for each of its GPUs."""
     num_gpus: int = field(init=False)
     """GPUs of all ready nodes."""
     _unreserved: int = field(init=False, repr=False)

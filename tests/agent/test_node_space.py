@@ -1,4 +1,4 @@
-"""Room on a node's disk is made from what nobody is at work on."""
+"""A full disk is freed of other jobs' files; those that a running workload uses stay."""
 
 from __future__ import annotations
 

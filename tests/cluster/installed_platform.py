@@ -33,6 +33,7 @@ from resources.database import embedded
 from resources.database.engine import make_engine
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.faulty_proxy import proxied
+from tests.support.servers.inference_server import free_port
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "ft-platform"
 RELEASE = NAMESPACE = "ft-platform"
@@ -40,7 +41,7 @@ MODEL, MODELS = "tiny", "/var/lib/ft/models"
 BUCKET = "ft-objects"
 GPU_TYPE = "h100-80gb"
 ANYBODY = {"aws_access_key_id": "anybody", "aws_secret_access_key": "anything", "region_name": "us-east-1"}
-"""The object store asks nobody who they are."""
+"""The object store accepts any credentials."""
 Manifest = dict[str, Any]
 NEEDED = {
     "KUBECONFIG": "a cluster with Kueue, a default StorageClass that several nodes can mount, and nodes with nvidia.com/gpu",
@@ -118,7 +119,7 @@ class Installed:
     @cached_property
     def api(self) -> str:
         """URL of the API's Service on this machine; another tunnel is made when the pod of the last one has gone."""
-        port = _free_port()
+        port = free_port()
         command = [self.kubectl.path, "port-forward", "-n", NAMESPACE, f"service/{RELEASE}-api", f"{port}:8000"]
         loop = ["sh", "-c", 'while :; do "$@"; sleep 0.5; done', "sh", *command]
         self._forwards["api"] = subprocess.Popen(loop, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -179,6 +180,11 @@ class Tenant:
         answer = httpx.get(f"{self.installed.api}/v1/usage", headers={"authorization": f"Bearer {self.key}"})
         return float(answer.json()["total"]["gpu_seconds"])
 
+    def adapter(self, adapter_id: str) -> Manifest:
+        answer = httpx.get(f"{self.installed.api}/v1/adapters/{adapter_id}", headers={"authorization": f"Bearer {self.key}"})
+        found: Manifest = answer.raise_for_status().json()
+        return found
+
     def weights(self, job_id: str) -> bytes:
         """Return the weights of the job's adapter, from the object store."""
         client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.installed.services.s3_port}", **ANYBODY)
@@ -234,7 +240,7 @@ def _services(kubectl: Kubectl) -> Iterator[Services]:
     address, password = os.environ.get(ADDRESS) or _way_to(kubectl), secrets.token_hex(16)
     server = embedded.start(home / "pg", databases=("ft",))
     socket_path = _require_passwords(home / "pg", owner=f"{password}x")
-    s3_port = _free_port()
+    s3_port = free_port()
     moto = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(s3_port)], stdout=subprocess.DEVNULL)
     try:
         until(lambda: _listens(s3_port), what="the object store")
@@ -352,11 +358,6 @@ def _remove(kubectl: Kubectl, config: helm_python.Config) -> None:
         for kept in kubectl("get", "jobs,rolebindings", "-n", space, "-o", "name").split():
             kubectl("patch", kept, "-n", space, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
     kubectl("delete", "namespace", NAMESPACE, *spaces, ok=False)
-
-
-def _free_port() -> int:
-    with socket.create_server(("0.0.0.0", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _listens(port: int) -> bool:
