@@ -20,7 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.kill_bench import VICTIMS, WORK, Bench, Kill, KilledJob, Plan, bench, total_steps
+from benchmarks.training.kill_bench import Bench, bench, total_steps
+from benchmarks.training.killed_job import VICTIMS, WORK, Kill, KilledJob, Plan
 from control_plane.jobs import service as jobs
 
 KILLS_PER_JOB = 4
