@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,7 @@ import httpx
 from agent.api_client import ApiClient
 from agent.messages import PART_BYTES, Completion, PartGrant, WriteRequest
 from ft_assets.durable_files import sync_to_disk
+from ft_assets.encrypted_files import DataKey, decrypted, encrypt, envelope_of, key_in
 from ft_assets.errors import IntegrityError, Unavailable
 from ft_assets.training.checkpoints import Part, verify_part
 
@@ -51,7 +53,7 @@ class Objects:
         beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             if url.startswith("file:"):
-                _copy(_local(url), beside, self._on_bytes)
+                _copy(url, beside, self._on_bytes)
             else:
                 self._download(url, beside)
             beside.replace(path)
@@ -67,7 +69,7 @@ class Objects:
         grants = _Grants(self._api, WriteRequest(key=key, part_sha256=digests), renew_after_s=self._renew_after_s)
         first = grants.of_part(0)
         if first.url.startswith("file:"):
-            _put_local(path, _local(first.url), whole)
+            _put_local(path, first.url, whole)
             return
         with ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="part") as pool:
             etags = tuple(pool.map(lambda number: self._put(path, number, grants.of_part(number), on_bytes), range(len(digests))))
@@ -127,24 +129,39 @@ def _local(url: str) -> Path:
     return Path(unquote(urlsplit(url).path))
 
 
-def _copy(source: Path, target: Path, on_bytes: Callable[[], None]) -> None:
+def _copy(url: str, target: Path, on_bytes: Callable[[], None]) -> None:
+    source = _local(url)
     try:
-        with source.open("rb") as read, target.open("wb") as written:
-            for chunk in _chunks(read, source.stat().st_size, on_bytes):
+        with _plain(source, key_in(url)) as read, target.open("wb") as written:
+            while chunk := read.read(CHUNK_BYTES):
                 written.write(chunk)
+                on_bytes()
     except FileNotFoundError:
         raise IntegrityError(f"object {source} is not in the object store; restore it from a backup") from None
 
 
-def _put_local(path: Path, target: Path, sha256: str) -> None:
+def _plain(path: Path, key: DataKey | None) -> BufferedReader:
+    """Open a file of a local object store, which is encrypted if there is a `key`."""
+    stored = path.open("rb")
+    if key is None:
+        return stored
+    envelope_of(stored)
+    return decrypted(stored, key.key, name=f"object {path}")
+
+
+def _put_local(path: Path, url: str, sha256: str) -> None:
     """Copy a file into a local object store, whole or not at all, and read it back."""
+    target, key = _local(url), key_in(url)
     staged = _staging(target)
     try:
         with path.open("rb") as source, staged.open("xb") as out:
-            shutil.copyfileobj(source, out, CHUNK_BYTES)
+            if key is None:
+                shutil.copyfileobj(source, out, CHUNK_BYTES)
+            else:
+                encrypt(source, out, key)
             out.flush()
             os.fsync(out.fileno())
-        with staged.open("rb") as written:
+        with _plain(staged, key) as written:
             if hashlib.file_digest(written, "sha256").hexdigest() != sha256:
                 raise Unavailable(f"{path.name} was not stored as it was read", code="object_store_unavailable")
         new = [parent for parent in target.parents if not parent.exists()]

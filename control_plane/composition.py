@@ -12,7 +12,7 @@ from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
 from control_plane.platform.protocols import TenantRecords
-from control_plane.platform.secrets import inference_token
+from control_plane.platform.secrets import cipher, inference_token
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from resources import object_store
@@ -44,7 +44,12 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(
-            settings.object_store, cold_dir=settings.cold_dir, cold_class=settings.cold_storage_class, client_options=dict(client_options)
+            settings.object_store,
+            cold_dir=settings.cold_dir,
+            cold_class=settings.cold_storage_class,
+            tenant_key=settings.tenant_key,
+            cipher=lambda: cipher(settings),
+            client_options=dict(client_options),
         ),
         models=catalogue_of(settings),
         fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))

@@ -53,6 +53,13 @@ def tenant_prefix(tenant: str) -> str:
     return f"tenants/{checked_id(tenant, what='tenant')}"
 
 
+def tenant_of(key: str) -> str | None:
+    """Return the tenant under whose prefix an object is."""
+    root, _, rest = key.partition("/")
+    tenant, slash, _ = rest.partition("/")
+    return tenant if root == "tenants" and slash else None
+
+
 def file_key(tenant: str, file_id: str, filename: str) -> str:
     return f"{tenant_prefix(tenant)}/files/{checked_id(file_id)}/{safe_filename(filename)}"
 

@@ -43,12 +43,12 @@ TOKEN_BYTES = 32
 
 def inference_token(settings: Settings) -> str:
     """Bearer token of the inference servers: ``FT_INFERENCE_TOKEN``, else the one of this installation."""
-    return settings.inference_token or _kept(settings.home / "inference.token", _new_token)
+    return settings.inference_token or kept_secret(settings.home / "inference.token", _new_token)
 
 
 def dagster_token(settings: Settings) -> str:
     """Bearer token of the platform's own calls of Dagster's webserver: ``FT_DAGSTER_TOKEN``, else the one of this installation."""
-    return settings.dagster_token or _kept(settings.home / "dagster.token", _new_token)
+    return settings.dagster_token or kept_secret(settings.home / "dagster.token", _new_token)
 
 
 def cipher(settings: Settings) -> MultiFernet:
@@ -75,14 +75,14 @@ def unseal(settings: Settings, sealed: str) -> str:
 @cache
 def _cipher(key_file: Path) -> MultiFernet:
     """One key per line, newest first; old ones stay for as long as the database holds what they encrypted."""
-    return MultiFernet([Fernet(key) for key in _kept(key_file, lambda: Fernet.generate_key().decode()).split()])
+    return MultiFernet([Fernet(key) for key in kept_secret(key_file, lambda: Fernet.generate_key().decode()).split()])
 
 
 def _new_token() -> str:
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
-def _kept(path: Path, new: Callable[[], str]) -> str:
+def kept_secret(path: Path, new: Callable[[], str]) -> str:
     """The content of `path`; a missing file is written first. Of several processes that write it at once, one wins."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,9 @@ class Settings:
     """``FT_DAGSTER_DATABASE_URL``: same for Dagster's storage. Empty: database ``dagster`` beside the control plane's."""
     object_store: str = ""
     """``FT_OBJECT_STORE``: ``file:///dir`` or ``s3://bucket/prefix``. Default ``file://<home>/objects``."""
+    tenant_key: str = ""
+    """``FT_TENANT_KEY``: what encrypts new objects. In a bucket, the KMS key of a tenant, such as ``alias/ft-{tenant}``, which
+    must exist; in a directory ``local``: a key per tenant beside the objects, encrypted with `secrets_key_file`. Default: nothing."""
     object_store_networks: tuple[str, ...] = ()
     """``FT_OBJECT_STORE_NETWORKS``: networks (CIDRs, comma-separated) of the object store's addresses. On a cluster, workloads connect to
     these, the API and DNS only. Default: none."""

@@ -28,6 +28,7 @@ from control_plane.worker.queue_worker import QueueWorker
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
 from ft_assets.errors import FtError, Unavailable
 from resources.database.engine import CONNECTION
+from resources.object_store.probe import probe
 
 CONCURRENCY: Mapping[str, int] = {
     QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
@@ -59,7 +60,7 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
             target=attempt_watch.watch, args=(platform, stop_watching := threading.Event()), name="watch", daemon=True
         )
         watching.start()
-        loops = (_beat(alive_file(platform)), _reconcile(platform), _rescue(app))
+        loops = (_beat(alive_file(platform)), _reconcile(platform), _rescue(app), _probe(platform))
         beside = [asyncio.create_task(loop) for loop in loops]
         ends = [asyncio.create_task(ending.wait()), asyncio.create_task(worker.stopped())]
         await asyncio.wait([*ends, work], return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +104,14 @@ async def _beat(file: Path) -> None:
     while True:
         file.touch()
         await asyncio.sleep(BEAT_S)
+
+
+async def _probe(platform: Platform) -> None:
+    """Log what is wrong with the object store. The platform starts all the same: damaged objects are found when they are read."""
+    try:
+        await asyncio.to_thread(probe, platform.objects)
+    except FtError as error:
+        log.error("%s", error.message)
 
 
 async def _rescue(app: App) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
 from ft_assets.durable_files import sync_to_disk
+from ft_assets.encrypted_files import DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
 from resources.object_store.object_keys import checked_key, missing
+from resources.object_store.tenant_keys import TenantKeys
 
 CHUNK_BYTES = 1 << 20
 STAGING = ".staging"
@@ -23,35 +26,56 @@ STAGING = ".staging"
 class LocalObjectStore:
     """Readers see a whole object or none, even after a crash: data and directory entry are synced before ``put`` returns.
 
-    An object is under `root` or, once cooled, under `cold`; while it moves, identical copies are under both.
+    An object is under `root` or, once cooled, under `cold`; while it moves, identical copies are under both. With `keys`, encrypted objects
+    are read; with `encrypts`, new ones are encrypted.
     """
 
-    def __init__(self, root: Path, *, cold: Path | None = None) -> None:
+    def __init__(self, root: Path, *, cold: Path | None = None, keys: TenantKeys | None = None, encrypts: bool = False) -> None:
         self.root = root.absolute()
         self.cold = None if cold is None else cold.absolute()
+        self._keys, self._encrypts = keys, encrypts
         (self.root / STAGING).mkdir(parents=True, exist_ok=True)
 
     def put_bytes(self, key: str, data: bytes) -> None:
-        self._write(key, lambda out: out.write(data))
+        self.put_stream(key, io.BytesIO(data))
 
     def put_file(self, key: str, path: Path) -> None:
         with path.open("rb") as source:
             self.put_stream(key, source)
 
     def put_stream(self, key: str, stream: BinaryIO) -> int:
-        return self._write(key, lambda out: _copy(stream, out))
+        new = self._new_data_key(key)
+        return self._write(key, lambda out: _copy(stream, out) if new is None else encrypt(stream, out, new))
 
     def get_bytes(self, key: str) -> bytes:
         with self.open(key) as source:
             return source.read()
 
     def open(self, key: str) -> BinaryIO:
+        with ExitStack() as on_error:
+            stored = on_error.enter_context(self._stored(key))
+            data_key = self._data_key(key, stored)
+            on_error.pop_all()
+        if data_key is not None:
+            return decrypted(stored, data_key, name=f"object {key!r}")
+        stored.seek(0)
+        return stored
+
+    def _stored(self, key: str) -> BinaryIO:
         for path in (*self._paths(key), self._path(key)):  # the first path again: it may have been rewritten since
             try:
                 return path.open("rb")
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
         raise missing(key)
+
+    def _data_key(self, key: str, stored: BinaryIO) -> bytes | None:
+        """Return the key that decrypts the rest of `stored`, or None if it is not encrypted."""
+        envelope = None if self._keys is None or not self._keys.used() else envelope_of(stored)
+        return None if self._keys is None or envelope is None else self._keys.data_key(key, envelope)
+
+    def _new_data_key(self, key: str) -> DataKey | None:
+        return self._keys.new_data_key(key) if self._keys is not None and self._encrypts else None
 
     def get_file(self, key: str, path: Path) -> None:
         with self.open(key) as source:
@@ -69,12 +93,13 @@ class LocalObjectStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         under = f"{prefix}/" if prefix else ""
+        size = _plain_size if self._keys is not None and self._keys.used() else _file_size
         warm, *cold = [root / checked_key(prefix) if prefix else root for root in self._roots()]
         if not cold:
-            yield from _walk(warm, under)
+            yield from _walk(warm, under, size)
             return
-        found = {info.key: info for info in _walk(warm, under)}  # listed completely first: a moving object is then in one of them
-        found |= {info.key: info for info in _walk(cold[0], under)}
+        found = {info.key: info for info in _walk(warm, under, size)}  # listed completely first: a moving object is then in one of them
+        found |= {info.key: info for info in _walk(cold[0], under, size)}
         yield from (found[key] for key in sorted(found))
 
     def delete(self, key: str) -> None:
@@ -101,10 +126,13 @@ class LocalObjectStore:
         found = next((path for path in self._paths(key) if path.is_file()), None)
         if found is None:
             raise missing(key)
-        return found.as_uri()
+        with found.open("rb") as stored:
+            data_key = self._data_key(key, stored)
+        return found.as_uri() if data_key is None else with_key(found.as_uri(), DataKey(data_key))
 
     def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:  # noqa: ARG002  # read back
-        return WriteGrant(parts=(PartGrant(url=self.uri(key)),))
+        new = self._new_data_key(key)
+        return WriteGrant(parts=(PartGrant(url=self.uri(key) if new is None else with_key(self.uri(key), new)),))
 
     def complete_upload(self, completion: Completion) -> None:
         """Nothing to do: a file appears whole."""
@@ -148,7 +176,16 @@ def _copy(source: BinaryIO, out: BinaryIO) -> int:
     return out.tell() - start
 
 
-def _walk(directory: Path, prefix: str) -> Iterator[ObjectInfo]:
+def _file_size(file: os.DirEntry[str]) -> int:
+    return file.stat().st_size
+
+
+def _plain_size(file: os.DirEntry[str]) -> int:
+    with open(file.path, "rb") as stream:
+        return _file_size(file) if envelope_of(stream) is None else plain_bytes(os.fstat(stream.fileno()).st_size)
+
+
+def _walk(directory: Path, prefix: str, size: Callable[[os.DirEntry[str]], int] = _file_size) -> Iterator[ObjectInfo]:
     """Yield the files under `directory` in key order: a directory sorts as its name followed by ``/``."""
     try:
         entries = [(f"{e.name}/" if e.is_dir() else e.name, e) for e in os.scandir(directory)]
@@ -158,10 +195,10 @@ def _walk(directory: Path, prefix: str) -> Iterator[ObjectInfo]:
         if not prefix and name.startswith("."):
             continue
         if name.endswith("/"):
-            yield from _walk(Path(entry.path), prefix + name)
+            yield from _walk(Path(entry.path), prefix + name, size)
             continue
         try:
-            yield ObjectInfo(key=prefix + name, size_bytes=entry.stat().st_size)
+            yield ObjectInfo(key=prefix + name, size_bytes=size(entry))
         except FileNotFoundError:  # deleted since the directory was read
             continue
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import boto3
@@ -19,6 +20,7 @@ from s3transfer.exceptions import RetriesExceededError
 
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
+from ft_assets import layout
 from ft_assets.errors import FtError, IntegrityError, Unavailable
 from resources.object_store.object_keys import checked_key, missing
 
@@ -32,30 +34,40 @@ TRANSFER = TransferConfig(multipart_threshold=16 << 20, multipart_chunksize=16 <
 READ_BUFFER_BYTES = 1 << 20
 GRANTED_S = 3600
 """Seconds for which a signed URL works."""
+ENCRYPTION_HEADERS = {
+    "ServerSideEncryption": "x-amz-server-side-encryption",
+    "SSEKMSKeyId": "x-amz-server-side-encryption-aws-kms-key-id",
+}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 ABSENT = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
 class S3ObjectStore:
     """Puts are atomic, as S3 guarantees: an interrupted upload, multipart or not, leaves the old object."""
 
-    def __init__(self, client: S3Client, *, bucket: str, prefix: str = "", cold_class: str = "") -> None:
+    def __init__(self, client: S3Client, *, bucket: str, prefix: str = "", cold_class: str = "", kms_key: str = "") -> None:
         self._client = client
         self._cold_class = cold_class
+        self._kms_key = kms_key
         self._bucket = bucket
         self._prefix = f"{checked_key(prefix)}/" if prefix else ""
 
     @classmethod
-    def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "", **options: Any) -> Self:
-        """Open a bucket; `options` are those of ``boto3.client``."""
+    def connect(cls, *, bucket: str, prefix: str = "", cold_class: str = "", kms_key: str = "", **options: Any) -> Self:
+        """Open a bucket; `options` are those of ``boto3.client``.
+
+        `kms_key`: id, ARN or alias of the KMS key that encrypts a tenant's objects, with ``{tenant}`` for the tenant.
+        """
         config = Config(
             retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=60,
             signature_version="s3v4",  # signs the checksum with a URL, and newer buckets take no other
         )  # fmt: skip
-        return cls(boto3.client("s3", config=config, **options), bucket=bucket, prefix=prefix, cold_class=cold_class)
+        client = boto3.client("s3", config=config, **options)
+        return cls(client, bucket=bucket, prefix=prefix, cold_class=cold_class, kms_key=kms_key)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         with _translated(key):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
+            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data, **self._encryption(key))
 
     def put_file(self, key: str, path: Path) -> None:
         with path.open("rb") as source:
@@ -64,7 +76,9 @@ class S3ObjectStore:
     def put_stream(self, key: str, stream: BinaryIO) -> int:
         counted = _Counted(stream)
         with _translated(key):
-            self._client.upload_fileobj(cast(BinaryIO, counted), self._bucket, self._key(key), Config=TRANSFER)
+            self._client.upload_fileobj(
+                cast(BinaryIO, counted), self._bucket, self._key(key), ExtraArgs=self._encryption(key), Config=TRANSFER
+            )
         return counted.num_bytes
 
     def get_bytes(self, key: str) -> bytes:
@@ -109,7 +123,7 @@ class S3ObjectStore:
             if storage_class == self._cold_class:
                 continue
             here = {"Bucket": self._bucket, "Key": self._key(info.key)}
-            extra = {"StorageClass": self._cold_class, "MetadataDirective": "COPY"}
+            extra = {"StorageClass": self._cold_class, "MetadataDirective": "COPY", **self._encryption(info.key)}
             with _translated(info.key):
                 self._client.copy(cast("CopySourceTypeDef", here), self._bucket, self._key(info.key), ExtraArgs=extra, Config=TRANSFER)
         return len(found)
@@ -139,7 +153,7 @@ class S3ObjectStore:
         sums = [base64.b64encode(bytes.fromhex(digest)).decode() for digest in part_sha256]
         target = {"Key": self._key(key)}
         if len(sums) == 1:
-            return WriteGrant(parts=(self._grant("put_object", sums[0], target),))
+            return WriteGrant(parts=(self._grant("put_object", sums[0], target, self._encryption(key)),))
         begun = upload_id or self._create_upload(key)
         parts = [
             self._grant("upload_part", digest, {**target, "UploadId": begun, "PartNumber": number})
@@ -150,7 +164,9 @@ class S3ObjectStore:
     def _create_upload(self, key: str) -> str:
         with _translated(key):
             self._abort_uploads(self._key(key))
-            made = self._client.create_multipart_upload(Bucket=self._bucket, ChecksumAlgorithm="SHA256", Key=self._key(key))
+            made = self._client.create_multipart_upload(
+                Bucket=self._bucket, ChecksumAlgorithm="SHA256", Key=self._key(key), **self._encryption(key)
+            )
             return made["UploadId"]
 
     def _abort_uploads(self, key: str) -> None:
@@ -172,10 +188,17 @@ class S3ObjectStore:
                 MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
             )
 
-    def _grant(self, operation: str, checksum: str, target: Mapping[str, Any]) -> PartGrant:
+    def _grant(self, operation: str, checksum: str, target: Mapping[str, Any], encryption: Mapping[str, Any] = NOTHING) -> PartGrant:
         """Sign a request that carries its checksum, which the store compares with the bytes that arrive."""
-        url = self._signed(operation, ChecksumSHA256=checksum, **target)
-        return PartGrant(url=url, headers={"x-amz-checksum-sha256": checksum})
+        url = self._signed(operation, ChecksumSHA256=checksum, **target, **encryption)
+        return PartGrant(url=url, headers={"x-amz-checksum-sha256": checksum} | {ENCRYPTION_HEADERS[k]: v for k, v in encryption.items()})
+
+    def _encryption(self, key: str) -> dict[str, Any]:
+        """Return the arguments that encrypt an object with its tenant's key. Objects of no tenant are encrypted as the bucket says."""
+        tenant = layout.tenant_of(key)
+        if tenant is None or not self._kms_key:
+            return {}
+        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self._kms_key.format(tenant=tenant)}
 
     def _signed(self, operation: str, **parameters: Any) -> str:
         url: str = self._client.generate_presigned_url(operation, Params={"Bucket": self._bucket, **parameters}, ExpiresIn=GRANTED_S)
@@ -225,7 +248,9 @@ def _translated(key: str) -> Iterator[None]:
         code = error.response.get("Error", {}).get("Code", "")
         if code in ABSENT:
             raise missing(key) from error
-        raise Unavailable(f"the object store refused {error.operation_name} of {key!r}: {code}", code="object_store_unavailable") from error
+        said = error.response.get("Error", {}).get("Message", "") if "kms" in str(error).lower() else ""
+        message = f"the object store refused {error.operation_name} of {key!r}: {code}" + (f" ({said})" if said else "")
+        raise Unavailable(message, code="object_store_unavailable") from error
     except FlexibleChecksumError as error:
         raise IntegrityError(f"object {key!r} does not match its checksum; restore it from a backup") from error
     except (BotoCoreError, Boto3Error, RetriesExceededError) as error:

@@ -12,12 +12,15 @@ from typing import BinaryIO, cast
 
 import httpx
 import pytest
+from cryptography.fernet import Fernet, MultiFernet
 
 from agent.messages import Completion
 from control_plane.platform.protocols import ObjectStore
 from ft_assets.errors import InvalidRequest, NotFound, Unavailable
-from resources.object_store import LocalObjectStore, from_url
+from resources.object_store import LOCAL_KEYS, LocalObjectStore, from_url
 from resources.object_store.local import STAGING
+
+CIPHER = MultiFernet([Fernet(Fernet.generate_key())])
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +45,12 @@ def aws(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(params=["local", "s3", "s3 with a prefix"])
+@pytest.fixture(params=["local", "local and encrypted", "s3", "s3 with a prefix"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "local":
         return from_url(f"file://{tmp_path}/objects")
+    if request.param == "local and encrypted":
+        return from_url(f"file://{tmp_path}/objects", tenant_key=LOCAL_KEYS, cipher=lambda: CIPHER)
     request.getfixturevalue("aws")
     import boto3
 
