@@ -14,6 +14,7 @@ from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.platform.context import Platform
 from tests.deploy.observability.expressions import ALERTS, ALERTS_TEST, ROOT, promtool, rules
+from tests.docs.pages import OPERATIONS
 
 PAGE = ROOT / "docs/operations/alerts.md"
 needs_promtool = pytest.mark.skipif(
@@ -52,9 +53,9 @@ def test_each_rule_says_how_bad_it_is_and_leads_to_its_section() -> None:
         assert rule["annotations"]["runbook"] == f"docs/operations/alerts.md#{rule['alert'].lower()}"
 
 
-def test_the_queries_of_the_page_run(fresh_platform: Platform) -> None:
-    queries = [text.replace("\n", " ") for text in re.findall(r"`(SELECT [^`]+)`", PAGE.read_text())]
-    assert len(queries) > 5
+def test_the_queries_of_the_pages_run(fresh_platform: Platform) -> None:
+    queries = [text.replace("\n", " ") for page in OPERATIONS for text in re.findall(r"`(SELECT [^`]+)`", page.read_text())]
+    assert len(queries) > 7
     with fresh_platform.engine.connect() as conn:
         for query in queries:
             conn.execute(sa.text(query))
