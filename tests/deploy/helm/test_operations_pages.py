@@ -11,6 +11,7 @@ from tests.deploy.helm.rendered_chart import CHART, MINIMAL, NAMESPACE, ROOT, me
 from tests.docs.pages import OPERATIONS, blocks, commands
 
 PAGE = ROOT / "docs" / "operations" / "install-on-kubernetes.md"
+EVERY_COMMAND = [c.text for page in OPERATIONS for block in blocks(page) if block.language == "bash" for c in commands(block)]
 COMMANDS = [command.text for block in blocks(PAGE) if block.language == "bash" for command in commands(block)]
 
 
@@ -55,16 +56,13 @@ def test_the_objects_that_commands_name_are_rendered() -> None:
     files = helm_python.Chart.load(CHART).render(values(MINIMAL), name="ft-platform", namespace=NAMESPACE)
     made = [m for file, text in files.items() if file.endswith(".yaml") for m in yaml.safe_load_all(text) if m]
     names = {(m["kind"], m["metadata"]["name"]) for m in made}
-    text = "\n".join(
-        command.text for page in OPERATIONS for block in blocks(page) if block.language == "bash" for command in commands(block)
-    )
-    deployments = set(re.findall(r"\bdeploy/(ft-platform-[a-z-]+)", text))
-    accounts = set(re.findall(r"--as system:serviceaccount:ft-platform:([a-z-]+)", text))
-    cron_jobs = set(re.findall(r"cronjob/([a-z-]+)", text))
-    assert deployments and accounts and cron_jobs
-    assert {("Deployment", n) for n in deployments} | {("CronJob", n) for n in cron_jobs} | {
-        (kind, n) for kind in ("ServiceAccount", "ClusterRole") for n in accounts
-    } <= names
+    text = "\n".join(EVERY_COMMAND)
+    told = {("Deployment", name) for name in re.findall(r"\bdeploy/(ft-platform-[a-z-]+)", text)}
+    told |= {("CronJob", name) for name in re.findall(r"cronjob/([a-z-]+)", text)}
+    for account in re.findall(r"--as system:serviceaccount:ft-platform:([a-z-]+)", text):
+        told |= {("ServiceAccount", account), ("ClusterRole", account)}
+    assert {kind for kind, _ in told} == {"Deployment", "CronJob", "ServiceAccount", "ClusterRole"}
+    assert told <= names
     table = re.findall(r"\| `(ft-platform-[a-z]+)` \|", PAGE.read_text())
     assert len(table) == 5
     assert {("ServiceAccount", n) for n in table} <= names
