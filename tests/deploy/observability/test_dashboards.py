@@ -15,6 +15,7 @@ from tests.deploy.observability.expressions import (
     SCRAPED,
     dashboard,
     expressions,
+    filled,
     labels_in,
     names_in,
     promtool,
@@ -48,6 +49,43 @@ def test_the_queries_of_the_dashboards_are_promql(tmp_path: Path) -> None:
     records = [{"record": f"query:{number}", "expr": target["expr"]} for number, target in enumerate(targets())]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboards", "rules": records}]}))
     assert f"{len(records)} rules found" in promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+@needs_promtool
+def test_panels_show_what_their_titles_say(tmp_path: Path) -> None:
+    """The queries that combine series, with 6 h as the selected range, at 7 h."""
+    billed = 'ft_tenant_billed_micros{tenant="%s",instance="%s"}'
+    series = {
+        billed % ("old", "a"): "2000000x60 5000000x600",
+        billed % ("old", "b"): "2000000x60 5000000x600",
+        billed % ("new", "a"): "_x300 4000000x300",
+        'kueue_cluster_queue_nominal_quota{cohort="small",cluster_queue="premium-small",resource="nvidia.com/gpu"}': "8x600",
+        'kueue_cluster_queue_nominal_quota{cohort="small",cluster_queue="standard-small",resource="nvidia.com/gpu"}': "20x600",
+        'ft_pool_gpus{pool="small"}': "16x600",
+        'ft_pool_gpus_draining{pool="small"}': "8x600",
+        'kube_node_spec_unschedulable{node="gpu-1"}': "1x600",
+        'kube_node_spec_unschedulable{node="cpu-1"}': "1x600",
+        'kube_node_status_capacity{node="gpu-1",resource="nvidia_com_gpu"}': "8x600",
+        'DCGM_FI_DEV_GPU_UTIL{Hostname="gpu-1",gpu="0"}': "50x600",
+        'DCGM_FI_DEV_GPU_UTIL_RATIO{hostname="gpu-2",gpu="0"}': "0.25x600",
+    }
+    shown = {
+        ("Spend", 0): {"{}": 7.0},
+        ("Spend by tenant", 0): {'{tenant="old"}': 3.0, '{tenant="new"}': 4.0},
+        ("Kueue's quota and the GPUs that it is for", 2): {'{pool="small"}': 4.0},
+        ("Cordoned GPU nodes", 0): {'{node="gpu-1"}': 1.0},
+        ("Utilization by node", 0): {'{Hostname="gpu-1"}': 0.5, '{hostname="gpu-2"}': 0.25},
+    }
+    queries = {
+        (p["title"], i): t["expr"] for name in DASHBOARDS for p in dashboard(name)["panels"] for i, t in enumerate(p.get("targets", ()))
+    }
+    tests = [
+        {"expr": filled(queries[panel]), "eval_time": "7h", "exp_samples": [{"labels": k, "value": v} for k, v in samples.items()]}
+        for panel, samples in shown.items()
+    ]
+    made = {"interval": "1m", "input_series": [{"series": k, "values": v} for k, v in series.items()], "promql_expr_test": tests}
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"tests": [made]}))
+    assert "SUCCESS" in promtool("test", "rules", tmp_path / "panels.yaml")
 
 
 def test_dashboards_have_names_of_their_own() -> None:
