@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+LIVE = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+OPERATIONS = tuple(sorted((ROOT / "docs/operations").glob("*.md")))
+"""Pages about a cluster, whose commands no stack of one machine can run."""
+PAGES = (*LIVE, *OPERATIONS)
 QUICKSTART = ROOT / "docs/quickstart.md"
 """Creates the tenant, the key and the adapter that the other pages use."""
 LANGUAGES = ("bash", "python", "json", "yaml", "toml", "text")

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.docs.pages import PAGES, QUICKSTART, ROOT, blocks, commands
+from tests.docs.pages import LIVE, QUICKSTART, ROOT, blocks, commands
 from tests.docs.reader import Reader, reader
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.inference_server import free_port
@@ -31,7 +31,7 @@ from tests.support.servers.webhook_receiver import receiver
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 RUNS = ("bash", "python")
-PAGES_THAT_RUN = [page for page in PAGES if page != QUICKSTART and any(block.language in RUNS for block in blocks(page))]
+PAGES_THAT_RUN = [page for page in LIVE if page != QUICKSTART and any(block.language in RUNS for block in blocks(page))]
 UP_AND_DOWN = ("ft up", "ft down")
 """Of the quickstart: run before its first command and after the last page."""
 

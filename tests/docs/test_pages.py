@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,11 +18,19 @@ from control_plane.cli.command_tree import build
 from control_plane.http.error_responses import Error
 from ft_assets.evals.suites import task_files
 from ft_assets.training.memory.gpus import GPUS
-from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, blocks, commands, of_language
+from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, Command, blocks, commands, of_language
 from tests.docs.reader import reader
 
 COMMANDS = [command for block in of_language("bash") for command in commands(block)]
-FT = [(command.place, words[1:]) for command in COMMANDS for words in command.words() if words[0] == "ft"]
+
+
+def of_ft(command: Command) -> list[list[str]]:
+    """Return the words after each ``ft`` of a command, also of one that runs in a pod (``kubectl exec ... -- ft ...``)."""
+    run = [words[words.index("--") + 1 :] if words[0] == "kubectl" and "--" in words else words for words in command.words()]
+    return [words[1:] for words in run if words[0] == "ft"]
+
+
+FT = [(command.place, words) for command in COMMANDS for words in of_ft(command)]
 RUNNER, APP = CliRunner(), build()
 
 
@@ -43,6 +52,23 @@ def test_every_documented_command_and_option_exists(place: str, words: list[str]
     done = RUNNER.invoke(APP, [*words, "--help"])  # an unknown command or option is refused before the help is shown
     assert done.exit_code == 0, f"{place}: ft {' '.join(words)}\n{done.output}"
     assert "Usage" in done.output
+
+
+def test_links_lead_to_pages_and_headings_that_exist() -> None:
+    lost = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", FENCE.sub("", page.read_text()))
+        for path, _, anchor in [link.partition("#")]
+        if not (target := (page.parent / path).resolve() if path else page).exists() or (anchor and anchor not in headings(target))
+    ]
+    assert lost == []
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_a_command_or_an_option_that_does_not_exist_is_found() -> None:
@@ -68,9 +94,9 @@ def only(page: str, language: str) -> Block:
 
 def test_the_documented_pools_are_pools() -> None:
     priced = prices.load().at(datetime(2026, 11, 22, tzinfo=UTC)).gpus
-    block = only("docs/pools.md", "yaml")
-    (pool,) = configured_pools.parse(yaml.safe_load(block.text), gpu_types=[name for name in GPUS if name in priced])
-    assert (pool.name, len(pool.nodes)) == ("fabric", 29)
+    for page, nodes in (("docs/pools.md", {"fabric": 29}), ("docs/operations/spot-pools.md", {"steady": 2, "spot": 4})):
+        pools = configured_pools.parse(yaml.safe_load(only(page, "yaml").text), gpu_types=[name for name in GPUS if name in priced])
+        assert {pool.name: len(pool.nodes) for pool in pools} == nodes
 
 
 def test_the_documented_task_is_a_capability_suite(tmp_path: Path) -> None:

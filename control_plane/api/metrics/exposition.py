@@ -1,4 +1,5 @@
-"""The platform's metrics in Prometheus' text format. Names carry their unit; only jobs that hold GPUs have their own series."""
+"""The platform's metrics in Prometheus' text format. Names carry their unit; only tenants, and jobs that hold GPUs, have
+their own series."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from control_plane.api.metrics.gauges import Gauges, LiveJob, Notices, RecentGauges
+from control_plane.api.metrics.gauges import Gauges, LiveJob, Notices, RecentGauges, Totals
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.platform.job_states import JobState
-from control_plane.queue.status.metrics import PoolGauges, QueueGauges
+from control_plane.queue.status.metrics import PoolGauges, QueueGauges, TenantGauges
 
 JOB_LABELS = ("job", "tenant", "tier", "model")
 OF_A_STEP = {
@@ -44,6 +45,7 @@ class _Families:
         yield _gauge("ft_jobs", "Jobs by state and tier", ("state", "tier"), {k: g.jobs.get(k, 0) for k in sorted(states)}.items())
         yield from _of_queue(g.queue)
         yield from _of_pools(g.queue.pools)
+        yield from _of_tenants(g.queue.tenants, g.totals)
         yield from _of_rounds(g.queue)
         yield from _of_jobs(g.live)
         yield _counter("ft_checkpoints_committed", "Checkpoints committed", (), [((), g.checkpoints)])
@@ -78,6 +80,24 @@ def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     yield _gauge(
         "ft_pool_gpus_unusable", "Free GPU slots that the widest waiting job cannot use because they are scattered", ("pool",), apart
     )
+    yield _gauge("ft_pool_gpus_draining", "GPU slots that jobs hold on drained nodes", ("pool",), [((p,), g.draining) for p, g in named])
+    states = [((p, state), n) for p, g in named for state, n in g.nodes.items()]
+    yield _gauge("ft_pool_nodes", "Nodes by state: ready, draining, drained", ("pool", "state"), states)
+
+
+def _of_tenants(tenants: Mapping[str, TenantGauges], totals: Totals) -> Iterator[Metric]:
+    named, billed = sorted(tenants.items()), sorted(totals.billed.items())
+    by = ("tenant",)
+    yield _gauge("ft_tenant_gpus_used", "Reserved GPU slots of a tenant", by, [((t,), g.used_gpus) for t, g in named])
+    yield _gauge("ft_tenant_queue_waiting_gpus", "GPUs requested by its waiting jobs", by, [((t,), g.waiting_gpus) for t, g in named])
+    oldest = [((t,), g.oldest_wait_s) for t, g in named if g.oldest_wait_s is not None]
+    yield _gauge("ft_tenant_queue_oldest_wait_seconds", "Longest wait of its waiting jobs", by, oldest)
+    waits = _by_quantile({(t, q): s for t, g in named for q, s in g.waits_s.items()})
+    doc = "Time from queue to GPUs of its jobs placed within the last hour"
+    yield _gauge("ft_tenant_queue_wait_seconds", doc, ("tenant", "quantile"), waits)
+    yield _gauge("ft_tenant_jobs_ended", "Ended jobs by state", ("tenant", "state"), sorted(totals.ended.items()))
+    yield _gauge("ft_tenant_billed_gpu_seconds", "GPU seconds billed, less refunds", by, [((t,), s) for t, (s, _) in billed])
+    yield _gauge("ft_tenant_billed_micros", "Micro-dollars billed, less refunds", by, [((t,), m) for t, (_, m) in billed])
 
 
 def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:
@@ -118,7 +138,7 @@ def _of_notices(notices: Notices) -> Iterator[Metric]:
 
 
 def _of_books(g: Gauges) -> Iterator[Metric]:
-    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings; zero if the ledger balances", (), [((), g.ledger_imbalance)])
+    yield _gauge("ft_ledger_imbalance_micros", "Sum of all postings; zero if the ledger balances", (), [((), g.totals.ledger_imbalance)])
     yield _gauge("ft_refund_cases_pending", "Refund cases that await an operator", (), [((), g.refunds[0])])
     yield _gauge("ft_refund_cases_oldest_seconds", "Age of the oldest pending refund case", (), [((), g.refunds[1])])
     yield _gauge("ft_attempts_unbilled", "Ended attempts that are not billed", (), [((), g.unbilled[0])])

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import checkpoints, health_verdicts
 from control_plane.billing.metering import service as metering
-from control_plane.billing.tables import ledger_postings, refund_cases
+from control_plane.billing.tables import ledger_entries, ledger_postings, refund_cases
 from control_plane.datasets.tables import uploads
 from control_plane.jobs.tables import job_events, jobs
 from control_plane.notifications.tables import deliveries, outbox
@@ -31,7 +31,7 @@ from control_plane.tenant_data.tables import deletion_requests
 MAX_AGE_S = 10.0
 """Scrapes usually come every 15 s or less often; more frequent ones get cached values."""
 LEDGER_EVERY_S = 300.0
-"""Interval of summing the whole ledger: half a second for 5M postings, and an imbalance persists anyway."""
+"""Interval of the sums over the whole ledger and all ended jobs: half a second for 5M postings, and an imbalance persists anyway."""
 CHANNELS = ("webhook", "email")
 
 
@@ -67,6 +67,21 @@ class Notices:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Sums over everything since the beginning."""
+
+    ledger_imbalance: int = 0
+    """Sum of all postings, in micro-dollars; zero if the ledger balances."""
+    ended: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Ended jobs by tenant and state."""
+    billed: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """GPU-seconds and micro-dollars of each tenant's bills, less refunds."""
+
+
+NO_TOTALS = Totals()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Gauges:
     jobs: Mapping[tuple[str, str], int]
     """Jobs by state and tier."""
@@ -79,8 +94,7 @@ class Gauges:
     verdicts: Mapping[tuple[str, str], tuple[int, int]]
     """Health verdicts by code and audience: raised so far, and open now."""
     notices: Notices
-    ledger_imbalance: int
-    """Sum of all postings, in micro-dollars; zero if the ledger balances."""
+    totals: Totals
     refunds: tuple[int, float]
     """Pending refund cases, and the age of the oldest in seconds; deletions likewise."""
     deletions: tuple[int, float]
@@ -100,7 +114,7 @@ class RecentGauges:
     max_age_s: float = MAX_AGE_S
     _last: Gauges | None = None
     _read_at: float = 0.0
-    _imbalance: int = 0
+    _totals: Totals = NO_TOTALS
     _summed_at: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -108,20 +122,29 @@ class RecentGauges:
         with self._lock:
             if self._last is None or time.monotonic() - self._read_at >= self.max_age_s:
                 if self._summed_at is None or time.monotonic() - self._summed_at >= LEDGER_EVERY_S:
-                    self._imbalance, self._summed_at = ledger_imbalance(self.platform), time.monotonic()
-                self._last = read(self.platform, ledger_imbalance=self._imbalance)
+                    self._totals, self._summed_at = totals(self.platform), time.monotonic()
+                self._last = read(self.platform, totals=self._totals)
                 self._read_at = time.monotonic()
             return self._last
 
 
-def ledger_imbalance(platform: Platform) -> int:
-    """Sum of all postings in micro-dollars: a database constraint keeps it at zero, and this would reveal a bypass."""
+def totals(platform: Platform) -> Totals:
+    """A database constraint keeps the sum of all postings at zero; a bypass would show here."""
+    e = ledger_entries.c
+    of_tenant = sa.select(e.tenant_id, sa.func.sum(sa.case((e.kind == "refund", -e.gpu_seconds), else_=e.gpu_seconds)))
+    final = jobs.c.state.in_([s.value for s in FINAL])
+    ended = sa.select(jobs.c.tenant_id, jobs.c.state, sa.func.count()).where(final).group_by(jobs.c.tenant_id, jobs.c.state)
     with platform.engine.connect() as conn:
-        return int(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(ledger_postings.c.amount_micros), 0))).scalar_one())
+        billed = conn.execute(of_tenant.add_columns(sa.func.sum(e.amount_micros)).group_by(e.tenant_id)).all()
+        return Totals(
+            ledger_imbalance=int(_sum(conn, ledger_postings.c.amount_micros)),
+            ended={(tenant, state): n for tenant, state, n in conn.execute(ended).all()},
+            billed={tenant: (float(seconds), int(micros)) for tenant, seconds, micros in billed},
+        )
 
 
-def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
-    """Read everything at one moment, except the ledger's sum, which the caller provides."""
+def read(platform: Platform, *, totals: Totals = NO_TOTALS) -> Gauges:
+    """Read everything at one moment, except `totals`."""
     now = platform.clock()
     with platform.engine.connect() as conn:
         counted = conn.execute(sa.select(jobs.c.state, jobs.c.tier, sa.func.count()).group_by(jobs.c.state, jobs.c.tier)).all()
@@ -134,7 +157,7 @@ def read(platform: Platform, *, ledger_imbalance: int = 0) -> Gauges:
             alerts={(c, level): n for c, level, n in conn.execute(alerts.group_by(job_events.c.code, job_events.c.level)).all()},
             verdicts=_verdicts(conn),
             notices=_notices(conn, now),
-            ledger_imbalance=ledger_imbalance,
+            totals=totals,
             refunds=_waiting(conn, refund_cases.c.created_at, refund_cases.c.state == "pending", now),
             deletions=_waiting(conn, deletion_requests.c.requested_at, deletion_requests.c.done_at.is_(None), now),
             unbilled=_unbilled(conn, now),
@@ -184,8 +207,8 @@ def _uploads(conn: Connection, now: Any) -> tuple[int, int]:
     return int(number), int(expired)
 
 
-def _sum(conn: Connection, column: sa.ColumnElement[Any], which: sa.ColumnElement[bool]) -> float:
-    return float(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(which)).scalar_one())
+def _sum(conn: Connection, column: sa.ColumnElement[Any], *which: sa.ColumnElement[bool]) -> float:
+    return float(conn.execute(sa.select(sa.func.coalesce(sa.func.sum(column), 0)).where(*which)).scalar_one())
 
 
 def _live(conn: Connection, now: Any) -> list[LiveJob]:

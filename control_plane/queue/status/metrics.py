@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts
+from control_plane.capacity.occupancy import PoolUse
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
@@ -23,6 +24,7 @@ from control_plane.tenants.rules import TIERS
 WAITS_OVER = timedelta(hours=1)
 """Window of the start delays reported."""
 QUANTILES = (0.5, 0.95)
+NodeState = Literal["ready", "draining", "drained"]
 PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
 """From submission, or from the end of a cap or suspension, to the first start."""
 LATE = "(jobs.started_at - GREATEST(jobs.created_at, jobs.capped_at)) > :within"
@@ -39,6 +41,20 @@ class PoolGauges:
     """Most GPUs free on one node."""
     unusable: int
     """Free GPUs that would suffice for the widest waiting job of the pool if they were together."""
+    draining: int
+    """GPUs that jobs still hold on drained nodes; Kueue's quota is `gpus` plus these."""
+    nodes: Mapping[NodeState, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TenantGauges:
+    """A tenant with jobs that wait, hold GPUs, or started within :data:`WAITS_OVER`."""
+
+    used_gpus: int = 0
+    waiting_gpus: int = 0
+    oldest_wait_s: float | None = None
+    waits_s: Mapping[float, float] = field(default_factory=dict)
+    """Time from queue to GPUs by quantile, over :data:`WAITS_OVER`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +73,7 @@ class QueueGauges:
     """Jobs by tier that have waited for their first start longer than the tier promises, and could start if GPUs were free."""
     promised_late: Mapping[str, int]
     """Jobs by tier that started later than promised, since the beginning."""
+    tenants: Mapping[str, TenantGauges]
     pools: Mapping[str, PoolGauges]
     lost_gpu_s: float
     """GPU-seconds of repeated work, since the beginning."""
@@ -69,18 +86,18 @@ class QueueGauges:
 def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
     """Read all metrics on one connection."""
     waited = view.waited(now)
-    number = sa.func.count()
-    by_reason = sa.select(jobs.c.tier, jobs.c.reason, number, sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
+    by_reason = sa.select(jobs.c.tier, jobs.c.reason, sa.func.count(), sa.func.sum(jobs.c.num_gpus), sa.func.max(waited))
     rows = conn.execute(by_reason.where(jobs.c.state == JobState.QUEUED).group_by(jobs.c.tier, jobs.c.reason)).all()
     last, found = view.last_round(conn), [o.kind for o in overdue_releases(conn, now)]
     return QueueGauges(
         waiting={(tier, reason or "New"): int(n) for tier, reason, n, _, _ in rows},
         waiting_gpus={t: sum(int(gpus) for tier, _, _, gpus, _ in rows if tier == t) for t in {r.tier for r in rows}},
         oldest_wait_s={t: max(float(oldest) for tier, _, _, _, oldest in rows if tier == t) for t in {r.tier for r in rows}},
-        ages_s=_quantiles(conn, waited, sa.select(jobs.c.tier).where(jobs.c.state == JobState.QUEUED)),
-        waits_s=_waits(conn, now - WAITS_OVER),
+        ages_s=_quantiles(conn, jobs.c.tier, waited, jobs.c.state == JobState.QUEUED),
+        waits_s=_waits(conn, jobs.c.tier, now - WAITS_OVER),
         promised_waiting=_promised_waiting(conn, now),
         promised_late=_promised_late(conn),
+        tenants=_tenants(conn, now),
         pools=_pools(conn, platform),
         lost_gpu_s=float(
             conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
@@ -91,21 +108,39 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
     )
 
 
-def _quantiles(conn: Connection, waited: sa.ColumnElement[Any], which: sa.Select[Any]) -> dict[tuple[str, float], float]:
-    """Return quantiles of `waited` by tier."""
+def _quantiles(
+    conn: Connection, by: sa.Column[str], waited: sa.ColumnElement[Any], *which: sa.ColumnElement[bool]
+) -> dict[tuple[str, float], float]:
+    """Return quantiles of `waited` by a column of jobs, or of their reservations."""
     columns = [sa.func.percentile_cont(q).within_group(waited) for q in QUANTILES]
-    rows = conn.execute(which.add_columns(*columns).group_by(jobs.c.tier)).all()
-    return {(tier, q): float(v) for tier, *values in rows for q, v in zip(QUANTILES, values, strict=True)}
+    rows = conn.execute(sa.select(by, *columns).where(*which).group_by(by)).all()
+    return {(value, q): float(v) for value, *values in rows for q, v in zip(QUANTILES, values, strict=True)}
 
 
-def _waits(conn: Connection, since: datetime) -> dict[tuple[str, float], float]:
+def _waits(conn: Connection, by: sa.Column[str], since: datetime) -> dict[tuple[str, float], float]:
     """First attempts only: a job that resumes keeps its earlier place."""
-    started = (
-        sa.select(jobs.c.tier)
-        .join(reservations, jobs.c.id == reservations.c.job_id)
-        .where(reservations.c.attempt == 1, reservations.c.granted_at >= since, jobs.c.queued_at <= reservations.c.granted_at)
-    )
-    return _quantiles(conn, sa.func.extract("epoch", reservations.c.granted_at - jobs.c.queued_at), started)
+    r = reservations.c
+    first = jobs.c.id == r.job_id, r.attempt == 1, r.granted_at >= since, jobs.c.queued_at <= r.granted_at
+    return _quantiles(conn, by, sa.func.extract("epoch", r.granted_at - jobs.c.queued_at), *first)
+
+
+def _tenants(conn: Connection, now: datetime) -> dict[str, TenantGauges]:
+    """Reads jobs that wait and reservations that are held or new, never all jobs of a tenant."""
+    t = jobs.c.tenant_id
+    queued = sa.select(t, sa.func.sum(jobs.c.num_gpus), sa.func.max(view.waited(now))).where(jobs.c.state == JobState.QUEUED)
+    waiting = {tenant: (int(gpus), float(oldest)) for tenant, gpus, oldest in conn.execute(queued.group_by(t)).all()}
+    held = sa.select(t, sa.func.sum(reservations.c.num_gpus)).join(reservations, jobs.c.id == reservations.c.job_id)
+    used = {tenant: int(gpus) for tenant, gpus in conn.execute(held.where(reservations.c.released_at.is_(None)).group_by(t)).all()}
+    waits = _waits(conn, t, now - WAITS_OVER)
+    return {
+        tenant: TenantGauges(
+            used_gpus=used.get(tenant, 0),
+            waiting_gpus=waiting.get(tenant, (0, None))[0],
+            oldest_wait_s=waiting.get(tenant, (0, None))[1],
+            waits_s={q: s for (name, q), s in waits.items() if name == tenant},
+        )
+        for tenant in {*waiting, *used, *(name for name, _ in waits)}
+    }
 
 
 def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
@@ -135,6 +170,13 @@ def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
             free=u.free,
             largest_free=u.largest_free,
             unusable=u.apart(widest.get(u.pool.name, 0)),
+            draining=sum(min(n.node.num_gpus, n.used) for n in u.nodes if not n.node.ready),
+            nodes=_by_state(u),
         )
         for u in in_use
     }
+
+
+def _by_state(use: PoolUse) -> dict[NodeState, int]:
+    states: list[NodeState] = ["ready" if n.node.ready else "draining" if n.jobs else "drained" for n in use.nodes]
+    return {state: states.count(state) for state in get_args(NodeState)}

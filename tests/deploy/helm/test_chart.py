@@ -234,6 +234,14 @@ def test_prometheus_scrapes_the_api_under_the_name_that_alerts_select() -> None:
     assert monitor["metadata"]["labels"]["release"] == rule["metadata"]["labels"]["release"] == "prometheus"
 
 
+def test_grafana_gets_the_dashboards_as_they_are() -> None:
+    found = {n: made for n, made in of_kind(EVERYTHING, "ConfigMap").items() if "grafana_dashboard" in made["metadata"]["labels"]}
+    files = {path.stem: path for path in (ROOT / "deploy/observability/dashboards").glob("*.json")}
+    assert set(found) == {f"ft-ft-platform-dashboard-{name}" for name in files}
+    for name, path in files.items():
+        assert found[f"ft-ft-platform-dashboard-{name}"]["data"] == {path.name: path.read_text()}
+
+
 def hooks(name: str) -> dict[str, Manifest]:
     return {
         made["metadata"]["annotations"]["helm.sh/hook"]: made

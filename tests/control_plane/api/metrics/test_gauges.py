@@ -10,6 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.api.metrics import gauges
+from control_plane.billing import ledger
+from control_plane.billing.rules import Entry
 from control_plane.datasets.tables import uploads
 from control_plane.notifications import outbox
 from control_plane.notifications.tables import deliveries
@@ -74,6 +76,20 @@ def test_the_ledgers_sum_is_read_seldom_and_the_rest_often(fresh_platform: Platf
     seen: list[str] = []
     sa.event.listen(fresh_platform.engine, "before_cursor_execute", lambda *given: seen.append(given[2]))
     recent = gauges.RecentGauges(platform=fresh_platform, max_age_s=0.0)
-    assert [recent.read().ledger_imbalance for _ in range(3)] == [0, 0, 0]
-    assert len([s for s in seen if "ledger_postings" in s]) == 1
+    assert [recent.read().totals.ledger_imbalance for _ in range(3)] == [0, 0, 0]
+    assert len([s for s in seen if "ledger_postings" in s]) == len([s for s in seen if "ledger_entries" in s]) == 1
     assert len([s for s in seen if "FROM outbox" in s]) == 3
+
+
+def test_a_tenants_totals_are_its_bills_less_refunds(fresh_platform: Platform, owner: str) -> None:
+    now = fresh_platform.clock()
+    entries = [
+        Entry(id="j/a1/usage", kind="usage", amount_micros=700, list_micros=700, gpu_seconds=70.0, occurred_at=now, detail={}),
+        Entry(id="j/a1/refund", kind="refund", amount_micros=-200, list_micros=-200, gpu_seconds=20.0, occurred_at=now, detail={}),
+        Entry(id="day", kind="storage", amount_micros=5, list_micros=5, occurred_at=now, detail={}),
+    ]
+    with fresh_platform.engine.begin() as conn:
+        for entry in entries:
+            ledger.post(conn, owner, entry, now=now)
+    found = gauges.totals(fresh_platform)
+    assert (found.billed[owner], found.ledger_imbalance) == ((50.0, 505), 0)

@@ -180,6 +180,10 @@ def test_the_platform_is_scraped_in_prometheus_format(
     assert value("ft_jobs", state="failed", tier="premium") == 0, "a count of none is said"
     assert (value("ft_pool_gpus", pool="local"), value("ft_pool_gpus_used", pool="local")) == (1, 1)
     assert (value("ft_job_step", **of_job), value("ft_job_total_steps", **of_job), value("ft_job_attempt", **of_job)) == (3, 3, 1)
+    used, waits = value("ft_tenant_gpus_used", tenant=owner.id), value("ft_tenant_queue_waiting_gpus", tenant=owner.id)
+    assert (used, waits) == (1, 1)
+    assert value("ft_tenant_queue_wait_seconds", tenant=owner.id, quantile="0.95") is not None
+    assert value("ft_pool_nodes", pool="local", state="ready") == 1
     assert value("ft_job_mfu_ratio", **of_job) == 0.25
     assert value("ft_job_loss", **of_job) is None, "the newest loss is no number"
     assert value("ft_job_learning_rate", **of_job) == 0.0

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.attempts.tables import attempts
+from control_plane.capacity import nodes
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import fail
@@ -204,6 +205,26 @@ def test_the_gauges_count_waits_broken_promises_and_gpus_that_lie_apart(world: Q
     pool = found.pools["local"]
     assert (pool.gpus, pool.used, pool.free, pool.largest_free) == (4, 3, 1, 1)
     assert pool.unusable == 0, "they are too few, not apart"
+    of = found.tenants
+    assert (of[premium].used_gpus, of[premium].waiting_gpus, of[free].used_gpus, of[free].waiting_gpus) == (3, 4, 0, 1)
+    assert of[premium].oldest_wait_s == pytest.approx(21 * 60)
+    assert of[premium].waits_s == {0.5: found.waits_s["premium", 0.5], 0.95: found.waits_s["premium", 0.95]}
+    assert of[free].waits_s == {}, "none of its jobs has started"
+
+
+def test_the_gauges_count_nodes_by_state_and_gpus_held_on_drained_ones(world: Queued) -> None:
+    def local() -> metrics.PoolGauges:
+        with world.platform.engine.begin() as conn:
+            return metrics.read(conn, world.platform, world.now[0]).pools["local"]
+
+    nodes.drain(world.platform, "local", reason="fan", by="alice")
+    assert (local().gpus, local().draining, local().nodes) == (0, 0, {"ready": 0, "draining": 0, "drained": 1})
+    nodes.undrain(world.platform, "local")
+    world.job(world.tenant(), gpus=3, hours=5)
+    world.round()
+    assert (local().gpus, local().draining, local().nodes) == (4, 0, {"ready": 1, "draining": 0, "drained": 0})
+    nodes.drain(world.platform, "local", reason="fan", by="alice")
+    assert (local().gpus, local().draining, local().nodes) == (0, 3, {"ready": 0, "draining": 1, "drained": 0})
 
 
 def test_what_no_gpu_ends_is_no_broken_promise(world: Queued) -> None:

@@ -52,7 +52,7 @@ def start(run: RunFile, *, module: Sequence[str] = ALONE) -> subprocess.Popen[by
 def train(run: RunFile, *, module: Sequence[str] = ALONE) -> list[dict[str, Any]]:
     process = start(run, module=module)
     try:
-        assert process.wait(timeout=120) == 0, (run.work_dir / f"log-a{run.attempt}").read_text()
+        assert process.wait(timeout=600) == 0, (run.work_dir / f"log-a{run.attempt}").read_text()
     finally:
         process.kill()
     return steps(run)
