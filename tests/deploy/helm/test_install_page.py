@@ -55,5 +55,5 @@ def test_the_objects_that_commands_name_are_rendered() -> None:
     assert deployments and accounts
     assert {("Deployment", n) for n in deployments} | {(kind, n) for kind in ("ServiceAccount", "ClusterRole") for n in accounts} <= names
     table = re.findall(r"\| `(ft-platform-[a-z]+)` \|", PAGE.read_text())
-    assert len(table) == 5
+    assert len(table) == 6
     assert {("ServiceAccount", n) for n in table} <= names
