@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from control_plane.cli import record_views
-from control_plane.cli.admin.doctor.check_findings import Finding, Site, problem, restart, run
 from control_plane.cli.tenant.jobs.queue_commands import counted
+
+if TYPE_CHECKING:
+    from control_plane.cli.admin.doctor.check_findings import Finding, Site
 
 
 def register(admin: typer.Typer) -> None:
@@ -22,6 +24,7 @@ def register(admin: typer.Typer) -> None:
 
 @contextmanager
 def _site() -> Iterator[Site]:
+    from control_plane.cli.admin.doctor.check_findings import Site
     from deploy.local.lifecycle import load_settings
     from deploy.local.private_home import UMASK
     from resources.database.engine import control_plane_url, shared_logins
@@ -50,6 +53,8 @@ def doctor(site: Site) -> Any:
 def findings(site: Site) -> Iterator[tuple[str, Finding]]:
     """Yield the findings of all checks, with the check's name."""
     from control_plane.cli.admin.doctor import cluster_checks, service_checks
+    from control_plane.cli.admin.doctor.check_findings import problem, run
+    from control_plane.cli.admin.doctor.fixes import restart
 
     if site.settings.embedded_database and not site.settings.home.is_dir():  # checks would write to it
         yield "home", problem(f"{site.settings.home} does not exist; set FT_HOME if the platform is elsewhere", restart(""))

@@ -15,13 +15,13 @@ from urllib.parse import parse_qs
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-def checked_s3() -> AbstractContextManager[tuple[str, int]]:
+def checked_s3(host: str = "127.0.0.1") -> AbstractContextManager[tuple[str, int]]:
     """Serve it and return its host and port."""
-    return served_s3(checked)
+    return served_s3(checked, host=host)
 
 
 @contextmanager
-def served_s3(wrapped: Callable[[Application], Application], *, ahead_s: float = 0.0) -> Iterator[tuple[str, int]]:
+def served_s3(wrapped: Callable[[Application], Application], *, host: str = "127.0.0.1", ahead_s: float = 0.0) -> Iterator[tuple[str, int]]:
     """Serve moto as `wrapped` changes it; its clock is `ahead_s` ahead of this machine's."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
@@ -31,11 +31,11 @@ def served_s3(wrapped: Callable[[Application], Application], *, ahead_s: float =
             return str(super().date_time_string((timestamp or time.time()) + ahead_s))
 
     moto = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, wrapped(moto), threaded=True, request_handler=Handler)
+    server = make_server(host, 0, wrapped(moto), threaded=True, request_handler=Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield "127.0.0.1", server.server_port
+        yield host, server.server_port
     finally:
         server.shutdown()
         thread.join()

@@ -16,7 +16,7 @@ from ft_assets.errors import FtError
 LIMIT_S = 10.0
 """Time limit of a check: twice that of one request to Dagster's webserver on a busy machine (`deploy.local.readiness`)."""
 SKEW_WARNING_S, SKEW_PROBLEM_S = 1.0, 30.0
-"""Clock differences. A ``Date`` header has whole seconds, and half a minute of a token's or a signed URL's life is lost or refused."""
+"""Clock differences. A ``Date`` header has whole seconds, and half a minute of the life of a token or a signed URL is lost."""
 SYNCHRONIZE = "timedatectl set-ntp true"
 
 
@@ -36,16 +36,6 @@ class Finding:
     """What was found, with its limit."""
     fix: str = ""
     """Next step: a command where there is one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """A time that another machine gave, and when this host asked for it and had it."""
-
-    earliest: float
-    latest: float
-    asked: float
-    answered: float
 
 
 Check = Callable[[Site], Iterator[Finding]]
@@ -87,59 +77,27 @@ def run(checks: Mapping[str, Check], site: Site, *, limit_s: float = LIMIT_S) ->
 
 def _collect(check: Check, site: Site, found: list[Finding]) -> None:
     try:
-        found.extend(check(site))
+        for each in check(site):
+            found.append(each)  # now: a later failure or the time limit takes nothing away
     except FtError as error:
         found.append(problem(error.message, f"look up {error.code} in docs/errors.md"))
     except Exception as error:  # whatever goes wrong in one check is a finding of it
         found.append(problem(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}", "see the log of the service"))
 
 
-def date_header(date: str, *, asked: float, answered: float) -> Timed:
-    """Return the time of a ``Date`` header, which leaves out fractions of a second."""
+def date_header(date: str) -> tuple[float, float]:
+    """Return the earliest and the latest time that a ``Date`` header means: it leaves out fractions of a second."""
     at = parsedate_to_datetime(date).replace(tzinfo=UTC).timestamp()
-    return Timed(earliest=at, latest=at + 1.0, asked=asked, answered=answered)
+    return at, at + 1.0
 
 
-def clock(of: str, timed: Timed) -> Finding:
-    """Compare this host's clock with another's; the time that the answer took counts as no difference."""
-    behind, ahead = timed.earliest - timed.answered, timed.asked - timed.latest
-    skew = max(0.0, behind, ahead)
-    limits = f"warning at {SKEW_WARNING_S:g} s, problem at {SKEW_PROBLEM_S:g} s"
+def clock(of: str, earliest: float, latest: float, *, asked: float, answered: float) -> Finding:
+    """Compare another clock with this host's, when it asked for the time and had it; the time between counts as no difference."""
+    behind, ahead = earliest - answered, asked - latest
+    skew, which = max(behind, ahead), "behind" if behind > ahead else "ahead of"
     if skew < SKEW_WARNING_S:
         return ok(f"this host's clock agrees with that of {of} within {SKEW_WARNING_S:g} s")
-    text = (
-        f"this host's clock is {skew:.1f} s {'behind' if behind > 0 else 'ahead of'} that of {of} ({limits}); tokens and signed URLs suffer"
-    )
+    limits = f"warning at {SKEW_WARNING_S:g} s, problem at {SKEW_PROBLEM_S:g} s"
+    text = f"this host's clock is {skew:.1f} s {which} that of {of} ({limits}): tokens and signed URLs may be refused"
     fix = f"on the host that is wrong: {SYNCHRONIZE}"
     return problem(text, fix) if skew >= SKEW_PROBLEM_S else warning(text, fix)
-
-
-def on_kubernetes() -> bool:
-    from resources import launcher
-
-    return launcher.on_kubernetes()
-
-
-def restart(service: str) -> str:
-    """Return the command that starts a service of the platform or shows why it does not run."""
-    if on_kubernetes():
-        return f"kubectl logs --namespace {_namespace()} deploy/ft-platform-{service}"
-    return "ft status || ft up"
-
-
-def upgrade() -> str:
-    """Return the command that runs this version's migrations."""
-    if on_kubernetes():
-        return f"helm upgrade ft-platform deploy/helm/ft-platform --namespace {_namespace()} --reuse-values"
-    return "ft down && ft up"
-
-
-def elsewhere() -> str:
-    """Return the command that runs the checks with the chart's account for them."""
-    return f"helm test ft-platform --namespace {_namespace()}; kubectl logs --namespace {_namespace()} ft-platform-test"
-
-
-def _namespace() -> str:
-    from resources.launcher.kubernetes_cluster import own_namespace
-
-    return own_namespace()

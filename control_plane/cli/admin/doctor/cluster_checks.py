@@ -10,26 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from control_plane.capacity import kueue
 from control_plane.capacity.kueue import Manifest
 from control_plane.capacity.pools import Pool
-from control_plane.cli.admin.doctor.check_findings import (
-    Check,
-    Finding,
-    Site,
-    clock,
-    date_header,
-    elsewhere,
-    ok,
-    on_kubernetes,
-    problem,
-    skipped,
-    upgrade,
-    warning,
-)
+from control_plane.cli.admin.doctor.check_findings import Check, Finding, Site, clock, date_header, ok, problem, skipped, warning
+from control_plane.cli.admin.doctor.fixes import apply_queues, elsewhere, upgrade
 from control_plane.composition import open_platform
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.cluster import DIGEST
 from ft_assets.errors import Conflict
+from resources.launcher import on_kubernetes
 from resources.launcher.kubernetes_api import BY_KIND, CLUSTER_QUEUES, DEPLOYMENTS, NODES, PODS, Forbidden, KubernetesApi
-from resources.launcher.kubernetes_cluster import own_namespace
 from resources.launcher.kubernetes_manifests import WORKLOAD
 
 KUBERNETES, KUEUE = (1, 30), (0, 19)
@@ -73,7 +61,7 @@ def kubernetes(site: Site, api: KubernetesApi) -> Iterator[Finding]:
         f"Kubernetes {body['gitVersion']}", body["gitVersion"], KUBERNETES, "upgrade the cluster's control plane: kubectl version"
     )
     if date:
-        yield clock("the Kubernetes API", date_header(date, asked=asked, answered=answered))
+        yield clock("the Kubernetes API", *date_header(date), asked=asked, answered=answered)
 
 
 @on_cluster
@@ -92,7 +80,7 @@ def kueue_version(_site: Site, api: KubernetesApi) -> Iterator[Finding]:
         yield skipped(f"no Deployment {namespace}/{name} tells Kueue's version; the cluster serves {kueue.API}")
         return
     image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
-    yield _version(f"Kueue, from the image of Deployment {namespace}/{name}: {image}", image.rpartition(":")[2], KUEUE, install)
+    yield _version(f"Kueue, from the image of Deployment {namespace}/{name}: {image}", image.rpartition("/")[2], KUEUE, install)
 
 
 def _version(what: str, text: str, oldest: tuple[int, int], fix: str) -> Finding:
@@ -109,19 +97,17 @@ def queues(site: Site, api: KubernetesApi) -> Iterator[Finding]:
     pools, held = kueue.pools_now(platform)
     wanted = kueue.render(pools, held) + [made for t in tenants.list_all(platform) for made in kueue.render_tenant(t.id, t.tier, pools)]
     found = {_key(each, kind): each for kind in {made["kind"] for made in wanted} for each in api.list(BY_KIND[kind], labels="")}
-    wrong = [problem(f"{' '.join(filter(None, key))} does not exist", _apply()) for made in wanted if (key := _key(made)) not in found]
+    wrong = [
+        problem(f"{' '.join(filter(None, key))} does not exist", apply_queues()) for made in wanted if (key := _key(made)) not in found
+    ]
     live = [{"kind": "ClusterQueue", **each} for (kind, *_), each in found.items() if kind == "ClusterQueue"]
     for queue in live:
         active, name = _condition(queue, "Active"), queue["metadata"]["name"]
         if active.get("status") != "True":
             message = active.get("message", "Kueue has not looked at it")
             wrong.append(problem(f"ClusterQueue {name} is not active: {message}", f"kubectl describe clusterqueue {name}"))
-    wrong += [problem(text, _apply()) for text in kueue.differences(live, pools, held)]
+    wrong += [problem(text, apply_queues()) for text in kueue.differences(live, pools, held)]
     yield from wrong or [ok(f"{len(wanted)} objects exist, {len(live)} ClusterQueues are active, and their quotas match the pools")]
-
-
-def _apply() -> str:
-    return f"kubectl exec --namespace {own_namespace()} deploy/ft-platform-api -- ft admin kueue | kubectl apply --server-side -f -"
 
 
 def _key(found: Manifest, kind: str = "") -> tuple[str, str, str]:
@@ -171,7 +157,7 @@ def _pool_gpus(pool: Pool, found: Mapping[str, Manifest], *, quota: int) -> Find
             f"{text}: Kueue admits jobs that find no node", "repair the nodes, or: ft admin nodes drain NODE --reason 'not ready'"
         )
     if ready > quota:
-        return warning(f"{text}: the others stay idle", _apply() if quota < pool.num_gpus else "add the nodes to the pools file")
+        return warning(f"{text}: the others stay idle", apply_queues() if quota < pool.num_gpus else "add the nodes to the pools file")
     return ok(text)
 
 

@@ -13,22 +13,8 @@ import httpx
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from control_plane.cli.admin.doctor.check_findings import (
-    Check,
-    Finding,
-    Site,
-    Timed,
-    clock,
-    date_header,
-    elsewhere,
-    ok,
-    on_kubernetes,
-    problem,
-    restart,
-    skipped,
-    upgrade,
-    warning,
-)
+from control_plane.cli.admin.doctor.check_findings import Check, Finding, Site, clock, date_header, ok, problem, skipped, warning
+from control_plane.cli.admin.doctor.fixes import elsewhere, restart, upgrade
 from control_plane.composition import adapters_volume, open_platform
 from control_plane.platform.secrets import dagster_token, inference_token
 from deploy.local import readiness
@@ -36,6 +22,7 @@ from deploy.local.supervisor.service_spec import Readiness
 from resources.database import migrate
 from resources.database.engine import OPERATOR, PLATFORM, TENANT, control_plane_url, make_engine, without_password
 from resources.inference.fleet_client import HttpFleet
+from resources.launcher import on_kubernetes
 from resources.object_store.probe import PREFIX, probe
 
 OLDEST_POSTGRESQL = 15
@@ -58,7 +45,7 @@ def database(site: Site) -> Iterator[Finding]:
             yield _roles(conn)
             asked = site.clock()
             at = conn.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one()
-            yield clock("the database", Timed(earliest=at, latest=at, asked=asked, answered=site.clock()))
+            yield clock("the database", at, at, asked=asked, answered=site.clock())
     except OperationalError as error:
         yield problem(f"{without_password(url)} does not answer: {str(error.orig).strip().partition(chr(10))[0]}", _start_database(site))
     finally:
@@ -115,7 +102,7 @@ def store(site: Site) -> Iterator[Finding]:
             f"conditional writes of an object (If-None-Match: *) are answered with {first.status_code}, {second.status_code}, not 200, 412"
         )
         yield warning(text, "set FT_OBJECT_STORE to a store with conditional writes, such as AWS S3")
-    yield clock("the object store", date_header(second.headers["date"], asked=asked, answered=answered))
+    yield clock("the object store", *date_header(second.headers["date"]), asked=asked, answered=answered)
 
 
 def api(site: Site) -> Iterator[Finding]:

@@ -137,8 +137,8 @@ FAULTS: dict[str, tuple[Callable[[Cluster], None], str, list[tuple[str, str, str
     "Kueue is not installed": (without_kueue, "Kueue", [("problem", "no version of kueue.x-k8s.io", "kubectl apply --server-side")]),
     "Kueue serves an older API": (old_api_of_kueue, "Kueue", [("problem", "serves v1beta1", "kubectl apply --server-side")]),
     "Kueue is old": (
-        kueue_image("registry.k8s.io/kueue/kueue:v0.18.3"), "Kueue",
-        [("problem", "Deployment kueue-system/kueue-controller-manager: registry.k8s.io/kueue/kueue:v0.18.3 (0.19", "kubectl apply")],
+        kueue_image("10.0.0.1:5000/kueue/kueue:v0.18.3@sha256:00"), "Kueue",
+        [("problem", "Deployment kueue-system/kueue-controller-manager: 10.0.0.1:5000/kueue/kueue:v0.18.3@sha256:00", "kubectl apply")],
     ),
     "Kueue's image names no version": (kueue_image("kueue@sha256:00"), "Kueue", [("skipped", "names no version", "")]),
     "Kueue is elsewhere": (
