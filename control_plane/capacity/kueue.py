@@ -152,7 +152,7 @@ def node_labels(pools: Sequence[Pool]) -> list[tuple[str, dict[str, str]]]:
 def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held = NOTHING_HELD) -> list[str]:
     """Return the differences between a cluster's ClusterQueues and the pools, each with what to do; empty if they agree."""
     mine = [q for q in cluster if q.get("kind") == "ClusterQueue"]
-    quotas: Counter[str] = Counter()
+    quotas = gpu_quotas(mine)
     reported: list[str] = []
     for queue in mine:
         preempts = queue["spec"].get("preemption", {})
@@ -161,7 +161,6 @@ def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held =
             if (found.get("policy", "Never") if isinstance(found, dict) else found) != "Never":
                 name = queue["metadata"]["name"]
                 reported.append(f"ClusterQueue {name}: preemption.{field} is {found}: Kueue would kill workloads on its own; write {value}")
-        quotas.update(_gpus_of(queue))
     for pool in on_cluster(pools):
         name = flavor_name(pool)
         still = leaving(pool, held)
@@ -175,9 +174,10 @@ def differences(cluster: Iterable[Manifest], pools: Sequence[Pool], held: Held =
     return reported + [f"flavor {name} has a quota and no pool; delete its queues, or add the pool" for name in sorted(set(quotas) - known)]
 
 
-def _gpus_of(queue: Manifest) -> Counter[str]:
+def gpu_quotas(queues: Iterable[Manifest]) -> Counter[str]:
+    """Return the GPUs in the nominal quotas of ClusterQueues, by flavor."""
     found: Counter[str] = Counter()
-    for group in queue["spec"].get("resourceGroups", []):
+    for group in (group for queue in queues for group in queue["spec"].get("resourceGroups", [])):
         for flavor in group["flavors"]:
             found[flavor["name"]] += sum(_whole(r["nominalQuota"]) for r in flavor["resources"] if r["name"] == GPU_RESOURCE)
     return found
@@ -236,7 +236,7 @@ def _cluster_queue(pool: Pool, tier: str, gpus: int) -> Manifest:
 def files(platform: Platform) -> dict[str, str]:
     """Return the files by name: shared objects, each tenant's objects, and the node labels. Quotas count GPUs still held on drained
     nodes."""
-    pools, held = _now(platform)
+    pools, held = pools_now(platform)
     try:
         shared = render(pools, held)
     except ValueError as e:
@@ -250,14 +250,14 @@ def check(platform: Platform, text: str) -> list[str]:
     try:
         documents = [d for d in yaml.safe_load_all(text) if d]
         queues = [item for d in documents for item in d.get("items", [d])]
-        return differences(queues, *_now(platform))
+        return differences(queues, *pools_now(platform))
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as e:
         raise InvalidRequest(
             f"these are not ClusterQueues: {str(e)[:200]}; pass the output of `kubectl get clusterqueues -o yaml`", code="invalid_cluster"
         ) from e
 
 
-def _now(platform: Platform) -> tuple[list[Pool], Held]:
+def pools_now(platform: Platform) -> tuple[list[Pool], Held]:
     """Return the pools, and the GPUs that jobs hold by node."""
     with platform.whole.engine.connect() as conn:
         return configured_pools.pools(platform, conn), nodes.held_gpus(conn)

@@ -21,7 +21,7 @@ View = str | Callable[[Any], str | None]
 """Shows a result to people: a sentence with ``{fields}`` of the result and of the arguments, or a function that writes, or returns, one."""
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=100)]
 NewName = Annotated[str | None, typer.Option("--name")]
-_OPENED = dict.fromkeys(("FtClient", "Platform"), Any)
+_OPENED = dict.fromkeys(("FtClient", "Platform", "Site"), Any)
 """Types of a command's first parameter, which only type checkers import."""
 
 

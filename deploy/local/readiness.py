@@ -123,7 +123,7 @@ def daemons_alive(base_url: str, *, token: Callable[[], str]) -> Probe:
 def _dagster(base_url: str, token: Callable[[], str], state: Callable[[dict[str, Any], float], Readiness]) -> Probe:
     def probe(started_at: float) -> Readiness:
         try:
-            data = _graphql(f"{base_url}/graphql", DAGSTER_QUERY, token)
+            data = dagster_state(base_url, token=token)
         except (OSError, http.client.HTTPException, ValueError):
             return Readiness(ready=False, detail="webserver starting")
         return state(data, started_at)
@@ -158,9 +158,10 @@ def daemon_state(data: dict[str, Any], started_at: float) -> Readiness:
     return Readiness(ready=True)
 
 
-def _graphql(url: str, query: str, token: Callable[[], str]) -> dict[str, Any]:
-    body = json.dumps({"query": query}).encode()
-    with _OPENER.open(_request(url, token, body=body), timeout=TIMEOUT_S) as answer:
+def dagster_state(base_url: str, *, token: Callable[[], str]) -> dict[str, Any]:
+    """Return the answer of Dagster's webserver to `DAGSTER_QUERY`; ``OSError`` or ``ValueError`` if there is none."""
+    body = json.dumps({"query": DAGSTER_QUERY}).encode()
+    with _OPENER.open(_request(f"{base_url}/graphql", token, body=body), timeout=TIMEOUT_S) as answer:
         data: dict[str, Any] = json.load(answer)["data"]
     if not data:
         raise ValueError("GraphQL answered without data")

@@ -30,10 +30,10 @@ def upgrade(engine: Engine) -> str:
         connection.execute(sa.text("SELECT pg_advisory_lock(:id)"), {"id": LOCK_ID})
         connection.commit()
         try:
-            _check_known(_current(connection))
+            _check_known(revision_of(connection))
             command.upgrade(_config(connection), "head")
             connection.commit()
-            return _current(connection) or ""
+            return revision_of(connection) or ""
         finally:
             connection.rollback()
             connection.execute(sa.text("SELECT pg_advisory_unlock(:id)"), {"id": LOCK_ID})
@@ -44,7 +44,7 @@ def upgrade(engine: Engine) -> str:
 def current(engine: Engine) -> str | None:
     """Return the database's revision; None before the first migration."""
     with engine.connect() as connection:
-        return _current(connection)
+        return revision_of(connection)
 
 
 def head() -> str:
@@ -64,7 +64,8 @@ def _check_known(revision: str | None) -> None:
         )
 
 
-def _current(connection: Connection) -> str | None:
+def revision_of(connection: Connection) -> str | None:
+    """Return the revision of the database that `connection` reaches; None before the first migration."""
     revision: str | None = MigrationContext.configure(connection).get_current_revision()
     return revision
 

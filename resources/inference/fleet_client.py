@@ -113,6 +113,11 @@ class HttpFleet:
         _check(self._clients[url], _send(self._clients[url], "POST", "/v1/chat/completions", body), f"probe {name}")
         return time.monotonic() - started
 
+    def loads_adapters(self, url: str) -> bool:
+        """Whether a replica has the endpoints that load adapters. Without them, vLLM does not look unknown names up either."""
+        answer = _send(self._clients[url], "GET", "/v1/load_lora_adapter", None, timeout=LISTING_TIMEOUT)
+        return answer.status_code == httpx.codes.METHOD_NOT_ALLOWED
+
     def _describe(self, url: str) -> Replica:
         try:
             found = _cards(self._clients[url])

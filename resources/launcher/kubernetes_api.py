@@ -59,10 +59,18 @@ NETWORK_POLICIES = Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpol
 ROLE_BINDINGS = Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings")
 LOCAL_QUEUES = Resource("LocalQueue", kueue.API, "localqueues")
 WORKLOADS = Resource("Workload", kueue.API, "workloads")
+CLUSTER_QUEUES = Resource("ClusterQueue", kueue.API, "clusterqueues", namespaced=False)
+COHORTS = Resource("Cohort", kueue.API, "cohorts", namespaced=False)
+RESOURCE_FLAVORS = Resource("ResourceFlavor", kueue.API, "resourceflavors", namespaced=False)
+TOPOLOGIES = Resource("Topology", kueue.API, "topologies", namespaced=False)
+PRIORITY_CLASSES = Resource("WorkloadPriorityClass", kueue.API, "workloadpriorityclasses", namespaced=False)
+NODES = Resource("Node", "v1", "nodes", namespaced=False)
+DEPLOYMENTS = Resource("Deployment", "apps/v1", "deployments")
 BY_KIND: Mapping[str, Resource] = {
     each.kind: each
     for each in (
         JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, ROLE_BINDINGS, LOCAL_QUEUES, WORKLOADS,
+        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES,
     )
 }  # fmt: skip
 
@@ -73,6 +81,10 @@ class Exists(Conflict):
 
 class Outdated(Conflict):
     """The object has changed since it was read."""
+
+
+class Forbidden(Unavailable):
+    """The account has no right to the request, or not yet."""
 
 
 class KubernetesApi:
@@ -94,6 +106,15 @@ class KubernetesApi:
         except config.ConfigException as error:
             raise Conflict(f"no Kubernetes cluster is configured ({error}); run in a pod, or set KUBECONFIG", code="no_cluster") from error
         return cls(ApiClient(settings))
+
+    def about(self, path: str) -> tuple[Manifest, str] | None:
+        """Return what the server says of itself, at ``/version`` or a group's path, with the ``Date`` of the answer; None if there is
+        nothing."""
+        try:
+            answer = self._request("GET", path)
+        except _Missing:
+            return None
+        return answer.json(), answer.headers["date"]
 
     def get(self, resource: Resource, name: str, namespace: str = "") -> Manifest | None:
         """Return an object; None if there is none."""
@@ -215,6 +236,8 @@ def _error(status: int, text: str, what: str) -> FtError:
         return Exists(message) if reason == "AlreadyExists" else Outdated(message)
     if status == 410:
         return _Gone(message, code="cluster_unavailable")
+    if status in (401, 403):
+        return Forbidden(message, code="cluster_unavailable")
     if status in (400, 405, 413, 422):
         return Conflict(message, code="cluster_refused")
     return Unavailable(message, code="cluster_unavailable")

@@ -9,7 +9,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +31,7 @@ from control_plane.capacity import configured_pools, kueue
 from resources.database import embedded
 from resources.database.engine import make_engine
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.servers.checked_s3 import checked_s3
 from tests.support.servers.faulty_proxy import proxied
 from tests.support.servers.inference_server import free_port
 
@@ -240,16 +240,11 @@ def _services(kubectl: Kubectl) -> Iterator[Services]:
     address, password = os.environ.get(ADDRESS) or _way_to(kubectl), secrets.token_hex(16)
     server = embedded.start(home / "pg", databases=("ft",))
     socket_path = _require_passwords(home / "pg", owner=f"{password}x")
-    s3_port = free_port()
-    moto = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(s3_port)], stdout=subprocess.DEVNULL)
     try:
-        until(lambda: _listens(s3_port), what="the object store")
-        httpx.put(f"http://127.0.0.1:{s3_port}/{BUCKET}").raise_for_status()
-        with proxied(socket_path, "0.0.0.0") as (_, postgres_port):
+        with checked_s3("0.0.0.0") as (_, s3_port), proxied(socket_path, "0.0.0.0") as (_, postgres_port):
+            httpx.put(f"http://127.0.0.1:{s3_port}/{BUCKET}").raise_for_status()
             yield Services(address=address, postgres_port=postgres_port, s3_port=s3_port, password=password)
     finally:
-        moto.terminate()
-        moto.wait(10)
         embedded.stop(server)
         shutil.rmtree(home, ignore_errors=True)
 

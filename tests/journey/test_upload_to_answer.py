@@ -61,6 +61,12 @@ def test_the_job_succeeds_and_its_adapter_answers(finished: dict[str, Any]) -> N
     assert answer.choices[0].message.content != base.choices[0].message.content
 
 
+def test_the_doctor_finds_nothing_wrong(stack: Stack) -> None:
+    found = json.loads(stack.ft("admin", "doctor", "--json").stdout)["findings"]
+    assert {each["check"] for each in found} >= {"database", "object store", "API", "Dagster", "serving", "Kueue"}
+    assert {each["status"] for each in found} == {"ok", "skipped"}, found
+
+
 def test_its_events_are_in_order_and_tell_the_whole_way(finished: dict[str, Any]) -> None:
     events = list(reversed(list(finished["client"].fine_tuning.jobs.list_events(finished["job"].id, limit=100))))
     codes = [e.code for e in events]

@@ -74,6 +74,7 @@ def replicas(vllm_python: Path, unserved: Platform, base: Path, tmp_path_factory
 @pytest.fixture(scope="session")
 def served(unserved: Platform, replicas: list[Server]) -> Iterator[Platform]:
     fleet = HttpFleet([server.url for server in replicas], token=TOKEN)
+    assert all(fleet.loads_adapters(server.url) for server in replicas)
     yield replace(unserved, fleet=fleet)
     fleet.close()
 

@@ -11,6 +11,7 @@ from control_plane.cli.admin import (
     base_model_commands,
     cluster_commands,
     deletion_commands,
+    doctor_commands,
     node_commands,
     operator_commands,
     refund_commands,
@@ -44,6 +45,7 @@ def register(app: typer.Typer) -> None:
     cluster_commands.register(admin)
     whole_queue_commands.register(admin)
     admin.command("health")(health)
+    doctor_commands.register(admin)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 
 

@@ -57,7 +57,8 @@ def test_the_chart_binds_rights_in_tenants_namespaces_nowhere_and_names_them_to_
 def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_cluster() -> None:
     bindings = of_kind(EVERYTHING, "ClusterRoleBinding")
     assert {name: [s["name"] for s in binding["subjects"]] for name, binding in bindings.items()} == {
-        "ft-ft-platform-kueue": ["ft-ft-platform-kueue"], "ft-ft-platform-tenants": ["ft-ft-platform-worker"],
+        "ft-ft-platform-doctor": ["ft-ft-platform-doctor"], "ft-ft-platform-kueue": ["ft-ft-platform-kueue"],
+        "ft-ft-platform-tenants": ["ft-ft-platform-worker"],
     }  # fmt: skip
     written = {
         resource
@@ -71,7 +72,9 @@ def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_clus
     plurals = {"Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses"}
     assert set(rule["resources"]) == {plurals.get(made["kind"], f"{made['kind'].lower()}s") for made in kueue.render([pool])}
     assert set(rule["verbs"]) == {"create", "get", "list", "patch"}
-    assert of_kind(OFF, "ClusterRoleBinding").keys() == {"ft-ft-platform-tenants"}
+    read = {verb for rule in of_kind(EVERYTHING, "ClusterRole")["ft-ft-platform-doctor"]["rules"] for verb in rule["verbs"]}
+    assert read == {"get", "list"}
+    assert of_kind(OFF, "ClusterRoleBinding").keys() == {"ft-ft-platform-doctor", "ft-ft-platform-tenants"}
 
 
 def test_dagsters_role_permits_just_what_its_client_calls() -> None:
@@ -205,6 +208,6 @@ def test_model_servers_in_the_namespace_fetch_their_files_and_are_called() -> No
     (server,) = (made for made in llm_d.render_pool(pool, settings) if made["kind"] == "StatefulSet")
     labels = server["spec"]["template"]["metadata"]["labels"]
     assert any(rule["ports"] == [{"port": 443}] for rule in rules(EVERYTHING, labels, "egress"))
-    for caller in ("api", "worker"):
+    for caller in ("api", "worker", "test"):
         called = [r for r in rules(EVERYTHING, one(EVERYTHING, caller).labels, "egress") if {"port": 8000} in r["ports"]]
         assert any(matches(peer["podSelector"], labels) for rule in called for peer in rule["to"] if "podSelector" in peer)

@@ -64,5 +64,5 @@ def test_the_objects_that_commands_name_are_rendered() -> None:
     assert {kind for kind, _ in told} == {"Deployment", "CronJob", "ServiceAccount", "ClusterRole"}
     assert told <= names
     table = re.findall(r"\| `(ft-platform-[a-z]+)` \|", PAGE.read_text())
-    assert len(table) == 5
+    assert len(table) == 6
     assert {("ServiceAccount", n) for n in table} <= names

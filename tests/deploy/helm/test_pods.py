@@ -15,7 +15,7 @@ from deploy.local import stack_services
 from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job
 from tests.deploy.helm.rendered_chart import EVERYTHING, EXTERNAL, FILES, MINIMAL, OFF, Pod, environment, of_kind, pods, values
 
-WITH_TOKEN = {"worker", "code-location", "dagster", "daemon", "runs", "kueue-queues"}
+WITH_TOKEN = {"worker", "code-location", "dagster", "daemon", "runs", "kueue-queues", "test"}
 """Components that call the Kubernetes API."""
 PACKAGES = frozenset({"control_plane", "dagster", "deploy", "ft_assets", "sensors"})
 
@@ -67,7 +67,7 @@ def test_a_mount_inside_a_writable_volume_lies_at_the_root_of_another_writable_o
 
 def test_only_pods_that_call_the_kubernetes_api_have_a_token(every_pod: list[Pod]) -> None:
     assert {pod.component for pod in every_pod if pod.spec["automountServiceAccountToken"]} <= WITH_TOKEN
-    assert {"api", "migrations", "test"} <= {pod.component for pod in every_pod if not pod.spec["automountServiceAccountToken"]}
+    assert {"api", "migrations"} <= {pod.component for pod in every_pod if not pod.spec["automountServiceAccountToken"]}
 
 
 def test_every_container_states_its_resources_and_a_limit_of_memory(every_pod: list[Pod]) -> None:
@@ -174,7 +174,7 @@ def test_a_pod_reads_only_the_secrets_that_it_needs() -> None:
         "daemon": database | {"ft-keys/FT_DAGSTER_TOKEN"},
         "migrations": {"ft-database/FT_DATABASE_URL", "ft-database-owner/FT_OWNER_DATABASE_URL"},
         "kueue-queues": {"ft-database/FT_DATABASE_URL"},
-        "test": {"ft-keys/FT_DAGSTER_TOKEN"},
+        "test": {"ft-database/FT_DATABASE_URL", "ft-keys/FT_DAGSTER_TOKEN"},
     }
 
 

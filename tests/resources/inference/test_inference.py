@@ -16,6 +16,9 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
+from control_plane.cli.admin.doctor.check_findings import Site, run
+from control_plane.cli.admin.doctor.service_checks import CHECKS
+from control_plane.platform.settings import load as load_settings
 from ft_assets.adapters import package
 from ft_assets.adapters.package import WEIGHTS
 from ft_assets.base_models import model_digest
@@ -80,6 +83,12 @@ def test_answers_of_base_and_adapters_are_those_of_transformers_and_peft(client:
             out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
             reference = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
             assert ask(client, "tiny" if name == "base" else f"ft:{name}", prompt) == reference
+
+
+def test_the_doctor_finds_nothing_wrong_with_it(url: str, tmp_path: Path) -> None:
+    settings = load_settings({"FT_HOME": str(tmp_path), "FT_INFERENCE_URLS": url, "FT_INFERENCE_TOKEN": TOKEN})
+    (found,) = run({"serving": CHECKS["serving"]}, Site(settings=settings), limit_s=60.0)["serving"]
+    assert (found.status, found.found) == ("ok", f"{url} serves tiny with 2 adapters")
 
 
 def test_two_tenants_and_the_base_in_one_batch_answer_as_they_do_alone(client: openai.OpenAI) -> None:

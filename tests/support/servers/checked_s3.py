@@ -6,26 +6,36 @@ import base64
 import hashlib
 import io
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.parse import parse_qs
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-@contextmanager
-def checked_s3() -> Iterator[tuple[str, int]]:
+def checked_s3(host: str = "127.0.0.1") -> AbstractContextManager[tuple[str, int]]:
     """Serve it and return its host and port."""
+    return served_s3(checked, host=host)
+
+
+@contextmanager
+def served_s3(wrapped: Callable[[Application], Application], *, host: str = "127.0.0.1", ahead_s: float = 0.0) -> Iterator[tuple[str, int]]:
+    """Serve moto as `wrapped` changes it; its clock is `ahead_s` ahead of this machine's."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import make_server
 
+    class Handler(MotoRequestHandler):  # type: ignore[misc]
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return str(super().date_time_string((timestamp or time.time()) + ahead_s))
+
     moto = DomainDispatcherApplication(create_backend_app)
-    server = make_server("127.0.0.1", 0, checked(moto), threaded=True, request_handler=MotoRequestHandler)
+    server = make_server(host, 0, wrapped(moto), threaded=True, request_handler=Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield "127.0.0.1", server.server_port
+        yield host, server.server_port
     finally:
         server.shutdown()
         thread.join()

@@ -32,8 +32,13 @@ NAMESPACED = {
     "ResourceQuota": ("v1", "resourcequotas"), "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
+    "Deployment": ("apps/v1", "deployments"),
 }  # fmt: skip
-PLURALS = {"Namespace": "namespaces", **{kind: plural for kind, (_, plural) in NAMESPACED.items()}}
+PLURALS = {
+    "Namespace": "namespaces", "Node": "nodes", "ClusterQueue": "clusterqueues", "Cohort": "cohorts", "ResourceFlavor": "resourceflavors",
+    "Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses",
+    **{kind: plural for kind, (_, plural) in NAMESPACED.items()},
+}  # fmt: skip
 APPLY = "application/apply-patch+yaml"
 FREE_OF_A_JOB = frozenset({"suspend", "parallelism", "activeDeadlineSeconds", "backoffLimit"})
 """Fields of a Job's spec that may change."""
@@ -85,6 +90,10 @@ class Cluster:
     """Watches of earlier ones end."""
     permits: Callable[[str, Action], bool] = lambda _account, _action: False
     """Whether an account other than the administrator may do something."""
+    about: dict[str, Object] = field(default_factory=dict)
+    """What the server says of itself, by path; every account may ask."""
+    ahead_s: float = 0.0
+    """How far the server's clock is ahead of this machine's."""
     deleting: Callable[[Object, int], bool] = lambda _object, _grace: True
     """Whether an object may go at once; nodes end pods first."""
 
@@ -267,8 +276,12 @@ class _Answers(BaseHTTPRequestHandler):
             self.hang_up()
             return
         try:
+            account = self.account()
+            if url.path in self.cluster.about:
+                self.reply(200, self.cluster.about[url.path])
+                return
             plural, namespace, name, part = self.place(url.path)
-            self.authorize(plural, namespace, name, part, query, json.loads(body) if body else {})
+            self.authorize(account, plural, namespace, name, part, query, json.loads(body) if body else {})
             if query.get("watch") == "true":
                 self.watch(plural, namespace, query)
                 return
@@ -283,11 +296,18 @@ class _Answers(BaseHTTPRequestHandler):
         else:
             self.reply(status, found)
 
-    def authorize(self, plural: str, namespace: str, name: str, part: str, query: Mapping[str, str], body: Object) -> None:
-        """Refuse what the account may not do. To apply an object that does not exist is to create it, and a binding needs its role."""
+    def account(self) -> str:
         scheme, _, account = self.headers.get("authorization", "").partition(token_of(""))
         if scheme != "Bearer " or not account:
             raise Refused(401, "Unauthorized", "Unauthorized")
+        return account
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Write the ``Date`` header by the server's clock."""
+        return super().date_time_string((time.time() if timestamp is None else timestamp) + self.cluster.ahead_s)
+
+    def authorize(self, account: str, plural: str, namespace: str, name: str, part: str, query: Mapping[str, str], body: Object) -> None:
+        """Refuse what the account may not do. To apply an object that does not exist is to create it, and a binding needs its role."""
         path = urlsplit(self.path).path.strip("/").split("/")
         group, resource = path[1] if path[0] == "apis" else "", f"{plural}/{part}" if part else plural
         reads = "watch" if query.get("watch") == "true" else "get" if name else "list"
@@ -306,6 +326,8 @@ class _Answers(BaseHTTPRequestHandler):
         """Return plural, namespace, name and subresource."""
         parts = path.strip("/").split("/")
         parts = parts[2:] if parts[0] == "api" else parts[3:]
+        if not parts:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
         space = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else ""
         plural, name, part, *_ = [*(parts[2:] if space else parts), "", "", ""]
         return plural, space, name, part
@@ -380,11 +402,11 @@ class _Answers(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def kubeconfig(client: ApiClient) -> str:
+def kubeconfig(client: ApiClient, account: str = ADMINISTRATOR) -> str:
     """Content of a file that ``KUBECONFIG`` may name."""
     named = {
         "clusters": [{"name": "tests", "cluster": {"server": client.configuration.host}}],
-        "users": [{"name": "tests", "user": {"token": token_of(ADMINISTRATOR)}}],
+        "users": [{"name": "tests", "user": {"token": token_of(account)}}],
         "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
     }
     return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "tests", **named})

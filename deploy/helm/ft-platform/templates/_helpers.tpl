@@ -73,13 +73,17 @@ nodeAffinity:
 {{ include "ft.dagsterDatabaseEnv" . }}
 - name: DAGSTER_POSTGRES_URL
   valueFrom: {secretKeyRef: {name: {{ .Values.database.secret }}, key: FT_DAGSTER_DATABASE_URL}}
-{{- if .Values.inference.urls }}
-- name: FT_INFERENCE_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .Values.inference.secret }}, key: token}}
-{{- end }}
+{{ include "ft.inferenceEnv" . }}
 {{- if .Values.mlflow.secret }}
 - name: FT_MLFLOW_URI
   valueFrom: {secretKeyRef: {name: {{ .Values.mlflow.secret }}, key: FT_MLFLOW_URI}}
+{{- end }}
+{{- end }}
+
+{{- define "ft.inferenceEnv" -}}
+{{- if .Values.inference.urls }}
+- name: FT_INFERENCE_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ .Values.inference.secret }}, key: token}}
 {{- end }}
 {{- end }}
 
@@ -161,7 +165,7 @@ imagePullSecrets: {{- range . }}
 {{- end }}
 {{- end }}
 
-{{- /* A job that runs once: (dict "root" $ "component" "..." "account" "..." "token" false "command" (list ...) "env" "..."). */}}
+{{- /* A job that runs once: (dict "root" $ "component" "..." "account" "..." "token" false "store" false "command" (list ...) "env" "..."). */}}
 {{- define "ft.jobPod" -}}
 metadata:
   labels: {{- include "ft.labels" .root | nindent 4 }}
@@ -175,7 +179,11 @@ spec:
       command: {{- toYaml .command | nindent 8 }}
       env: {{- .env | nindent 8 }}
       {{- if not .alone }}
-      envFrom: [{configMapRef: {name: {{ include "ft.name" .root }}-env}}]
+      envFrom:
+        - configMapRef: {name: {{ include "ft.name" .root }}-env}
+        {{- if and .store .root.Values.objectStore.secret }}
+        - secretRef: {name: {{ .root.Values.objectStore.secret }}}
+        {{- end }}
       {{- end }}
       resources: {{- toYaml .root.Values.jobs.resources | nindent 8 }}
       securityContext: {{- include "ft.containerSecurity" .root | nindent 8 }}

@@ -1,0 +1,1 @@
+"""What ``ft admin doctor`` checks."""
