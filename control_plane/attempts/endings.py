@@ -23,6 +23,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import scheduler, snapshot
+from control_plane.queue.evictions import OPERATORS
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault, IntegrityError
@@ -48,10 +49,12 @@ class Released:
     """The scheduler had asked its attempt to make room."""
     for_tier: str | None
     """Tier of the job that it made room for; None if unknown."""
+    evicted: bool = False
+    """It was stopped for the operators and not for another job."""
 
     @property
-    def for_whom(self) -> str:
-        return "another job" if self.for_tier is None else f"a {self.for_tier} job"
+    def to_whom(self) -> str:
+        return "back to the platform" if self.evicted else "to another job" if self.for_tier is None else f"to a {self.for_tier} job"
 
 
 def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
@@ -61,7 +64,7 @@ def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
     if row is None:
         return None
     tier = conn.execute(sa.select(jobs.c.tier).where(jobs.c.id == row.preempted_for)).scalar()
-    return Released(preempted=row.stop_asked_at is not None, for_tier=tier)
+    return Released(preempted=row.stop_asked_at is not None, for_tier=tier, evicted=row.preempted_for == OPERATORS)
 
 
 def settled(ending: Ending, job: Job, released: Released) -> Ending:
@@ -145,7 +148,7 @@ def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Rele
         return to(JobState.FAILED, f"{error['message']}", error=error)
     if released.preempted and failure.code == Outcome.PREEMPTED:
         reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
-        why = failure.message.replace("another job", released.for_whom)
+        why = failure.message.replace("to another job", released.to_whom)
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=reported, preemptions=job.preemptions + 1)
     else:
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")

@@ -234,7 +234,7 @@ class Watcher:
         if held.attempt != row.leader.attempt or status.phase is WorkloadPhase.ABSENT:
             return []
         if status.started_at is not None:
-            attempts.mark_started(self.platform, held, started_at=status.started_at)
+            attempts.mark_started(self.platform, held, started_at=status.started_at, nodes=status.nodes)
             attempts.record_wait(self.platform, held, "")
             return []
         if status.phase is not WorkloadPhase.PENDING:

@@ -78,6 +78,9 @@ def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     yield _gauge(
         "ft_pool_gpus_unusable", "Free GPU slots that the widest waiting job cannot use because they are scattered", ("pool",), apart
     )
+    yield _gauge("ft_pool_nodes_sick", "Nodes that the platform drained", ("pool",), [((p,), g.sick_nodes) for p, g in named])
+    unread = [((p,), g.unmonitored_nodes) for p, g in named]
+    yield _gauge("ft_pool_nodes_unmonitored", "Nodes without metrics of their GPUs for 5 minutes", ("pool",), unread)
 
 
 def _of_rounds(queue: QueueGauges) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from control_plane.cli.admin import (
     base_model_commands,
     cluster_commands,
     deletion_commands,
+    maintenance_commands,
     node_commands,
     operator_commands,
     refund_commands,
@@ -41,6 +42,7 @@ def register(app: typer.Typer) -> None:
     add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
     base_model_commands.register(admin)
     node_commands.register(admin)
+    maintenance_commands.register(admin)
     cluster_commands.register(admin)
     whole_queue_commands.register(admin)
     admin.command("health")(health)
