@@ -33,7 +33,7 @@ NAMESPACED = {
     "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
 }  # fmt: skip
-PLURALS = {"Namespace": "namespaces", **{kind: plural for kind, (_, plural) in NAMESPACED.items()}}
+PLURALS = {"Namespace": "namespaces", "Node": "nodes", **{kind: plural for kind, (_, plural) in NAMESPACED.items()}}
 APPLY = "application/apply-patch+yaml"
 FREE_OF_A_JOB = frozenset({"suspend", "parallelism", "activeDeadlineSeconds", "backoffLimit"})
 """Fields of a Job's spec that may change."""
