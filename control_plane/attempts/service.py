@@ -241,7 +241,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
             return job.state
         ending = endings.settled(ending, job, released) if held.kind is Kind.TRAIN else evaluation_endings.settled(conn, held, ending)
         endings.close(conn, held, ending, now)
-        endings.bill(conn, platform, held, job, ending, now)
+        endings.bill(conn, platform, held, job, ending, released, now)
         if held.kind is Kind.EVALUATE:
             return evaluation_endings.move(conn, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)

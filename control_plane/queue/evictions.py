@@ -19,8 +19,8 @@ from control_plane.queue.scheduler import Preempt
 from control_plane.queue.scheduler.rules import DEFAULT
 from control_plane.queue.tables import reservations
 
-OPERATORS = "operators"
-"""In the place of the job that an attempt makes room for."""
+OPERATORS, SICK_NODE = "operators", "sick_node"
+"""In the place of the job that an attempt makes room for: maintenance, and hardware that is out of service."""
 NOTICE = timedelta(seconds=DEFAULT.handshake_s)
 """Attempts are asked this long before they are to be gone."""
 ONWARD = "the job saves a checkpoint, returns to the queue and resumes from there"
@@ -47,16 +47,16 @@ def evict(conn: Connection, now: datetime) -> None:
         .where(r.released_at.is_(None), r.stop_asked_at.is_(None))
     )
     due = {(h.job_id, h.kind): why for h in conn.execute(held) if (why := _why(h.nodes, scopes(h.pool, h.tenant_id), sick, closed))}
-    trained = {job_id: why for (job_id, kind), why in due.items() if kind == Kind.TRAIN}
-    attempt_of = lock_to_stop(conn, trained)
-    ask_to_stop(conn, [Preempt(job_id=i, for_job=OPERATORS, lost_s=0.0, detail=trained[i]) for i in attempt_of], attempt_of, now)
+    attempt_of = lock_to_stop(conn, [job_id for job_id, kind in due if kind == Kind.TRAIN])
+    stops = ((job_id, due[job_id, Kind.TRAIN]) for job_id in attempt_of)
+    ask_to_stop(conn, [Preempt(job_id=i, for_job=cause, lost_s=0.0, detail=why) for i, (cause, why) in stops], attempt_of, now)
     evaluated = r.job_id.in_([job_id for job_id, kind in due if kind == Kind.EVALUATE]) & r.released_at.is_(None)
     conn.execute(sa.update(reservations).where(evaluated).values(stop_asked_at=now, preempted_for=OPERATORS))
 
 
-def _why(nodes: Sequence[str], within: Sequence[str], sick: set[str], closed: Mapping[str, Maintenance]) -> str | None:
-    """Return why an attempt on `nodes` is to leave, `within` these scopes; None if it may stay."""
+def _why(nodes: Sequence[str], within: Sequence[str], sick: set[str], closed: Mapping[str, Maintenance]) -> tuple[str, str] | None:
+    """Return for what, and why in words, an attempt on `nodes` and `within` these scopes is to leave; None if it may stay."""
     if sick.intersection(nodes):
-        return f"a node of the job is out of service because of its hardware; {ONWARD}"
+        return SICK_NODE, f"a node of the job is out of service because of its hardware; {ONWARD}"
     found = next((closed[scope] for scope in within if scope in closed), None)
-    return None if found is None else f"{found.words}; {ONWARD}"
+    return None if found is None else (OPERATORS, f"{found.words}; {ONWARD}")

@@ -23,7 +23,7 @@ from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue.status import metrics
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
-from tests.support.jobs.claimed_job import asked_to_stop
+from tests.support.jobs.claimed_job import asked_to_stop, ledger
 from tests.support.jobs.queued_jobs import Queued, queued
 
 POOLS = """
@@ -76,7 +76,11 @@ def test_a_node_with_a_new_hardware_error_is_drained_and_its_jobs_go_on_elsewher
             "A node of the job is out of service because of its hardware; the job saves a checkpoint, returns to the queue and resumes "
             "from there."
         ]
+    attempts.record_checkpoint(world.platform, held, step=1, prefix="p", manifest_sha256="0", metrics={})
+    world.now[0] += timedelta(minutes=1)
     fail(world, held, "preempted")
+    paid = [entry.amount_micros for entry in ledger(world.platform, job)]
+    assert len(paid) == 2 and max(paid) > 0 and sum(paid) == 0, "refunded in full, although its checkpoint is used"
     world.round(seconds=1)
     again = attempts.claim(world.platform, held.tenant, job)
     assert again.attempt == 2 and again.placement[0].node != node

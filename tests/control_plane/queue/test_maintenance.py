@@ -106,6 +106,7 @@ def test_running_jobs_save_a_checkpoint_a_minute_before_the_time_and_go_on_after
     assert asked_to_stop(world.platform, held) is None
     world.round(seconds=1)
     assert asked_to_stop(world.platform, held) == "preempt"
+    attempts.record_checkpoint(world.platform, held, step=40, prefix="p", manifest_sha256="0", metrics={})
     world.round(seconds=5)
     (told,) = [m for m in messages(world, job) if "new switches" in m]
     assert told.startswith("The platform is under maintenance since") and told.endswith("returns to the queue and resumes from there.")
@@ -113,7 +114,7 @@ def test_running_jobs_save_a_checkpoint_a_minute_before_the_time_and_go_on_after
     assert "Attempt 1: it gave its GPUs back to the platform at step 40, which is saved; nothing is lost." in messages(world, job)
     world.round(seconds=5)
     assert (world.row(job).state, world.row(job).reason) == ("queued", "Maintenance")
-    assert {entry.kind for entry in ledger(world.platform, job)} >= {"usage"}
+    assert sum(entry.amount_micros for entry in ledger(world.platform, job)) > 0, "the work that is kept is paid for"
     maintenance.end(world.platform)
     world.round(seconds=5)
     assert (world.row(job).state, world.row(job).attempt) == ("provisioning", 2)
@@ -175,6 +176,12 @@ def test_an_evaluation_begins_again_after_the_maintenance(world: Queued) -> None
     maintenance.end(world.platform)
     world.round()
     assert attempts.claim(world.platform, held.tenant, job).attempt == 3
+
+
+def test_an_evaluation_that_was_asked_to_stop_and_is_killed_has_not_failed() -> None:
+    status = WorkloadStatus(name="w", phase=WorkloadPhase.EXITED, exit_code=137, started_at=1.0, ended_at=2.0)
+    outcomes = [evaluation_endings.judge(None, status, cancelled=False, stalled=False, asked=asked).outcome for asked in (True, False)]
+    assert outcomes == ["preempted", "evaluation_failed"]
 
 
 def test_starting_it_again_changes_message_and_time_and_the_audit_log_has_both(world: Queued) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class PrometheusServer(ThreadingHTTPServer):
-    """Knows the two forms of expressions that the platform sends: a selector of names, and an average over time, which has no name."""
+    """Knows the two forms of expressions that the platform sends: a selector of names, and a median over time, which has no name."""
 
     daemon_threads = True
 
@@ -32,8 +32,8 @@ class PrometheusServer(ThreadingHTTPServer):
         self.series = [(known, v) for known, v in self.series if known != key] + [(key, value)]
 
     def answer(self, expression: str) -> list[dict[str, Any]]:
-        if averaged := re.fullmatch(r"avg_over_time\((\w+)\[\w+\]\)", expression):
-            found = [({k: v for k, v in key.items() if k != "__name__"}, value) for key, value in self._named(averaged[1])]
+        if median := re.fullmatch(r"quantile_over_time\(0\.5, (\w+)\[\w+\]\)", expression):
+            found = [({k: v for k, v in key.items() if k != "__name__"}, value) for key, value in self._named(median[1])]
         else:
             selected = re.fullmatch(r'\{__name__=~"([^"]*)"\}', expression)
             assert selected, expression
