@@ -87,7 +87,9 @@ def _failures(conn: Connection, now: datetime) -> list[tuple[str, str]]:
         .join(placed, sa.true())
         .outerjoin(agents, (g.job_id == a.job_id) & (g.attempt == a.attempt) & (g.node == placed.c.number - 1))
         .outerjoin(node_health, node_health.c.node == placed.c.node)
-        .where(a.outcome.in_(FAILURES), a.ended_at > sa.func.greatest(now - WINDOW, node_health.c.undrained_at))
+        .where(
+            r.released_at > now - WINDOW, a.outcome.in_(FAILURES), a.ended_at > sa.func.greatest(now - WINDOW, node_health.c.undrained_at)
+        )
         .where(sa.func.coalesce(g.exit["follows"].as_boolean(), sa.false()).is_(False))
     )
     return [(job, node) for job, node in conn.execute(query)]
