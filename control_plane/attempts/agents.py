@@ -146,7 +146,7 @@ class Known:
     evaluation_id: str | None
     state: JobState
     stop: str | None
-    """Why its workload is to stop, if it trains."""
+    """Why its workload is to stop, as long as its result is wanted."""
     beat: int
     notices: int
     reported_step: int
@@ -197,7 +197,7 @@ def _known(conn: Connection, token: str, node: int) -> Known | None:
 def _stop(conn: Connection, known: Known) -> str | None:
     if known.kind is Kind.TRAIN:
         return known.stop
-    return None if evaluation_endings.is_wanted(conn, known.job_id, known.evaluation_id) else StopReason.CANCEL
+    return known.stop if evaluation_endings.is_wanted(conn, known.job_id, known.evaluation_id) else StopReason.CANCEL
 
 
 def _has_news(known: Known, beat: Heartbeat) -> bool:

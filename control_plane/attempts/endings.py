@@ -23,6 +23,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import FINAL, JobState
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import scheduler, snapshot
+from control_plane.queue.evictions import OPERATORS, SICK_NODE
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import Fault, IntegrityError
@@ -48,10 +49,12 @@ class Released:
     """The scheduler had asked its attempt to make room."""
     for_tier: str | None
     """Tier of the job that it made room for; None if unknown."""
+    evicted_for: str | None = None
+    """Why it was stopped, if it was not for another job: one of ``control_plane.queue.evictions``."""
 
     @property
-    def for_whom(self) -> str:
-        return "another job" if self.for_tier is None else f"a {self.for_tier} job"
+    def to_whom(self) -> str:
+        return "back to the platform" if self.evicted_for else "to another job" if self.for_tier is None else f"to a {self.for_tier} job"
 
 
 def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
@@ -61,7 +64,8 @@ def release(conn: Connection, held: Claim, now: datetime) -> Released | None:
     if row is None:
         return None
     tier = conn.execute(sa.select(jobs.c.tier).where(jobs.c.id == row.preempted_for)).scalar()
-    return Released(preempted=row.stop_asked_at is not None, for_tier=tier)
+    evicted_for = row.preempted_for if row.preempted_for in (OPERATORS, SICK_NODE) else None
+    return Released(preempted=row.stop_asked_at is not None, for_tier=tier, evicted_for=evicted_for)
 
 
 def settled(ending: Ending, job: Job, released: Released) -> Ending:
@@ -96,8 +100,9 @@ def _goes_on(ending: Ending) -> bool:
     return ending.failure is not None and (ending.failure.retry is not Retry.NEVER or ending.failure.code == "paused")
 
 
-def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: Ending, now: datetime) -> None:
-    """Report the end, and the start if that is missing, and bill the time between; a workload that never started costs nothing."""
+def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: Ending, released: Released, now: datetime) -> None:
+    """Report the end, and the start if that is missing, and bill the time between; a workload that never started costs nothing, and neither
+    does one that left a sick node, whatever of its work is kept."""
     status = ending.status
     started = moment(status.started_at)
     if started is not None and ending.seen:
@@ -107,8 +112,9 @@ def bill(conn: Connection, platform: Platform, held: Claim, job: Job, ending: En
     if ended is None:
         return
     work = metering.work(conn, held.job_id, held.attempt, began_at=moment(ending.began_at), kept_until=moment(ending.kept_until))
+    kept = None if released.evicted_for == SICK_NODE and ending.outcome == Outcome.PREEMPTED else work
     metered = metering.Metered(tenant_id=held.tenant, job_id=held.job_id, attempt=held.attempt)
-    metering.report_ended(conn, metered, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=work)
+    metering.report_ended(conn, metered, outcome=ending.outcome, fault=fault, at=ended, now=now, seen=ending.seen, work=kept)
     metering.settle(conn, platform, metered)
 
 
@@ -145,7 +151,7 @@ def move(conn: Connection, held: Claim, job: Job, ending: Ending, released: Rele
         return to(JobState.FAILED, f"{error['message']}", error=error)
     if released.preempted and failure.code == Outcome.PREEMPTED:
         reported = {"for_tier": released.for_tier, "lost_gpu_s": round(ending.again_s * held.num_gpus, 3)}
-        why = failure.message.replace("another job", released.for_whom)
+        why = failure.message.replace("to another job", released.to_whom)
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {why}.", more=reported, preemptions=job.preemptions + 1)
     else:
         to(JobState.PREEMPTED, f"Attempt {held.attempt}: {failure.message}.")

@@ -38,14 +38,14 @@ def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
     return bool(conn.execute(sa.select(evaluations.c.state).where(evaluations.c.id == evaluation_id)).scalar() == "running")
 
 
-def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled: bool) -> Ending:
+def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled: bool, asked: bool = False) -> Ending:
     """Return how the attempt ended, by the first of these that holds.
 
     1. Cancelled: its result was no longer needed.
     2. The process ended by itself and its result was stored: succeeded.
     3. The agent names an error. What the process refused, and what took too long, fails again, so it is final.
     4. It was stopped because it was silent, or its agent gave up because nothing went on.
-    5. It was stopped from outside: it goes on elsewhere, and that is no failure.
+    5. It was stopped from outside, or was `asked` to stop: it goes on elsewhere, and that is no failure.
     6. It was killed, or its node was lost.
     """
     code = status.exit_code if said is None or said.exit_code is None else said.exit_code
@@ -58,7 +58,7 @@ def judge(said: Exit | None, status: WorkloadStatus, *, cancelled: bool, stalled
         failure = _reported(said)
     elif stalled or (said is not None and said.stop_reason == StopReason.STALLED):
         failure = _failure("evaluation_stalled", (said and said.stall) or "nothing was heard of it")
-    elif said is not None:
+    elif said is not None or asked:
         failure = _failure(Outcome.PREEMPTED, "its node took it back")
     elif status.phase is WorkloadPhase.EXITED:
         failure = _failure(FAILED, f"it was killed, or ended without a result (exit code {code})")

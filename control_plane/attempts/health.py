@@ -19,7 +19,20 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.claims import Claim, Ending
-from control_plane.attempts.rules import EARLY_STEPS, HEARTBEAT_AGAIN_S, ONCE, Pace, Signs, Step, Verdict, diverged, judge, own_pace
+from control_plane.attempts.rules import (
+    EARLY_STEPS,
+    HEARTBEAT_AGAIN_S,
+    ONCE,
+    SLOW_GPU,
+    Pace,
+    Signs,
+    Step,
+    Verdict,
+    diverged,
+    judge,
+    own_pace,
+    slow_gpus,
+)
 from control_plane.attempts.service import final_prefix
 from control_plane.attempts.tables import attempts, health_verdicts
 from control_plane.jobs import results
@@ -118,7 +131,7 @@ class Watch:
             for code in sorted(over):
                 _recover(conn, self.platform, self.held.job_id, code)
             for verdict in verdicts:
-                _raise(conn, self.platform, self.held, verdict)
+                _raise(conn, self.platform, self.held.job_id, self.held.attempt, verdict)
 
     def _report_tracking(self) -> None:
         """Report once that the tracked copy of this run is incomplete."""
@@ -154,7 +167,7 @@ def begin(platform: Platform, held: Claim) -> Watch:
         signs = replace(signs, from_step=began.from_step or 0, expected=_pace_of_jobs_alike(conn, held))
         own = health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt == held.attempt
         for code, cleared_at in conn.execute(sa.select(health_verdicts.c.code, health_verdicts.c.cleared_at).where(*own)).all():
-            raised |= {code} if cleared_at is None else set()
+            raised |= {code} if cleared_at is None and code != SLOW_GPU else set()
             reported |= {code} & ONCE
         _close(conn, platform, health_verdicts.c.job_id == held.job_id, health_verdicts.c.attempt < held.attempt)
     tracked = None
@@ -205,6 +218,27 @@ def run_of(held: Claim) -> TrackedRun:
     }  # fmt: skip
     params = {k: str(v) for k, v in _flat(spec.to_dict()) if v is not None and k not in tags}
     return TrackedRun(tenant=held.tenant, job_id=held.job_id, attempt=held.attempt, tags=tags, params=params)
+
+
+def judge_clocks(platform: Platform, clocks: Mapping[str, Mapping[str, float]]) -> int:
+    """Raise or clear the verdict on slow GPUs of running attempts; returns how many have some. `clocks`: MHz by workload and GPU."""
+    v = health_verdicts.c
+    raised = sa.exists().where(v.job_id == attempts.c.job_id, v.code == SLOW_GPU, v.cleared_at.is_(None))
+    query = (
+        sa.select(attempts.c.job_id, attempts.c.attempt, attempts.c.workload, raised.label("raised"))
+        .join(reservations, (reservations.c.job_id == attempts.c.job_id) & (reservations.c.attempt == attempts.c.attempt))
+        .where(reservations.c.released_at.is_(None), attempts.c.workload.in_(clocks))
+    )
+    with platform.engine.begin() as conn:
+        found = [(row, slow_gpus(clocks[row.workload])) for row in conn.execute(query.order_by(attempts.c.job_id)).all()]
+        for row, verdict in found:
+            if (verdict is not None) == row.raised or locked(conn, row.job_id).attempt != row.attempt:
+                continue
+            if verdict is not None:
+                _raise(conn, platform, row.job_id, row.attempt, verdict)
+            else:
+                _recover(conn, platform, row.job_id, SLOW_GPU)
+    return sum(verdict is not None for _, verdict in found)
 
 
 def open_verdicts(platform: Platform) -> list[sa.Row[Any]]:
@@ -275,16 +309,16 @@ def _pace_of_jobs_alike(conn: Connection, held: Claim) -> Pace | None:
     return Pace(tokens_per_s=median(found), source=f"the median of {len(found)} earlier jobs like it on pool {held.pool}")
 
 
-def _raise(conn: Connection, platform: Platform, held: Claim, verdict: Verdict) -> None:
+def _raise(conn: Connection, platform: Platform, job_id: str, attempt: int, verdict: Verdict) -> None:
     data = {"audience": verdict.audience, "value": verdict.value, "limit": verdict.limit, "next_step": verdict.next_step}
     now = platform.clock()
     values = {
-        "id": f"verdict-{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "attempt": held.attempt, "code": verdict.code,
+        "id": f"verdict-{uuid.uuid4().hex[:24]}", "job_id": job_id, "attempt": attempt, "code": verdict.code,
         "audience": verdict.audience, "level": verdict.level, "message": verdict.message, "data": data, "raised_at": now,
     }  # fmt: skip
     if conn.execute(insert(health_verdicts).values(values).on_conflict_do_nothing().returning(health_verdicts.c.id)).first():
-        event = Event(code=verdict.code, level=verdict.level, message=verdict.message, data=data | {"attempt": held.attempt})
-        record(conn, held.job_id, event, now=now)
+        event = Event(code=verdict.code, level=verdict.level, message=verdict.message, data=data | {"attempt": attempt})
+        record(conn, job_id, event, now=now)
 
 
 def _recover(conn: Connection, platform: Platform, job_id: str, code: str) -> None:

@@ -26,6 +26,8 @@ PACE_STEPS = 20
 """Newest steps that are judged; one slow step does not move their median."""
 SLOW_BELOW, SLOW_UNTIL = 0.5, 0.6
 """Limits as shares of the expected tokens/s."""
+SLOW_GPU, SLOW_GPU_BELOW = "gpu_slow", 0.8
+"""Code of the verdict, and share of its peers' clock below which a GPU is slow."""
 STARVED_ABOVE, STARVED_UNTIL = 0.2, 0.1
 """Limits as shares of step time spent waiting for data."""
 STARVED_MIN_S = 1.0
@@ -140,6 +142,19 @@ def own_pace(signs: Signs) -> Pace | None:
     if len(early) < BASELINE_STEPS:
         return None
     return Pace(tokens_per_s=median(early), source=f"the median of {BASELINE_STEPS} early steps of its own")
+
+
+def slow_gpus(clocks: Mapping[str, float]) -> Verdict | None:
+    """Return the verdict on GPUs of one attempt whose clock (MHz) is below :data:`SLOW_GPU_BELOW` of the median of the others'."""
+    peers = {gpu: median([c for other, c in clocks.items() if other != gpu] or [0.0]) for gpu in clocks}
+    slow = [gpu for gpu in sorted(clocks) if clocks[gpu] < SLOW_GPU_BELOW * peers[gpu]]
+    if not slow:
+        return None
+    return _verdict(
+        SLOW_GPU, "operator", value=clocks[slow[0]], limit=SLOW_GPU_BELOW * peers[slow[0]],
+        text="; ".join(f"{gpu} runs at {clocks[gpu]:,.0f} MHz, its peers at {peers[gpu]:,.0f}" for gpu in slow),
+        next_step="look at its temperature, power and clock limits (nvidia-smi -q -d PERFORMANCE), and drain the node if it stays slow",
+    )  # fmt: skip
 
 
 def _silent(signs: Signs, raised: bool) -> Verdict | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -124,7 +124,9 @@ def _readable(job_id: str, stored: Mapping[str, Any]) -> TrainingSpec:
 
 
 STOP_REQUESTED = sa.case(
-    ((jobs.c.stop_requested == StopReason.PREEMPT.value) & reservations.c.stop_asked_at.is_(None), None), else_=jobs.c.stop_requested
+    (reservations.c.kind == Kind.EVALUATE, sa.case((reservations.c.stop_asked_at.is_not(None), StopReason.PREEMPT.value))),
+    ((jobs.c.stop_requested == StopReason.PREEMPT.value) & reservations.c.stop_asked_at.is_(None), None),
+    else_=jobs.c.stop_requested,
 ).label("stop")
 """Why the holder of a reservation is to stop; null if it is not."""
 
@@ -140,7 +142,7 @@ def requested_stop(conn: Connection, held: Claim) -> str | None:
     if row is None:
         return StopReason.CANCEL
     if held.kind is Kind.EVALUATE:
-        return None if evaluation_endings.is_wanted(conn, held.job_id, held.evaluation_id) else StopReason.CANCEL
+        return row.stop if evaluation_endings.is_wanted(conn, held.job_id, held.evaluation_id) else StopReason.CANCEL
     stop: str | None = row.stop
     return stop
 
@@ -239,7 +241,7 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
             return job.state
         ending = endings.settled(ending, job, released) if held.kind is Kind.TRAIN else evaluation_endings.settled(conn, held, ending)
         endings.close(conn, held, ending, now)
-        endings.bill(conn, platform, held, job, ending, now)
+        endings.bill(conn, platform, held, job, ending, released, now)
         if held.kind is Kind.EVALUATE:
             return evaluation_endings.move(conn, held, job, ending, now)
         state = endings.move(conn, held, job, ending, released, now)
@@ -248,14 +250,15 @@ def finish(platform: Platform, held: Claim, ending: Ending) -> JobState:
     return state
 
 
-def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -> None:
-    """Record when the attempt's workload started, as the launcher saw, else now; billing counts from there. Nothing for a released attempt,
-    which has been billed."""
+def mark_started(platform: Platform, held: Claim, *, started_at: float | None, nodes: Sequence[str] = ()) -> None:
+    """Record when the attempt's workload started, as the launcher saw, else now, and on which `nodes`, if the launcher chose them; billing
+    counts from there. Nothing for a released attempt, which has been billed."""
     with platform.engine.begin() as conn:
         if not holds_in(conn, held):
             return
         at = endings.moment(started_at) or platform.clock()
-        if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
+        started = {"started_at": at, "nodes": list(nodes) or None}
+        if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started)).rowcount:
             job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
             endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
 

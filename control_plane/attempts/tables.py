@@ -37,6 +37,7 @@ attempts = sa.Table(
     sa.Column("from_step", sa.Integer), sa.Column("last_step", sa.Integer),
     sa.Column("lost_s", sa.Float),  # GPU-seconds of work after its last checkpoint, which the next attempt repeats
     timestamp("started_at", nullable=True), timestamp("ended_at", nullable=True),
+    sa.Column("nodes", JSONB(none_as_null=True)),  # machines that run it, if the launcher chose them; null: as reserved
     timestamp("completed_at", nullable=True),  # when its log and its tracked run were complete, after its end
     sa.Index("ix_attempts_lost", "lost_s", postgresql_where=sa.text("lost_s > 0")),
     sa.Index("ix_attempts_incomplete", "job_id", postgresql_where=sa.text("completed_at IS NULL")),

@@ -234,7 +234,7 @@ class Watcher:
         if held.attempt != row.leader.attempt or status.phase is WorkloadPhase.ABSENT:
             return []
         if status.started_at is not None:
-            attempts.mark_started(self.platform, held, started_at=status.started_at)
+            attempts.mark_started(self.platform, held, started_at=status.started_at, nodes=status.nodes)
             attempts.record_wait(self.platform, held, "")
             return []
         if status.phase is not WorkloadPhase.PENDING:
@@ -329,8 +329,8 @@ def judge(
     if held.kind is Kind.EVALUATE:
         said = row.leader.read_exit
         asked = None if said is not None else _stop_reason(platform, held, said, stalled=stalled, evicted=status.evicted)
-        cancelled = asked is StopReason.CANCEL
-        return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled), seen=seen)
+        cancelled, preempted = asked is StopReason.CANCEL, asked is StopReason.PREEMPT
+        return replace(evaluation_endings.judge(said, status, cancelled=cancelled, stalled=stalled, asked=preempted), seen=seen)
     said, facts = cause(row), row.leader.read_facts
     evidence = _evidence(said)
     committed = attempts.committed(platform, held.job_id)

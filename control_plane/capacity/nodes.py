@@ -11,9 +11,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from control_plane.capacity.configured_pools import planned
 from control_plane.capacity.pools import Node, Pool
-from control_plane.capacity.tables import Drain, node_drains
+from control_plane.capacity.tables import Drain, node_drains, node_health
 from control_plane.platform.context import Platform
-from control_plane.platform.records import many
+from control_plane.platform.records import columns, many
 from control_plane.queue.tables import reservations
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.storable_text import check_storable
@@ -49,7 +49,7 @@ class NodeView:
 def list_nodes(platform: Platform) -> list[NodeView]:
     """Return every node, by pool, in the order of the configuration."""
     with platform.engine.connect() as conn:
-        drains = {drain.node: drain for drain in many(conn, sa.select(node_drains), Drain)}
+        drains = {drain.node: drain for drain in many(conn, sa.select(*columns(node_drains, Drain)), Drain)}
         held = _held(conn)
     return [_view(pool, node, drains.get(node.name), held[node.name]) for pool in planned(platform) for node in pool.nodes]
 
@@ -75,9 +75,12 @@ def drain(platform: Platform, name: str, *, reason: str, by: str) -> NodeView:
 
 
 def undrain(platform: Platform, name: str) -> NodeView:
-    """Place jobs on node `name` again; does nothing if it is not drained."""
+    """Place jobs on node `name` again, whatever failed on it before; does nothing if it is not drained."""
+    now = {"undrained_at": platform.clock()}
     with platform.engine.begin() as conn:
-        conn.execute(sa.delete(node_drains).where(node_drains.c.node == name))
+        if conn.execute(sa.delete(node_drains).where(node_drains.c.node == name)).rowcount:
+            forgiven = insert(node_health).values(node=name, **now)
+            conn.execute(forgiven.on_conflict_do_update(index_elements=["node"], set_=now))
     return get(platform, name)
 
 

@@ -33,7 +33,8 @@ class Node(ApiModel):
     drained_at: EpochSeconds | None
     """When draining began, as Unix time in seconds; null if the node is ready."""
     drained_by: str | None
-    """Who drained it: the id of an operator key, or `cli:` and the user name on the platform's machine. Null if the node is ready."""
+    """Who drained it: the id of an operator key, `cli:` and the user name on the platform's machine, or `platform`, because the node is
+    sick. Null if the node is ready."""
     reason: str | None
     """Reason given for draining it; null if the node is ready."""
 

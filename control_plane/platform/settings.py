@@ -75,6 +75,9 @@ class Settings:
     pools_file: Path | None = None
     """``FT_POOLS``: YAML with the pools of this installation (``deploy/pools.yaml`` is one), in place of the embedded one and of
     ``FT_LOCAL_GPUS`` and ``FT_PREMIUM_GPUS``. Default: none."""
+    prometheus_url: str = field(default="", repr=False)
+    """``FT_PROMETHEUS_URL``: ``http://user:password@host:9090`` of a Prometheus server with the metrics of NVIDIA's DCGM exporter: nodes
+    whose GPUs report hardware errors are drained. Default: none."""
     prepare_runs: int = 0
     """``FT_PREPARE_RUNS``: preparations that run at once, half of them of one tenant. Default: from the number of GPUs, at least 4; see
     ``control_plane.queue.launches``."""
@@ -290,7 +293,7 @@ _BY_TYPE: Mapping[str, Callable[[str], Any]] = {
 }  # fmt: skip
 _SECONDS = _checked(float, "use a number of seconds above 0", lambda seconds: 0.0 < seconds < math.inf)
 _BY_NAME: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "public_url", "internal_url"), _address),
+    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url"), _address),
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),

@@ -21,6 +21,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.queue import scheduler
 from control_plane.queue import snapshot as queue_reading
+from control_plane.queue.evictions import evict
 from control_plane.queue.reservations import ask_to_stop, grant, lock_to_stop, report_late_releases
 from control_plane.queue.snapshot import Rows
 from control_plane.queue.tables import reservations, scheduler_state
@@ -39,7 +40,8 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
     2. Jobs that must make room are asked for a checkpoint and their GPUs.
     3. Waiting jobs get their reason, position and expected start; those that wait for their evaluation its reason.
 
-    Jobs that must make room are locked first, because starts in the same cycle may depend on the GPUs they release.
+    Jobs that must make room are locked first, because starts in the same cycle may depend on the GPUs they release. Before anything is
+    decided, jobs are asked to stop that operators want to have gone (:mod:`.evictions`).
 
     Cycles run one at a time; one that dies changes nothing. `available` replaces the installation's pools.
     """
@@ -47,6 +49,7 @@ def run_cycle(platform: Platform, *, available: Sequence[Pool] | None = None) ->
     with whole.engine.begin() as conn:
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(SCHEDULER_LOCK)))
         now = whole.clock()
+        evict(conn, now)
         snapshot, rows = queue_reading.read(conn, pools(whole, conn) if available is None else available, now)
         decisions, stoppable = _decide(conn, snapshot, now)
         every = [d for d in decisions if isinstance(d, scheduler.Wait)]
@@ -119,7 +122,7 @@ EXPLAINED_EVERY = timedelta(seconds=5)
 GRAIN_S, GRAIN = 5.0, 0.02
 """An expected start is rewritten when it moved by more than five seconds plus 2 % of the wait."""
 BLOCKED_GRAIN = timedelta(seconds=5)
-BLOCKED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.EXCEEDS_MAX_QUOTA})
+BLOCKED = frozenset({scheduler.Reason.TENANT_SUSPENDED, scheduler.Reason.MAINTENANCE, scheduler.Reason.EXCEEDS_MAX_QUOTA})
 """Waits that no free GPU ends. They do not count as waiting time, and a tier's promised start counts from their end, as after a cap."""
 KEPT_S = 10.0
 """Tolerance for a kept reservation: cycles run every second or two, and GPUs are released a few seconds after training ends."""

@@ -16,8 +16,10 @@ from sqlalchemy.pool import Pool as ConnectionPool
 
 from agent.workload import Kind
 from control_plane.attempts.tables import attempts, checkpoints
+from control_plane.capacity import maintenance
 from control_plane.capacity.configured_pools import pools
 from control_plane.capacity.pools import Pool
+from control_plane.capacity.tables import PLATFORM
 from control_plane.evaluations.tables import BASE_UPDATE, evaluations, is_free
 from control_plane.jobs.estimates import rules as estimates
 from control_plane.jobs.tables import jobs
@@ -53,6 +55,7 @@ def read(conn: Connection, available: Sequence[Pool], now: datetime) -> tuple[sc
         running=[_running(r, now) for r in held],
         capped=quotas.capped(conn, owners, now, num_gpus=sum(p.num_gpus for p in available)),
         suspended=_suspended(conn, owners),
+        **_closed(conn, available, owners),
         used=recent_use(conn, now) if owners else {},
     )
     return snapshot, {r.id: r for r in queued}
@@ -211,7 +214,7 @@ def _running_evaluation(r: sa.Row[Any]) -> scheduler.Running:
         expected_s=expected_s,
         job_class=r.job_class,
         stoppable=False,
-        stopping=r.evaluation_id is None and r.state != JobState.EVALUATING,
+        stopping=r.stop_asked_at is not None or (r.evaluation_id is None and r.state != JobState.EVALUATING),
     )
 
 
@@ -261,6 +264,13 @@ def promise_of(stored: Mapping[str, Any] | None) -> scheduler.Reservation | None
 
 def _unix(moment: datetime) -> float:
     return moment.timestamp()
+
+
+def _closed(conn: Connection, available: Sequence[Pool], tenant_ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the pools and the tenants under maintenance, with the operators' message."""
+    closed = {m.scope: m.words for m in maintenance.list_all(conn)}
+    pools = {p.name: message for p in available if (message := closed.get(PLATFORM) or closed.get(f"pool:{p.name}"))}
+    return {"closed": pools, "closed_to": {t: closed[f"tenant:{t}"] for t in tenant_ids if f"tenant:{t}" in closed}}
 
 
 def _suspended(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ EXPORTED: Mapping[str, Sequence[str]] = {
     "tenants": (), "members": (), "api_keys": ("sha256",), "checkpoint_permissions": (),
     "webhook_endpoints": ("secrets", "sealed_url"), "deliveries": (),
     "files": ("progress",), "uploads": (), "datasets": (), "eval_suites": (),
-    "jobs": ("ahead", "promise", "barred_until", "trace_parent"), "job_events": (), "attempts": ("workload",), "checkpoints": (),
+    "jobs": ("ahead", "promise", "barred_until", "trace_parent"), "job_events": (), "attempts": ("workload", "nodes"), "checkpoints": (),
     "health_verdicts": (), "sweeps": (), "sweep_trials": (),
     "evaluations": (), "adapters": (), "exports": ("claim",), "model_routes": (),
     "budgets": (), "budget_alerts": (), "quota_notices": (), "ledger_entries": (), "ledger_postings": (), "meter_events": (),
@@ -51,7 +51,10 @@ LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(
         ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters"), "the platform's nodes and servers"
     ),
-    **dict.fromkeys(("operator_keys", "node_drains", "scheduler_state", "mirrors", "adapter_stage_moves"), "not about a tenant"),
+    **dict.fromkeys(
+        ("operator_keys", "node_drains", "node_health", "maintenance", "scheduler_state", "mirrors", "adapter_stage_moves"),
+        "not about a tenant",
+    ),
 }
 """Tables that are not exported, and why."""
 ROWS_SHOWN: Mapping[str, sa.ColumnElement[bool]] = {

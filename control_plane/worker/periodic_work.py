@@ -11,6 +11,7 @@ from control_plane.attempts.checkpoint_retention import retire_ended
 from control_plane.billing import budgets, storage_usage
 from control_plane.billing.invoices import service as invoices
 from control_plane.billing.metering import service as metering
+from control_plane.capacity import node_health
 from control_plane.datasets import cold_storage, validation_tasks
 from control_plane.datasets.uploads import multipart_uploads, orphaned_objects, uploaded_files
 from control_plane.jobs import duplicate_requests
@@ -21,7 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
-from control_plane.worker import namespaces
+from control_plane.worker import hardware, namespaces
 
 QUICK, MAINTENANCE = "quick", "maintenance"
 """Queues of work that takes milliseconds, and of work that may take a minute."""
@@ -61,6 +62,15 @@ QUOTAS = Round(
     name="quotas", cron="* * * * * */10", queue=QUICK,
     steps={"limits enforced": enforcement.enforce, "namespaces changed": namespaces.keep},
 )  # fmt: skip
+HARDWARE = Round(
+    name="hardware", cron="* * * * * */30", queue=QUICK,
+    steps={
+        "nodes drained for errors": hardware.read_errors,
+        "nodes drained for failures": lambda p: len(node_health.take_out_failing(p)),
+        "jobs with slow GPUs": hardware.report_slow,
+        "nodes cordoned": hardware.cordon,
+    },
+)  # fmt: skip
 METERING = Round(
     name="metering", cron="* * * * *", queue=MAINTENANCE,
     steps={
@@ -95,4 +105,4 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
-ROUNDS = (SWEEPS, QUOTAS, METERING, CLEANUP, REGISTRY, RETENTION)
+ROUNDS = (SWEEPS, QUOTAS, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)

@@ -54,6 +54,7 @@ PODS = Resource("Pod", "v1", "pods")
 SECRETS = Resource("Secret", "v1", "secrets")
 CONFIG_MAPS = Resource("ConfigMap", "v1", "configmaps")
 NAMESPACES = Resource("Namespace", "v1", "namespaces", namespaced=False)
+NODES = Resource("Node", "v1", "nodes", namespaced=False)
 RESOURCE_QUOTAS = Resource("ResourceQuota", "v1", "resourcequotas")
 NETWORK_POLICIES = Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies")
 ROLE_BINDINGS = Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings")
@@ -143,12 +144,13 @@ class KubernetesApi:
         path = resource.path(namespace, manifest["metadata"]["name"])
         self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
 
-    def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> None:
-        """Merge `changes` into an object; nothing if there is none. :class:`Outdated` if they name another resource version."""
+    def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> bool:
+        """Merge `changes` into an object; returns whether there is one. :class:`Outdated` if they name another resource version."""
         try:
             self._request("PATCH", resource.path(namespace, name), body=changes, content_type=MERGE)
         except _Missing:
-            return
+            return False
+        return True
 
     def delete(self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None) -> None:
         """Delete an object, and then what it owns; nothing if there is none."""

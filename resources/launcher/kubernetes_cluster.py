@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 from control_plane.capacity import configured_pools
 from control_plane.platform.settings import Settings
+from resources.launcher import kubernetes_nodes
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_tenants import Reachable, TenantNamespaces
@@ -35,6 +37,11 @@ def tenants(settings: Settings) -> TenantNamespaces:
         namespace=own_namespace(), api_port=settings.api_port, store_networks=settings.object_store_networks, store_port=port
     )
     return TenantNamespaces(connect=KubernetesApi.from_environment, reachable=reachable, accounts=settings.workload_accounts)
+
+
+def cordon(drained: AbstractSet[str]) -> int:
+    """Cordon the nodes `drained`, and no others of the platform's; returns how many changed."""
+    return kubernetes_nodes.cordon(KubernetesApi.from_environment(), drained)
 
 
 def own_namespace() -> str:

@@ -83,6 +83,9 @@ def _of_pools(pools: Mapping[str, PoolGauges]) -> Iterator[Metric]:
     yield _gauge("ft_pool_gpus_draining", "GPU slots that jobs hold on drained nodes", ("pool",), [((p,), g.draining) for p, g in named])
     states = [((p, state), n) for p, g in named for state, n in g.nodes.items()]
     yield _gauge("ft_pool_nodes", "Nodes by state: ready, draining, drained", ("pool", "state"), states)
+    yield _gauge("ft_pool_nodes_sick", "Nodes that the platform drained", ("pool",), [((p,), g.sick_nodes) for p, g in named])
+    unread = [((p,), g.unmonitored_nodes) for p, g in named]
+    yield _gauge("ft_pool_nodes_unmonitored", "Nodes without metrics of their GPUs for 5 minutes", ("pool",), unread)
 
 
 def _of_tenants(tenants: Mapping[str, TenantGauges], totals: Totals) -> Iterator[Metric]:

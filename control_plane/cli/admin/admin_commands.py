@@ -12,6 +12,7 @@ from control_plane.cli.admin import (
     cluster_commands,
     deletion_commands,
     doctor_commands,
+    maintenance_commands,
     node_commands,
     operator_commands,
     refund_commands,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
     base_model_commands.register(admin)
     node_commands.register(admin)
+    maintenance_commands.register(admin)
     cluster_commands.register(admin)
     whole_queue_commands.register(admin)
     admin.command("health")(health)

@@ -30,6 +30,8 @@ class Reason(enum.StrEnum):
     """No pool could ever hold the gang."""
     TENANT_SUSPENDED = "TenantSuspended"
     """An operator suspended the tenant; the job can start once the suspension is lifted."""
+    MAINTENANCE = "Maintenance"
+    """Operators start no jobs on the platform, of the tenant, or in any pool that could hold the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +137,10 @@ class Snapshot:
     """Tenants at their hard cap of GPU-hours, with the reason in words."""
     suspended: Mapping[str, str] = field(default_factory=dict)
     """Suspended tenants, with the reason in words."""
+    closed: Mapping[str, str] = field(default_factory=dict)
+    """Pools under maintenance, with the operators' message; all of them if the platform is."""
+    closed_to: Mapping[str, str] = field(default_factory=dict)
+    """Tenants under maintenance, likewise."""
     used: Mapping[str, float] = field(default_factory=dict)
     """Recent GPU-seconds of each tenant, without those that the platform pays, decayed over time: the basis of fair share."""
 

@@ -36,8 +36,8 @@ def schedule(snapshot: Snapshot, *, now: float, rules: Rules = DEFAULT) -> list[
        1. for a premium job: jobs of lower tiers;
        2. for a job that is due, or much shorter: jobs of its own tier or a lower one that have run for a while, never premium ones.
     6. A gang that no pool can ever hold waits forever with that reason, and blocks no other job.
-    7. Jobs of capped or suspended tenants come last; they do not start and block no other job. A cap does not bar the evaluation that
-       follows a job's training.
+    7. Jobs of capped or suspended tenants, and jobs under maintenance, come last; they do not start and block no other job. A cap does not
+       bar the evaluation that follows a job's training. A pool under maintenance is skipped as long as another one could hold the job.
     """
     this = _Round(snapshot, now, rules)
     this.walk()
@@ -95,9 +95,12 @@ class _Round:
         self.searches = {True: rules.preemptors, False: rules.preemptors}
 
     def blocked(self, job: Waiting) -> tuple[Reason, str] | None:
-        """Return why its tenant's jobs may not start now; None if they may."""
+        """Return why the job may not start now, whatever is free; None if it may."""
         if (suspended := self.snapshot.suspended.get(job.tenant)) is not None:
             return Reason.TENANT_SUSPENDED, suspended
+        closed = self.snapshot.closed_to.get(job.tenant) or next((self.snapshot.closed.get(name) for name in self.names(job)), None)
+        if closed is not None:
+            return Reason.MAINTENANCE, closed
         capped = self.snapshot.capped.get(job.tenant)
         held_before = job.evaluation is not None and job.evaluation.id is None
         return None if capped is None or held_before else (Reason.WAITING_FOR_QUOTA, capped)
@@ -129,12 +132,13 @@ class _Round:
         return max(end, self.now) if end >= self.now - TIE_S else self.now + late
 
     def able(self, job: Waiting | Running) -> list[Pool]:
-        """Return the pools that could ever hold the job, preferred first."""
+        """Return the pools that could ever hold the job, preferred first; those under maintenance only if all of them are."""
         spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
         key = (job.tier, job.job_class, job.num_gpus, spot)
         if key not in self._able:
             pools = in_order(self.snapshot.pools, tier=job.tier, kind=job.job_class, num_gpus=job.num_gpus, spot=spot)
-            self._able[key] = [p for p in pools if self.timelines[p.name].could_hold(job.num_gpus, job.tier)]
+            able = [p for p in pools if self.timelines[p.name].could_hold(job.num_gpus, job.tier)]
+            self._able[key] = [p for p in able if p.name not in self.snapshot.closed] or able
         return self._able[key]
 
     def names(self, job: Waiting | Running) -> list[str]:
@@ -393,7 +397,9 @@ def why(job: Waiting, pools: Sequence[PoolTimeline], promise: Reservation | None
             f"{stopping} running {'job is' if stopping == 1 else 'jobs are'} saving checkpoints to release {gpus} of pool {promise.pool}"
         )
     free = pool.idle
+    away = pool.pool.total_gpus - pool.pool.num_gpus
     needs = f"needs {gpus} of pool {pool.pool.name}, {free} of {pool.pool.num_gpus} are free"
+    needs += f" ({away} more are out of service)" if away else ""
     if free < job.num_gpus:
         return Reason.WAITING_FOR_QUOTA, needs + kept
     if job.tier != RESERVED_FOR and pool.shared.free < job.num_gpus:

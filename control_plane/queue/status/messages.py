@@ -42,6 +42,7 @@ def waits_for(job: Mapping[str, Any]) -> str:
         Reason.RESERVED_FOR_PREMIUM: f"waits for {gpus}{of_pool}: the free ones are reserved for premium jobs",
         Reason.EXCEEDS_MAX_QUOTA: f"can never start: no pool gives {gpus} to one job",
         Reason.TENANT_SUSPENDED: "waits until the tenant's suspension is lifted",
+        Reason.MAINTENANCE: f"waits for {gpus}: {job.get('reason_detail') or 'maintenance'}",
     }
     reason = job.get("reason")
     if reason == Reason.WAITING_FOR_QUOTA and job.get("estimated_start") is None and not reserved:

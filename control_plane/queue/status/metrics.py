@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 
 from control_plane.attempts.tables import attempts
 from control_plane.capacity.occupancy import PoolUse
+from control_plane.capacity.tables import PLATFORM, node_drains, node_health
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
@@ -23,6 +24,8 @@ from control_plane.tenants.rules import TIERS
 
 WAITS_OVER = timedelta(hours=1)
 """Window of the start delays reported."""
+UNREAD_AFTER = timedelta(minutes=5)
+"""Ten rounds of the worker; after as long without a sample, Prometheus returns none either."""
 QUANTILES = (0.5, 0.95)
 NodeState = Literal["ready", "draining", "drained"]
 PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
@@ -55,6 +58,10 @@ class TenantGauges:
     oldest_wait_s: float | None = None
     waits_s: Mapping[float, float] = field(default_factory=dict)
     """Time from queue to GPUs by quantile, over :data:`WAITS_OVER`."""
+    sick_nodes: int
+    """Nodes that the platform drained."""
+    unmonitored_nodes: int
+    """Nodes whose GPUs were not read for :data:`UNREAD_AFTER`, if they are to be read at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +105,7 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         promised_waiting=_promised_waiting(conn, now),
         promised_late=_promised_late(conn),
         tenants=_tenants(conn, now),
-        pools=_pools(conn, platform),
+        pools=_pools(conn, platform, now),
         lost_gpu_s=float(
             conn.execute(sa.select(sa.func.coalesce(sa.func.sum(attempts.c.lost_s), 0)).where(attempts.c.lost_s > 0)).scalar_one()
         ),
@@ -160,8 +167,10 @@ def _promised(conn: Connection, late: Callable[[timedelta], sa.ColumnElement[boo
     return {t: conn.execute(count.where(jobs.c.tier == t, late(within))).scalar_one() for t, within in PROMISED.items()}
 
 
-def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
+def _pools(conn: Connection, platform: Platform, now: datetime) -> dict[str, PoolGauges]:
     in_use = view.occupied(platform, conn)
+    sick = set(conn.execute(sa.select(node_drains.c.node).where(node_drains.c.drained_by == PLATFORM)).scalars())
+    read = set(conn.execute(sa.select(node_health.c.node).where(node_health.c.read_at > now - UNREAD_AFTER)).scalars())
     widest = view.widest_waiting(conn, [u.pool for u in in_use])
     return {
         u.pool.name: PoolGauges(
@@ -172,6 +181,8 @@ def _pools(conn: Connection, platform: Platform) -> dict[str, PoolGauges]:
             unusable=u.apart(widest.get(u.pool.name, 0)),
             draining=sum(min(n.node.num_gpus, n.used) for n in u.nodes if not n.node.ready),
             nodes=_by_state(u),
+            sick_nodes=sum(n.node.name in sick for n in u.nodes),
+            unmonitored_nodes=sum(n.node.name not in read for n in u.nodes) if platform.settings.prometheus_url else 0,
         )
         for u in in_use
     }

@@ -185,7 +185,7 @@ class OperatorPlacedJob(PlacedJob):
     stop_asked_at: EpochSeconds | None
     """When it was asked to stop to make room, as Unix time in seconds; null if it was not."""
     stopped_for: str | None
-    """Id of the job that gets its GPUs; null if it was not asked to stop."""
+    """Id of the job that gets its GPUs; `operators` for maintenance, `sick_node` for a hardware error; null if it was not asked to stop."""
 
 
 class NodeState(ApiModel):

@@ -20,6 +20,7 @@ from control_plane.attempts.watch import Watcher
 from control_plane.billing.tables import meter_events
 from control_plane.capacity import kueue
 from control_plane.capacity.pools import local_pool
+from control_plane.capacity.tables import node_drains
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
@@ -128,6 +129,19 @@ def test_a_cancelled_workload_that_waits_is_withdrawn_and_costs_nothing(bench: B
     ending = bench.ended()
     assert (ending.outcome, bench.job().state, bench.metered()) == ("cancelled", "cancelled", {})
     assert not bench.nodes.admit(bench.name)
+
+
+def test_a_job_leaves_the_sick_node_that_kueue_chose_for_it(bench: Bench) -> None:
+    bench.start()
+    bench.run(at=float(int(time.time())))
+    (pod,) = bench.nodes.pods(bench.name)
+    machine = pod["spec"]["nodeName"]
+    assert machine != bench.held.placement[0].node
+    now = bench.platform.clock()
+    with bench.platform.engine.begin() as conn:
+        conn.execute(sa.insert(node_drains).values(node=machine, reason="Xid 79", drained_by="platform", drained_at=now, stop_at=now))
+    cycle.run_cycle(bench.platform)
+    assert agents.heartbeat(bench.platform, bench.token, Heartbeat(number=1, phase="train")).stop == "preempt"
 
 
 def test_what_kueue_evicts_ends_as_preempted_and_waits_for_the_scheduler(bench: Bench) -> None:

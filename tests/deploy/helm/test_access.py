@@ -54,7 +54,7 @@ def test_the_chart_binds_rights_in_tenants_namespaces_nowhere_and_names_them_to_
     assert set(accounts) <= of_kind(name, "ServiceAccount").keys() & of_kind(name, "ClusterRole").keys()
 
 
-def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_cluster() -> None:
+def test_only_kueues_queues_tenants_namespaces_and_nodes_are_written_in_the_whole_cluster() -> None:
     bindings = of_kind(EVERYTHING, "ClusterRoleBinding")
     assert {name: [s["name"] for s in binding["subjects"]] for name, binding in bindings.items()} == {
         "ft-ft-platform-doctor": ["ft-ft-platform-doctor"], "ft-ft-platform-kueue": ["ft-ft-platform-kueue"],
@@ -66,7 +66,7 @@ def test_only_kueues_queues_and_tenants_namespaces_are_written_in_the_whole_clus
         for resource in rule["resources"]
         if not set(rule["verbs"]) <= {"get", "list", "watch", "bind"}
     }
-    assert written == {"namespaces", "rolebindings"}
+    assert written == {"namespaces", "rolebindings", "nodes"}
     (rule,) = of_kind(EVERYTHING, "ClusterRole")["ft-ft-platform-kueue"]["rules"]
     pool = Pool(name="small", nodes=nodes(8, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
     plurals = {"Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses"}

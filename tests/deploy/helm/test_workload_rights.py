@@ -17,6 +17,7 @@ from control_plane.platform.settings import load
 from ft_assets.errors import Unavailable
 from resources.launcher.kubernetes_api import SECRETS, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from resources.launcher.kubernetes_nodes import cordon
 from resources.launcher.kubernetes_tenants import TenantNamespaces, bindings
 from tests.deploy.helm.rendered_chart import MINIMAL, NAMESPACE, environment, objects
 from tests.resources.launcher import test_kubernetes_launcher as launching
@@ -127,6 +128,11 @@ def adopts_what_an_earlier_try_created(bench: BoundBench) -> None:
     assert {path.rpartition("/")[2] for path in broken} == {"configmaps", "secrets", "networkpolicies", "jobs"}
 
 
+def cordons_drained_nodes(bench: BoundBench) -> None:
+    bench.cluster.create("nodes", "", {"kind": "Node", "metadata": {"name": "gpu-0"}, "spec": {}})
+    assert cordon(bench.apis[WORKER], {"gpu-0"}) == 1
+
+
 CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     launching.test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods,
     launching.test_many_callers_at_once_start_one_workload,
@@ -151,6 +157,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     stopped_and_forgotten_by_the_worker,
     stopped_by_dagster,
     follows_a_change_of_tier,
+    cordons_drained_nodes,
     deleted_with_its_tenant,
 )
 """Claims about the launcher and tenants' objects. Left out: logs of pods, which no process of the platform reads."""

@@ -253,6 +253,8 @@ CREATE TRIGGER jobs_audited AFTER INSERT OR UPDATE OR DELETE ON jobs FOR EACH RO
 CREATE TRIGGER ledger_entries_audited AFTER INSERT OR UPDATE OR DELETE ON ledger_entries FOR EACH ROW
     WHEN (coalesce(current_setting('ft.actor', true), '') <> '')
     EXECUTE FUNCTION ft_audit('ledger_entry', 'id', 'kind', 'job_id', 'attempt', 'amount_micros', 'detail');
+CREATE TRIGGER maintenance_audited AFTER INSERT OR UPDATE OR DELETE ON maintenance FOR EACH ROW
+    EXECUTE FUNCTION ft_audit('maintenance', 'scope', 'message', 'stop_at');
 CREATE TRIGGER members_audited AFTER INSERT OR UPDATE OR DELETE ON members FOR EACH ROW
     EXECUTE FUNCTION ft_audit('member', 'id', 'email', 'name', 'role', 'notify', 'removed_at');
 CREATE TRIGGER model_routes_audited AFTER INSERT OR UPDATE OR DELETE ON model_routes FOR EACH ROW

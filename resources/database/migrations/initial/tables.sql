@@ -25,6 +25,15 @@ CREATE TABLE audit_log (
 CREATE INDEX ix_audit_log_object ON audit_log (object_id, seq);
 CREATE INDEX ix_audit_log_tenant_seq ON audit_log (tenant_id, seq);
 
+CREATE TABLE maintenance (
+    scope text NOT NULL,
+    message text NOT NULL,
+    started_by text NOT NULL,
+    started_at timestamptz NOT NULL,
+    stop_at timestamptz,
+    CONSTRAINT pk_maintenance PRIMARY KEY (scope)
+);
+
 CREATE TABLE mirrors (
     name text NOT NULL,
     digest text NOT NULL,
@@ -39,7 +48,16 @@ CREATE TABLE node_drains (
     reason text NOT NULL,
     drained_by text NOT NULL,
     drained_at timestamptz NOT NULL,
+    stop_at timestamptz,
     CONSTRAINT pk_node_drains PRIMARY KEY (node)
+);
+
+CREATE TABLE node_health (
+    node text NOT NULL,
+    errors jsonb NOT NULL DEFAULT '{}',
+    read_at timestamptz,
+    undrained_at timestamptz,
+    CONSTRAINT pk_node_health PRIMARY KEY (node)
 );
 
 CREATE TABLE operator_keys (
@@ -563,6 +581,7 @@ CREATE TABLE attempts (
     ended_at timestamptz,
     completed_at timestamptz,
     lost_s double precision,
+    nodes jsonb,
     CONSTRAINT pk_attempts PRIMARY KEY (job_id, attempt),
     CONSTRAINT fk_attempts_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
