@@ -47,6 +47,10 @@ class PoolGauges:
     draining: int
     """GPUs that jobs still hold on drained nodes; Kueue's quota is `gpus` plus these."""
     nodes: Mapping[NodeState, int]
+    sick_nodes: int
+    """Nodes that the platform drained."""
+    unmonitored_nodes: int
+    """Nodes whose GPUs were not read for :data:`UNREAD_AFTER`, if they are to be read at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,10 +62,6 @@ class TenantGauges:
     oldest_wait_s: float | None = None
     waits_s: Mapping[float, float] = field(default_factory=dict)
     """Time from queue to GPUs by quantile, over :data:`WAITS_OVER`."""
-    sick_nodes: int
-    """Nodes that the platform drained."""
-    unmonitored_nodes: int
-    """Nodes whose GPUs were not read for :data:`UNREAD_AFTER`, if they are to be read at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
