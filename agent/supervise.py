@@ -44,6 +44,7 @@ class Supervisor(WorkloadSupervisor):
     """Runs one training to its end."""
 
     checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+    _reference: ReferenceUpload
 
     def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
         super().__init__(workload, token=token, node=node, node_dir=node_dir)
@@ -59,8 +60,6 @@ class Supervisor(WorkloadSupervisor):
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
         self._stream: Stream | None = None
-        stored_under = workload.reference_prefix if self._leads else ""  # each node of a gang has computed the same ones
-        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=stored_under, workload=workload.name)
 
     @property
     def _leads(self) -> bool:
@@ -104,6 +103,9 @@ class Supervisor(WorkloadSupervisor):
             with_retries(lambda: self._restored(restored), API_RETRIES)
             self._metrics.from_step = restored.step
             self._check_stop()
+        stores = self._leads and "reference_dir" not in found  # what was fetched is stored; each node of a gang computes the same ones
+        prefix = self.workload.reference_prefix if stores else ""
+        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=prefix, workload=self.workload.name)
         run_file = self.job_dir / f"run-a{self.workload.attempt}.json"
         paths = {name: str(path) for name, path in found.items()}
         run_file.write_text(json.dumps({**self.workload.run, **paths, "work_dir": str(self.job_dir)}))
