@@ -201,7 +201,7 @@ class Supervisor(WorkloadSupervisor):
             try:
                 checkpoint_uploads.commit_final(
                     self.workload, self._api, self._objects, self.job_dir / "final", step=step, tell=self._reporter.tell,
-                    retries=self.final_retries,
+                    check=self._check_cancelled, retries=self.final_retries,
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
                 error, evidence = as_error(failed), None
@@ -214,6 +214,12 @@ class Supervisor(WorkloadSupervisor):
         body = None if evidence is None else asdict(evidence)
         follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
         return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
+
+    def _check_cancelled(self) -> None:
+        """Raise if nobody needs the finished model: the attempt was released, or its job was cancelled."""
+        self._check_fenced()
+        if self._reporter.answer.stop == StopReason.CANCEL:
+            raise Stop(StopReason.CANCEL)
 
     def _taken_back(self, step: int) -> ExitEvidence:
         return ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")

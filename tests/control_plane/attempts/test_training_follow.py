@@ -237,6 +237,39 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
     assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
 
 
+class Meanwhile(LocalObjectStore):
+    """A store that does something else before it takes a file of a finished model."""
+
+    meanwhile: Callable[[], None]
+
+    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
+        if "/final/" in key:
+            self.meanwhile()
+        return super().begin_upload(key, part_sha256, upload_id)
+
+
+def test_a_job_that_is_cancelled_while_its_finished_model_is_stored_stores_no_more_of_it(
+    new_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    store = Meanwhile(tmp_path / "objects")
+    job = new_job(store)
+
+    def num_beats() -> int:
+        with job.platform.engine.connect() as conn:
+            return int(conn.execute(sa.select(agents_table.c.beat).where(agents_table.c.job_id == job.id)).scalar_one())
+
+    def cancel() -> None:
+        jobs.cancel(job.platform, job.tenant, job.id)
+        before = num_beats()
+        until(lambda: num_beats() >= before + 2)
+
+    store.meanwhile = cancel
+    ending, state = job.train(Scenario(steps=4))
+    assert (ending.outcome, state) == ("cancelled", JobState.CANCELLED)
+    stored = [info.key for info in store.list(f"{layout.job_prefix(job.tenant, job.id)}/final")]
+    assert [key.split("/")[-1] for key in stored] == ["adapter_config.json"], "the one on its way when the agent heard of it"
+
+
 def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
     job.train(Scenario(steps=9, every=1, best_step=1, each_stored=True, end_at={"step": 6, "outcome": "kill"}))
