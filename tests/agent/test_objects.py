@@ -265,6 +265,30 @@ def test_parts_are_sent_at_once_and_their_urls_granted_again_before_they_expire(
         assert hashlib.file_digest(stored, "sha256").hexdigest() == sha256_of(big)
 
 
+@pytest.mark.slow
+def test_a_store_that_takes_long_to_put_a_big_file_together_is_waited_for(
+    proxy: FaultyProxy, internal_url: str, platform: Platform, held: Claim, store: ObjectStore, prefix: str, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as out:
+        out.truncate(PART_BYTES + 1)
+    completed: list[Completion] = []
+
+    class Slow(ApiClient):
+        def complete(self, completion: Completion) -> None:
+            completed.append(completion)
+            proxy.hold = True
+            threading.Timer(22.0, lambda: setattr(proxy, "hold", False)).start()
+            super().complete(completion)
+
+    token = agents.introduce(platform, held, may_read=[])
+    with contextlib.closing(Slow(internal_url, token)) as slow, contextlib.closing(Objects(slow)) as objects:
+        objects.store(f"{prefix}/big", big, None)
+    assert len(completed) == 1
+    with store.open(f"{prefix}/big") as stored:
+        assert hashlib.file_digest(stored, "sha256").hexdigest() == sha256_of(big)
+
+
 def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Objects, held: Claim, checkpoint: Path) -> None:
     for key in ("tenants/other/jobs/j/checkpoints/a1/x", f"{attempts.checkpoint_prefix(replace(held, attempt=2))}/x", "x"):
         with pytest.raises(InvalidRequest, match="may not write"):
