@@ -22,7 +22,7 @@ from agent.messages import (
 from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.http.authentication import WholePlatform
-from control_plane.http.store_calls import Calls
+from control_plane.http.store_calls import COMPLETE_WAIT_S, Calls
 from ft_assets.errors import InvalidRequest
 from ft_assets.telemetry import correlation
 
@@ -70,13 +70,13 @@ async def write_urls(platform: WholePlatform, held: Held, calls: Calls, body: Wr
 
 @router.post("/objects/complete")
 async def complete_upload(platform: WholePlatform, held: Held, calls: Calls, body: Completion) -> Done:
-    await calls.run(agents.complete_upload, platform, held, body)
+    await calls.run(agents.complete_upload, platform, held, body, wait_s=COMPLETE_WAIT_S)
     return Done()
 
 
 @router.post("/checkpoints")
 async def commit(platform: WholePlatform, held: Held, calls: Calls, body: Commit) -> Done:
-    await calls.run(agents.commit, platform, held, body)
+    await calls.run(agents.commit, platform, held, body, wait_s=COMPLETE_WAIT_S)
     return Done()
 
 

@@ -22,13 +22,13 @@ def test_a_call_that_finds_no_thread_in_time_is_refused_and_those_that_began_are
         done.append(await calls.run(hang, what))
 
     async def main() -> None:
-        calls = StoreCalls(wait_s=0.3)
+        calls = StoreCalls()
         async with anyio.create_task_group() as others:
             for _ in range(STORE_CALLS):
                 others.start_soon(call, calls, "began")
             await anyio.wait_all_tasks_blocked()
             with pytest.raises(Unavailable, match=r"has not answered 8 calls for 0\.3 s"):
-                await calls.run(hang, "late")
+                await calls.run(hang, "late", wait_s=0.3)
             answers.set()
         assert await calls.run(hang, "again") == "again"
 
