@@ -32,6 +32,8 @@ UNREACHABLE = "api_unavailable"
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 LOG_TIMEOUT = httpx.Timeout(10.0, connect=5.0)
 """Shorter, because heartbeats wait for it."""
+COMPLETE_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+"""Longer, because a store may take several minutes to put the parts of a large object together (S3's CompleteMultipartUpload)."""
 _R = TypeVar("_R")
 
 
@@ -62,21 +64,21 @@ class ApiClient:
         return self._call("objects/write", request, WriteGrant)
 
     def complete(self, completion: Completion) -> None:
-        self._call("objects/complete", completion, Done)
+        self._call("objects/complete", completion, Done, COMPLETE_TIMEOUT)
 
     def commit(self, commit: Commit) -> None:
         """Commit what is stored; ``IntegrityError`` if the store has other objects than its manifest lists."""
-        self._call("checkpoints", commit, Done)
+        self._call("checkpoints", commit, Done, COMPLETE_TIMEOUT)
 
     def store_log(self, begins: int, data: bytes) -> None:
         """Replace the piece of the readable log that begins at byte `begins`."""
         self._checked(self._sent("PUT", f"log/{begins}", data, "application/octet-stream", LOG_TIMEOUT))
 
-    def _call(self, path: str, body: Any, of: type[_R]) -> _R:
-        answer = self._sent("POST", path, json.dumps(asdict(body)).encode(), "application/json")
+    def _call(self, path: str, body: Any, of: type[_R], timeout: httpx.Timeout = TIMEOUT) -> _R:
+        answer = self._sent("POST", path, json.dumps(asdict(body)).encode(), "application/json", timeout)
         return from_json(of, self._checked(answer), ignore_unknown=True)
 
-    def _sent(self, method: str, path: str, content: bytes, content_type: str, timeout: httpx.Timeout = TIMEOUT) -> httpx.Response:
+    def _sent(self, method: str, path: str, content: bytes, content_type: str, timeout: httpx.Timeout) -> httpx.Response:
         headers = {"content-type": content_type}
         try:
             return self._http.request(method, f"{PREFIX}/{path}", content=content, headers=headers, timeout=timeout)

@@ -44,6 +44,7 @@ class Supervisor(WorkloadSupervisor):
     """Runs one training to its end."""
 
     checkpoint_retries, final_retries = checkpoint_uploads.CHECKPOINT_RETRIES, checkpoint_uploads.FINAL_RETRIES
+    _reference: ReferenceUpload
 
     def __init__(self, workload: Workload, *, token: str, node: int, node_dir: Path) -> None:
         super().__init__(workload, token=token, node=node, node_dir=node_dir)
@@ -59,8 +60,6 @@ class Supervisor(WorkloadSupervisor):
         self._uploader: Uploader | None = None
         self._liveness: Liveness | None = None
         self._stream: Stream | None = None
-        stored_under = workload.reference_prefix if self._leads else ""  # each node of a gang has computed the same ones
-        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=stored_under, workload=workload.name)
 
     @property
     def _leads(self) -> bool:
@@ -104,6 +103,9 @@ class Supervisor(WorkloadSupervisor):
             with_retries(lambda: self._restored(restored), API_RETRIES)
             self._metrics.from_step = restored.step
             self._check_stop()
+        stores = self._leads and "reference_dir" not in found  # what was fetched is stored; each node of a gang computes the same ones
+        prefix = self.workload.reference_prefix if stores else ""
+        self._reference = ReferenceUpload(self._objects, self.job_dir / "reference", prefix=prefix, workload=self.workload.name)
         run_file = self.job_dir / f"run-a{self.workload.attempt}.json"
         paths = {name: str(path) for name, path in found.items()}
         run_file.write_text(json.dumps({**self.workload.run, **paths, "work_dir": str(self.job_dir)}))
@@ -199,7 +201,7 @@ class Supervisor(WorkloadSupervisor):
             try:
                 checkpoint_uploads.commit_final(
                     self.workload, self._api, self._objects, self.job_dir / "final", step=step, tell=self._reporter.tell,
-                    retries=self.final_retries,
+                    check=self._check_cancelled, retries=self.final_retries,
                 )  # fmt: skip
             except (Unavailable, OSError) as failed:
                 error, evidence = as_error(failed), None
@@ -212,6 +214,12 @@ class Supervisor(WorkloadSupervisor):
         body = None if evidence is None else asdict(evidence)
         follows = reason == PEER or (body is None and lost_another_rank(self.job_dir, self.workload.attempt))
         return Exit(exit_code=code, evidence=body, stop_reason=_reported(reason), stall=stall, error=error, follows=follows)
+
+    def _check_cancelled(self) -> None:
+        """Raise if nobody needs the finished model: the attempt was released, or its job was cancelled."""
+        self._check_fenced()
+        if self._reporter.answer.stop == StopReason.CANCEL:
+            raise Stop(StopReason.CANCEL)
 
     def _taken_back(self, step: int) -> ExitEvidence:
         return ExitEvidence(outcome=Outcome.PREEMPTED, step=step, total_steps=0, message="the node took the workload back")

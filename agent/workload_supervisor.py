@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Stop(Exception):
-    """The workload is to stop before its process has started."""
+    """The workload is to stop while its process does not run."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -67,7 +67,7 @@ class WorkloadSupervisor(ABC):
 
     @abstractmethod
     def _stopped(self, stop: Stop) -> Exit:
-        """Say how a workload ended that was stopped before its process started."""
+        """Say how a workload ended that was stopped before its process started, or after it had ended."""
 
     @abstractmethod
     def _make_room(self) -> None:

@@ -354,18 +354,21 @@ class Uploader:
 
 
 def commit_final(
-    workload: Workload, api: ApiClient, objects: Objects, directory: Path, *, step: int, tell: Tell, retries: RetryPolicy
-) -> None:
+    workload: Workload, api: ApiClient, objects: Objects, directory: Path, *, step: int, tell: Tell, check: Callable[[], None],
+    retries: RetryPolicy,
+) -> None:  # fmt: skip
     """Store and commit the finished model; retries while the store fails, then raises ``Unavailable``.
 
-    The limit counts from the last file that was stored; while the API is away, it is :data:`API_LIMIT_S`.
+    The limit counts from the last file that was stored; while the API is away, it is :data:`API_LIMIT_S`. `check` is called again and again
+    meanwhile, and ends the upload by raising.
     """
     sent, failed_at = set[str](), list[float]()
     moved_at, failures = time.monotonic(), 0
     while True:
         before = len(sent)
         try:
-            store_directory(objects, directory, workload.final_prefix, sent)
+            check()
+            store_directory(objects, directory, workload.final_prefix, sent, on_bytes=check)
             commit(api, Commit(step=step, manifest_sha256=manifest_digest(directory), final=True), sent)
             break
         except FAILURES as error:

@@ -8,6 +8,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from control_plane.http.authentication import WholePlatform
+from control_plane.http.store_calls import Calls
+from control_plane.platform.context import Platform
 from ft_assets.errors import Unavailable
 from resources.database import migrate
 
@@ -33,10 +35,15 @@ def healthz(platform: WholePlatform) -> dict[str, str]:
 
 
 @router.get("/readyz", summary="Check that the service is ready")
-def readyz(platform: WholePlatform) -> dict[str, str]:
+async def readyz(platform: WholePlatform, calls: Calls) -> dict[str, str]:
     """Return `ready` if the database schema matches this version and the object store responds."""
+    return {"status": "ready", "schema": await calls.run(_checked_schema, platform)}
+
+
+def _checked_schema(platform: Platform) -> str:
+    """Return the revision of the schema; ``Unavailable`` unless this process can use the database and the object store."""
     found, known = migrate.current(platform.engine), migrate.head()
     if found != known:
         raise Unavailable(f"the schema is at revision {found}, this code needs {known}; run the migrations", code="schema_outdated")
     platform.objects.exists("readyz")
-    return {"status": "ready", "schema": known}
+    return known

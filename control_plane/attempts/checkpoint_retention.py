@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control_plane.attempts.service import Claim, holds_in
-from control_plane.attempts.tables import checkpoints
+from control_plane.attempts.tables import agents, attempts, checkpoints
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -77,7 +77,7 @@ def retire_ended(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: i
 
 
 def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
-    """Return jobs with expired checkpoints, those first that no earlier call has retired."""
+    """Return jobs with expired checkpoints or unswept leftovers, those first that no earlier call has retired."""
     mine = (checkpoints.c.job_id == jobs.c.id) & ~checkpoints.c.final
     retired = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
     left = sa.exists().where(mine, retired)
@@ -85,7 +85,11 @@ def _ended(platform: Platform, tried: Collection[str]) -> sa.Select[Any]:
     return (
         sa.select(jobs.c.id, jobs.c.tenant_id)
         .where(jobs.c.state.in_(FINAL), jobs.c.finished_at < platform.clock() - KEPT_AFTER_END, jobs.c.id.not_in(tried), ~held)
-        .where(left | sa.exists().where(mine, checkpoints.c.retired_at.is_(None), ~_wanted()))
+        .where(
+            left
+            | sa.exists().where(mine, checkpoints.c.retired_at.is_(None), ~_wanted())
+            | sa.exists().where(agents.c.job_id == jobs.c.id, _expired_agents(platform))
+        )
         .order_by(left, jobs.c.finished_at, jobs.c.id)
     )
 
@@ -95,10 +99,18 @@ def _retire_job(platform: Platform, tenant: str, job_id: str) -> bool:
     with platform.engine.begin() as conn:
         _retire(conn, platform, job_id, _kept_steps(conn, job_id))
     remove_retired(platform, job_id)
-    _sweep(platform, tenant, job_id)
+    swept = _sweep(platform, tenant, job_id)
     due = checkpoints.c.retired_at.is_not(None) & checkpoints.c.removed_at.is_(None)
-    with platform.engine.connect() as conn:
-        return conn.execute(sa.select(checkpoints.c.id).where(checkpoints.c.job_id == job_id, due).limit(1)).first() is None
+    with platform.engine.begin() as conn:
+        if swept:
+            conn.execute(sa.delete(agents).where(agents.c.job_id == job_id, _expired_agents(platform)))
+        return swept and conn.execute(sa.select(checkpoints.c.id).where(checkpoints.c.job_id == job_id, due).limit(1)).first() is None
+
+
+def _expired_agents(platform: Platform) -> sa.Exists:
+    """Whether an agent's attempt ended :data:`KEPT_AFTER_END` ago: it stores nothing more, and its row goes with what it left."""
+    attempt = (attempts.c.job_id == agents.c.job_id) & (attempts.c.attempt == agents.c.attempt)
+    return sa.exists().where(attempt, attempts.c.ended_at < platform.clock() - KEPT_AFTER_END)
 
 
 def remove_retired(platform: Platform, job_id: str) -> list[int]:
@@ -148,17 +160,20 @@ def _retire(conn: Connection, platform: Platform, job_id: str, steps: Sequence[i
         conn.execute(sa.update(checkpoints).where(this).values(retired_at=platform.clock()))
 
 
-def _sweep(platform: Platform, tenant: str, job_id: str) -> None:
-    """Delete leftovers of uploads that were never committed, or were committed again by a later attempt."""
+def _sweep(platform: Platform, tenant: str, job_id: str) -> bool:
+    """Delete leftovers of uploads that were never committed, or were committed again by a later attempt; returns False if some remain."""
     with platform.engine.connect() as conn:
         query = sa.select(checkpoints.c.object_prefix).where(checkpoints.c.job_id == job_id, checkpoints.c.removed_at.is_(None))
         kept = tuple(f"{prefix}/" for prefix in conn.execute(query).scalars())
     try:
-        for info in list(platform.objects.list(f"{layout.job_prefix(tenant, job_id)}/checkpoints")):
-            if not info.key.startswith(kept):
-                platform.objects.delete(info.key)
+        for uploads in ("checkpoints", "final"):
+            for info in list(platform.objects.list(f"{layout.job_prefix(tenant, job_id)}/{uploads}")):
+                if not info.key.startswith(kept):
+                    platform.objects.delete(info.key)
     except FAILURES as e:
         log.warning("leftovers of job %s are still there: %s", job_id, e)
+        return False
+    return True
 
 
 def _delete_all(platform: Platform, prefix: str) -> None:

@@ -78,11 +78,14 @@ class Watch:
         """Process the metrics that were reported since the last call."""
         with _unharmed("the watch"):
             with self.platform.engine.connect() as conn:
-                news = conn.execute(_metrics_of(self.held.job_id).where(job_events.c.seq > self.seen).order_by(job_events.c.seq)).all()
+                this = (attempts.c.job_id == self.held.job_id) & (attempts.c.attempt == self.held.attempt)
+                from_step = sa.select(attempts.c.from_step).where(this).scalar_subquery()  # unknown when the watch began
+                query = _metrics_of(self.held.job_id).add_columns(from_step.label("from_step"))
+                news = conn.execute(query.where(job_events.c.seq > self.seen).order_by(job_events.c.seq)).all()
             if not news:
                 return
             self.seen, lines = news[-1].seq, [row.data for row in news]
-            self.signs = _with_lines(self.signs, lines)
+            self.signs = replace(_with_lines(self.signs, lines), from_step=news[-1].from_step or 0)
             if self.signs.expected is None:
                 self.signs = replace(self.signs, expected=own_pace(self.signs))
             if self.tracked is not None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
-import anyio
-import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Request
 
 from agent.messages import (
@@ -25,6 +22,7 @@ from agent.messages import (
 from control_plane.attempts import agents
 from control_plane.attempts.claims import Claim
 from control_plane.http.authentication import WholePlatform
+from control_plane.http.store_calls import COMPLETE_WAIT_S, Calls
 from ft_assets.errors import InvalidRequest
 from ft_assets.telemetry import correlation
 
@@ -48,29 +46,6 @@ def _held(platform: WholePlatform, token: Token) -> Claim:
 
 
 Held = Annotated[Claim, Depends(_held)]
-STORE_CALLS = 8
-"""Calls of agents that may wait for the object store at once: one that hangs takes no thread from tenants' requests or heartbeats."""
-
-
-class StoreCalls:
-    """Runs calls in threads of their own number."""
-
-    def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(STORE_CALLS)
-
-    async def run(self, call: Callable[..., None], *given: object) -> Done:
-        await anyio.to_thread.run_sync(call, *given, limiter=self._limiter)
-        return Done()
-
-
-async def _store_calls(request: Request) -> StoreCalls:
-    found: StoreCalls | None = getattr(request.app.state, "store_calls", None)
-    if found is None:
-        found = request.app.state.store_calls = StoreCalls()  # here: a limiter belongs to a running loop
-    return found
-
-
-Calls = Annotated[StoreCalls, Depends(_store_calls)]
 
 
 @router.post("/heartbeat")
@@ -84,23 +59,25 @@ def restored(platform: WholePlatform, held: Held, body: Restored) -> Reported:
 
 
 @router.post("/objects/read")
-def read_urls(platform: WholePlatform, held: Held, body: ReadRequest) -> ReadGrants:
-    return agents.read_urls(platform, held, body.keys)
+async def read_urls(platform: WholePlatform, held: Held, calls: Calls, body: ReadRequest) -> ReadGrants:
+    return await calls.run(agents.read_urls, platform, held, body.keys)
 
 
 @router.post("/objects/write")
-def write_urls(platform: WholePlatform, held: Held, body: WriteRequest) -> WriteGrant:
-    return agents.write_urls(platform, held, body)
+async def write_urls(platform: WholePlatform, held: Held, calls: Calls, body: WriteRequest) -> WriteGrant:
+    return await calls.run(agents.write_urls, platform, held, body)
 
 
 @router.post("/objects/complete")
 async def complete_upload(platform: WholePlatform, held: Held, calls: Calls, body: Completion) -> Done:
-    return await calls.run(agents.complete_upload, platform, held, body)
+    await calls.run(agents.complete_upload, platform, held, body, wait_s=COMPLETE_WAIT_S)
+    return Done()
 
 
 @router.post("/checkpoints")
 async def commit(platform: WholePlatform, held: Held, calls: Calls, body: Commit) -> Done:
-    return await calls.run(agents.commit, platform, held, body)
+    await calls.run(agents.commit, platform, held, body, wait_s=COMPLETE_WAIT_S)
+    return Done()
 
 
 @router.put("/log/{begins}")
@@ -108,4 +85,5 @@ async def store_log(request: Request, platform: WholePlatform, held: Held, calls
     data = await request.body()
     if len(data) > agents.MAX_PIECE_BYTES:
         raise InvalidRequest(f"a piece of {len(data)} bytes is larger than {agents.MAX_PIECE_BYTES}", code="body_too_large")
-    return await calls.run(agents.store_log, platform, held, begins, data)
+    await calls.run(agents.store_log, platform, held, begins, data)
+    return Done()

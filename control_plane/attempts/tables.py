@@ -60,7 +60,8 @@ agents = sa.Table(
     sa.UniqueConstraint("token", "node"),
     sa.ForeignKeyConstraint(["job_id", "attempt"], ["attempts.job_id", "attempts.attempt"]),
 )  # fmt: skip
-"""The agent on one node of an attempt: what it may do, and what it last said. No tenant's call sees it."""
+"""The agent on one node of an attempt: what it may do, and what it last said. No tenant's call sees it. Retention deletes it a week after
+its job has ended."""
 
 checkpoints = sa.Table(
     "checkpoints", metadata,

@@ -79,7 +79,8 @@ def _listening(conn: sa.Connection) -> Any:
 
 
 def _api_answers(platform: Platform) -> bool:
+    """Whether the API takes heartbeats, for which it needs its database and no object store."""
     try:
-        return httpx.get(f"{platform.settings.internal_url}/readyz", timeout=3.0, trust_env=False).is_success
+        return httpx.get(f"{platform.settings.internal_url}/healthz", timeout=3.0, trust_env=False).is_success
     except httpx.HTTPError:
         return False

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +15,25 @@ import httpx
 import pytest
 
 from agent.api_client import ApiClient
-from agent.messages import PART_BYTES, Commit, Completion, Restored, WriteGrant, WriteRequest
+from agent.messages import PART_BYTES, Commit, Completion, Heartbeat, Restored, WriteGrant, WriteRequest
 from agent.objects import Objects
 from agent.restore import restore
 from agent.uploads.checkpoint_uploads import commit, store_directory
 from agent.workload import StoredCheckpoint
+from control_plane.attempts import agents
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim
+from control_plane.http.store_calls import STORE_CALLS
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ObjectStore
+from control_plane.tenants import service as tenants
 from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError, InvalidRequest, Unavailable
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.training.checkpoints import MANIFEST, STATE, Manifest, manifest_digest, verify
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs import committed_checkpoints
+from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.training_specs import SPEC
 from tests.support.servers.checked_s3 import checked_s3
 from tests.support.servers.faulty_proxy import FaultyProxy, faulty_proxy
@@ -259,6 +265,30 @@ def test_parts_are_sent_at_once_and_their_urls_granted_again_before_they_expire(
         assert hashlib.file_digest(stored, "sha256").hexdigest() == sha256_of(big)
 
 
+@pytest.mark.slow
+def test_a_store_that_takes_long_to_put_a_big_file_together_is_waited_for(
+    proxy: FaultyProxy, internal_url: str, platform: Platform, held: Claim, store: ObjectStore, prefix: str, tmp_path: Path
+) -> None:
+    big = tmp_path / "big"
+    with big.open("wb") as out:
+        out.truncate(PART_BYTES + 1)
+    completed: list[Completion] = []
+
+    class Slow(ApiClient):
+        def complete(self, completion: Completion) -> None:
+            completed.append(completion)
+            proxy.hold = True
+            threading.Timer(22.0, lambda: setattr(proxy, "hold", False)).start()
+            super().complete(completion)
+
+    token = agents.introduce(platform, held, may_read=[])
+    with contextlib.closing(Slow(internal_url, token)) as slow, contextlib.closing(Objects(slow)) as objects:
+        objects.store(f"{prefix}/big", big, None)
+    assert len(completed) == 1
+    with store.open(f"{prefix}/big") as stored:
+        assert hashlib.file_digest(stored, "sha256").hexdigest() == sha256_of(big)
+
+
 def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Objects, held: Claim, checkpoint: Path) -> None:
     for key in ("tenants/other/jobs/j/checkpoints/a1/x", f"{attempts.checkpoint_prefix(replace(held, attempt=2))}/x", "x"):
         with pytest.raises(InvalidRequest, match="may not write"):
@@ -268,3 +298,37 @@ def test_an_attempt_reads_and_writes_its_own_objects_and_no_others(objects: Obje
             objects.fetch(key, checkpoint / "x")
     with pytest.raises(IntegrityError, match="not in the object store"):
         objects.fetch(f"{attempts.checkpoint_prefix(held)}/absent", checkpoint / "x")
+
+
+def test_a_store_that_does_not_answer_delays_neither_heartbeats_nor_tenants(
+    proxy: FaultyProxy, platform: Platform, internal_url: str, held: Claim, api: ApiClient, prefix: str
+) -> None:
+    token = agents.introduce(platform, held, may_read=[])
+    tenant = {"authorization": f"Bearer {tenants.create_key(platform, held.tenant, name='reader', scopes=['read']).secret}"}
+    parts = WriteRequest(key=f"{prefix}/big", part_sha256=("00" * 32,) * 2)
+
+    def wait_for_store(number: int) -> None:
+        with contextlib.suppress(Unavailable, httpx.TimeoutException), contextlib.closing(ApiClient(internal_url, token)) as calls:
+            if number % 3 == 0:
+                calls.read_urls((f"{prefix}/{number}",))
+            elif number % 3 == 1:
+                calls.write_urls(parts)
+            else:
+                httpx.get(f"{internal_url}/readyz", timeout=20.0, trust_env=False)
+
+    before, proxy.hold = proxy.faults, True
+    with ThreadPoolExecutor(64) as pool:
+        waiting = [pool.submit(wait_for_store, number) for number in range(64)]
+        try:
+            until(lambda: proxy.faults >= before + STORE_CALLS)
+            began, took_s = time.monotonic(), list[float]()
+            while time.monotonic() < began + 5.0:
+                at = time.monotonic()
+                api.heartbeat(Heartbeat(number=len(took_s), phase="fetch"))
+                for path in ("/v1/models", "/healthz"):
+                    assert httpx.get(f"{internal_url}{path}", headers=tenant, timeout=5.0, trust_env=False).status_code == 200
+                took_s.append(time.monotonic() - at)
+            assert max(took_s) < 5.0
+            assert not any(call.done() for call in waiting), "all of them still wait"
+        finally:
+            proxy.hold = False

@@ -28,6 +28,7 @@ from control_plane.jobs import service as jobs
 from control_plane.platform.job_states import JobState
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
+from control_plane.worker import attempt_watch
 from ft_assets.errors import Unavailable
 from ft_assets.layout import attempt_prefix, pack_prefix
 from resources.object_store.local import LocalObjectStore
@@ -102,6 +103,33 @@ def test_an_agent_that_is_frozen_is_stopped_and_its_job_goes_on(new_job: Callabl
     (job.work_dir / "go").touch()
     assert job.run() is JobState.EVALUATING
     assert job.weights() == plain_weights(6)
+
+
+class Away(LocalObjectStore):
+    """A store that is away."""
+
+    def exists(self, key: str) -> bool:
+        raise Unavailable(f"the object store is away ({key})", code="object_store_unavailable")
+
+
+def test_an_agent_that_is_frozen_is_stopped_while_the_store_is_away(new_job: Callable[..., Job], tmp_path: Path) -> None:
+    # Longer than a heartbeat is quiet before the API is asked.
+    job = new_job(env={"heartbeat_timeout_s": "8", "heartbeat_grace_s": "1"})
+    Scenario(steps=6, hold_at=3).write(job.work_dir)
+    held, ending = job.claim(), threading.Event()
+    with served(create_app(replace(job.platform, objects=Away(tmp_path / "away")))) as url:
+        watched = replace(job.platform, settings=replace(job.platform.settings, internal_url=url))
+        watching = threading.Thread(target=attempt_watch.watch, args=(watched, ending), daemon=True)
+        start.start_or_adopt(job.platform, job.launcher, held)
+        watching.start()
+        until(at_step(job, 3))
+        os.kill(processes(held.workload)[0].pid, signal.SIGSTOP)
+        until(lambda: jobs.get(job.platform, job.tenant, job.id).job.state == JobState.QUEUED)
+        ending.set()
+        watching.join(30)
+    query = sa.select(attempts_table.c.outcome).where(attempts_table.c.job_id == job.id)
+    with job.platform.engine.connect() as conn:
+        assert conn.execute(query).scalar_one() == "stalled"
 
 
 def test_an_agent_whose_attempt_was_released_ends_and_commits_nothing_more(new_job: Callable[..., Job]) -> None:

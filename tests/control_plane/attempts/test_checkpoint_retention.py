@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts import checkpoint_retention
+from control_plane.attempts import agents, checkpoint_retention
+from control_plane.attempts import service as attempts
+from control_plane.attempts.claims import Ending
 from control_plane.attempts.tables import checkpoints
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import ObjectInfo
+from control_plane.platform.protocols import ObjectInfo, WorkloadPhase, WorkloadStatus
 from control_plane.tenants import service as tenants
+from ft_assets import layout
 from ft_assets.errors import Unavailable
+from tests.support.jobs.started_job import start_job
 
 NUM_JOBS = 6
 
@@ -108,3 +112,22 @@ def test_what_the_store_does_not_delete_waits_behind_the_others(ended: Ended) ->
     assert checkpoint_retention.retire_ended(ended.platform, budget_s=0.0) == 0
     assert checkpoint_retention.retire_ended(ended.platform) == 3
     assert ended.there() == []
+
+
+def test_what_a_job_left_that_never_committed_anything_is_swept_once(fresh_platform: Platform, write_chat_rows: Callable[..., Any]) -> None:
+    held = start_job(fresh_platform, write_chat_rows)
+    agents.introduce(fresh_platform, held, may_read=[])
+    for prefix in (attempts.checkpoint_prefix(held), attempts.final_prefix(held)):
+        fresh_platform.objects.put_bytes(f"{prefix}/step-00000010/optimizer.pt", b"sent when the job was cancelled")
+    jobs.cancel(fresh_platform, held.tenant, held.job_id)
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0)
+    attempts.finish(fresh_platform, held, Ending(outcome="cancelled", failure=None, last_step=0, trained_tokens=0, status=status))
+    left = layout.job_prefix(held.tenant, held.job_id)
+    assert checkpoint_retention.retire_ended(fresh_platform) == 0
+    later = replace(fresh_platform, clock=lambda: datetime.now(UTC) + timedelta(days=8))
+    objects: Any = Refusing(fresh_platform.objects, (held.job_id,))
+    assert checkpoint_retention.retire_ended(replace(later, objects=objects)) == 0
+    assert len(list(fresh_platform.objects.list(left))) == 2
+    assert checkpoint_retention.retire_ended(later) == 1
+    assert list(fresh_platform.objects.list(left)) == []
+    assert checkpoint_retention.retire_ended(later) == 0

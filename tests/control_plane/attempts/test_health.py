@@ -25,7 +25,7 @@ from control_plane.platform.protocols import RunLog, TrackedRun, WorkloadPhase, 
 from control_plane.queue import cycle
 from ft_assets.errors import Fault
 from ft_assets.training.failures import FailureClass, Retry
-from tests.support.jobs.claimed_job import report
+from tests.support.jobs.claimed_job import ending, failure, held_by, report, resume_from
 from tests.support.jobs.started_job import start_job
 from tests.support.jobs.training_specs import SPEC
 
@@ -88,6 +88,19 @@ def test_a_new_follower_takes_over_what_was_raised_and_what_was_measured(fresh_p
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low"]
     tell(second, *steps(73, 100, pace=900.0))
     assert [e.code for e in events(fresh_platform, held.job_id)] == ["throughput_low", "health_recovered"]
+
+
+def test_a_resumed_attempt_is_judged_by_its_own_steps(fresh_platform: Platform, held: Claim) -> None:
+    report(fresh_platform, held, *steps(1, 40))
+    attempts.finish(fresh_platform, held, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME), step=40))
+    second = held_by(fresh_platform, held.tenant, held.job_id)
+    attempts.mark_started(fresh_platform, second, started_at=2000.0)
+    watch = health.begin(fresh_platform, second)
+    resume_from(fresh_platform, second, 40)
+    for first in range(41, 71):
+        tell(watch, *steps(first, first, pace=400.0))
+    assert watch.signs.expected is not None and watch.signs.expected.tokens_per_s == 400.0
+    assert "throughput_low" not in {event.code for event in events(fresh_platform, held.job_id)}
 
 
 def test_the_pace_of_jobs_alike_is_expected_of_the_next_one(

@@ -1,10 +1,11 @@
-"""A TCP proxy that spoils what passes: connections that break off, bytes that change."""
+"""A TCP proxy that spoils what passes: connections that break off or hang, bytes that change."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ class FaultyProxy:
     """Host and port, or the path of a Unix socket."""
     refuse: bool = False
     """Break every connection off as soon as it says something."""
+    hold: bool = False
+    """Accept connections, and keep back what they say until this is False again."""
     replace: list[tuple[bytes, bytes]] = field(default_factory=list)
     """Each pair is used once: where the first passes, in either direction, the second (as long) comes out."""
     faults: int = 0
@@ -45,6 +48,9 @@ class FaultyProxy:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
+                self.faults += self.hold
+                while self.hold:
+                    time.sleep(0.02)
                 if self.refuse:
                     self.faults += 1
                     break
