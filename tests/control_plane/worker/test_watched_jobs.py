@@ -60,10 +60,11 @@ class Bench:
     def name(self) -> str:
         return self.held.workload
 
-    def start(self) -> None:
+    def start(self, *, name: str = "", num_nodes: int = 1) -> None:
         made = Workload(
-            name=self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1, image="registry.example/ft@sha256:" + "0" * 64,
-            labels={"tier": self.held.tier, "pool": self.held.pool}, placement=self.held.placement,
+            name=name or self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1,
+            image="registry.example/ft@sha256:" + "0" * 64, labels={"tier": self.held.tier, "pool": self.held.pool},
+            placement=self.held.placement * num_nodes, processes=(1,) * num_nodes,
         )  # fmt: skip
         assert self.launcher.start_or_adopt(made, token=self.token).phase is WorkloadPhase.PENDING
 
@@ -128,6 +129,22 @@ def test_a_cancelled_workload_that_waits_is_withdrawn_and_costs_nothing(bench: B
     ending = bench.ended()
     assert (ending.outcome, bench.job().state, bench.metered()) == ("cancelled", "cancelled", {})
     assert not bench.nodes.admit(bench.name)
+
+
+def test_a_gang_that_is_cancelled_before_all_of_its_pods_have_started_is_not_billed(bench: Bench) -> None:
+    bench.start(num_nodes=2)
+    bench.nodes.admit(bench.name)
+    bench.nodes.run(bench.name, only="0")
+    jobs.cancel(bench.platform, bench.tenant, bench.job_id)
+    bench.nodes.lost.add("node-0")  # its agent takes a while to end
+    assert bench.watcher.look() == []
+    until(lambda: len(bench.nodes.pods(bench.name)) == 1, timeout_s=10)
+    assert bench.watcher.look() == [], "its reservation is kept as long as a pod runs"
+    bench.nodes.lost.clear()
+    bench.nodes.end(bench.name, 0, 143)
+    ending = bench.ended()
+    assert (ending.outcome, bench.job().state, bench.started_at()) == ("cancelled", "cancelled", None)
+    assert "started" not in bench.metered()
 
 
 def test_what_kueue_evicts_ends_as_preempted_and_waits_for_the_scheduler(bench: Bench) -> None:
