@@ -186,3 +186,17 @@ def test_a_workload_that_is_lost_is_forgotten_after_an_hour(bench: Bench) -> Non
     bench.watcher._lost = dict.fromkeys(bench.watcher._lost, 0.0)
     assert bench.watcher.forget_ended() == 1
     assert bench.launcher.list() == []
+
+
+def test_a_workload_that_cannot_be_forgotten_now_keeps_no_other_from_being_forgotten(bench: Bench) -> None:
+    for name in (held := bench.name, "ftjob-2-a1"):
+        bench.start(name=name)
+        bench.nodes.admit(name)
+        bench.nodes.run(name)
+        bench.nodes.end(name, 0, 0, at=time.time() - 7200)
+    bench.cluster.faults.append(lambda method, path: "before" if method == "DELETE" and path.endswith(f"secrets/{held}") else None)
+    assert bench.watcher.forget_ended() == 1
+    assert [status.name for status in bench.launcher.list()] == [held]
+    bench.cluster.faults.clear()
+    assert bench.watcher.forget_ended() == 1
+    assert bench.launcher.list() == []
