@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
+from control_plane.billing.metering.rounds import Round
 from control_plane.capacity import kueue
 from control_plane.capacity.pools import Pool
 from control_plane.platform.protocols import Search
@@ -120,10 +121,15 @@ class TenantNamespaces:
         return self.connect()
 
     def keep(self, tenants: Sequence[Tenant], pools: Sequence[Pool]) -> int:
-        """Apply the objects of tenants whose shape has changed; returns how many. Rows of tenants are never deleted, so a namespace without
-        one is not this platform's to delete."""
+        """Apply the objects of tenants whose shape has changed; returns how many. One tenant's failure is raised after the others are done.
+        Rows of tenants are never deleted, so a namespace without one is not this platform's to delete."""
         found = {space["metadata"]["name"]: space for space in self.api.list(NAMESPACES, labels=kueue.TENANT_LABEL)}
-        return sum(self._keep(tenant, pools, found.get(kueue.namespace(tenant.id))) for tenant in tenants)
+        changed = 0
+        with Round("namespaces of tenants") as each:
+            for tenant in tenants:
+                with each(tenant.id):
+                    changed += self._keep(tenant, pools, found.get(kueue.namespace(tenant.id)))
+        return changed
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002  # all is in its namespace
         """Delete the tenant's namespace with all that is in it, and the marks of its workloads' names."""
