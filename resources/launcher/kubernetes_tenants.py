@@ -33,6 +33,7 @@ BOUND_RETRIES = RetryPolicy(first_s=0.1, most_s=0.4, give_up_s=3.0)
 RBAC = "rbac.authorization.k8s.io"
 PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
 DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+"""At any address, as in the chart's policies: a cache on the node (NodeLocal DNSCache) is no pod that a policy could select."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,20 +86,14 @@ def _quota(tenant: str, pools: Sequence[Pool]) -> Manifest:
 
 def _network(tenant: str, reachable: Reachable) -> Manifest:
     """Return the policy of all pods: nothing comes in, and only DNS, the object store and the platform's API can be reached."""
-    egress = [
-        {"to": [_namespace("kube-system")], "ports": DNS},
-        {"to": [_namespace(reachable.namespace)], "ports": [{"protocol": "TCP", "port": reachable.api_port}]},
-    ]
+    api = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": reachable.namespace}}}
+    egress = [{"ports": DNS}, {"to": [api], "ports": [{"protocol": "TCP", "port": reachable.api_port}]}]
     if reachable.store_networks:
         blocks = [{"ipBlock": {"cidr": network}} for network in reachable.store_networks]
         egress.append({"to": blocks, "ports": [{"protocol": "TCP", "port": reachable.store_port}]})
     return _object(
         "NetworkPolicy", "networking.k8s.io/v1", tenant, {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "egress": egress}
     )
-
-
-def _namespace(name: str) -> Manifest:
-    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def _object(kind: str, api_version: str, tenant: str, spec: Manifest) -> Manifest:

@@ -50,7 +50,7 @@ def test_a_namespace_is_restricted_and_its_network_closed_but_for_dns_the_store_
     assert "ingress" not in policy["spec"]
     dns, api, store = policy["spec"]["egress"]
     assert {each["port"] for each in dns["ports"]} == {53}
-    assert dns["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
+    assert "to" not in dns, "the server may be a cache on the node, which no selector matches"
     assert (api["to"][0]["namespaceSelector"]["matchLabels"], api["ports"]) == (
         {"kubernetes.io/metadata.name": "ft-platform"}, [{"protocol": "TCP", "port": 8000}],
     )  # fmt: skip
