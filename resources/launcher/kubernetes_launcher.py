@@ -102,11 +102,6 @@ class KubernetesLauncher:
             time.sleep(POLL_S)
         return status
 
-    def read_log(self, name: str) -> bytes:
-        found = self._found(name)
-        pods = [] if found is None else sorted(found.pods, key=lambda pod: str(pod["metadata"]["name"]))
-        return b"".join(self._api.pod_log(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods)
-
     def forget(self, name: str) -> None:
         """Delete the Job of an ended workload and what it owns; the marker stays. Each step may be repeated."""
         marker = self._marker(name)

@@ -156,7 +156,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     follows_a_change_of_tier,
     deleted_with_its_tenant,
 )
-"""Claims about the launcher and tenants' objects. Left out: logs of pods, which no process of the platform reads."""
+"""Claims about the launcher and tenants' objects."""
 
 
 def test_each_account_may_do_all_that_it_does_and_uses_each_of_its_rights(rbac: Rbac) -> None:

@@ -408,14 +408,6 @@ def test_stop_gives_agents_their_grace_and_then_kills(bench: Bench) -> None:
     until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
 
 
-def test_the_log_of_a_gang_is_that_of_its_pods(bench: Bench) -> None:
-    bench.started(num_nodes=2)
-    for number in range(2):
-        bench.nodes.log(NAME, number, f"hello from node {number}\n")
-    assert bench.launcher.read_log(NAME) == b"hello from node 0\nhello from node 1\n"
-    assert bench.launcher.read_log("ftjob-9-a1") == b""
-
-
 def test_a_follower_asks_the_api_for_nothing_while_nothing_happens(bench: Bench) -> None:
     bench.started()
     follower = bench.follower()

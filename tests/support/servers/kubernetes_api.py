@@ -273,7 +273,7 @@ class _Answers(BaseHTTPRequestHandler):
                 self.watch(plural, namespace, query)
                 return
             with self.cluster.lock:
-                found = self.act(plural, namespace, name, part, query, json.loads(body) if body else {})
+                found = self.act(plural, namespace, name, query, json.loads(body) if body else {})
                 self.cluster.settle()
             status = 201 if self.command == "POST" else 200
         except Refused as error:
@@ -310,7 +310,7 @@ class _Answers(BaseHTTPRequestHandler):
         plural, name, part, *_ = [*(parts[2:] if space else parts), "", "", ""]
         return plural, space, name, part
 
-    def act(self, plural: str, namespace: str, name: str, part: str, query: Mapping[str, str], body: Object) -> Any:
+    def act(self, plural: str, namespace: str, name: str, query: Mapping[str, str], body: Object) -> Any:
         cluster, key = self.cluster, (plural, namespace, name)
         if self.command == "POST":
             return cluster.create(plural, namespace, body)
@@ -320,8 +320,6 @@ class _Answers(BaseHTTPRequestHandler):
             return cluster.apply(plural, namespace, name, body)
         if self.command == "PATCH":
             return cluster.merge(key, body)
-        if part == "log":
-            return cluster.read(key)["metadata"].get("annotations", {}).get("log", "")
         if name:
             return cluster.read(key)
         return {
@@ -369,7 +367,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def reply(self, status: int, body: Any) -> None:
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))

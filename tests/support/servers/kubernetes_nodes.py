@@ -120,10 +120,6 @@ class Nodes:
             )
             self.cluster.settle()
 
-    def log(self, name: str, number: int, text: str) -> None:
-        pod = self.pods(name)[number]
-        self._store({**pod, "metadata": {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], "log": text}}})
-
     # The kubelet
 
     def _deleting(self, found: Object, grace_s: int) -> bool:
