@@ -59,10 +59,16 @@ NETWORK_POLICIES = Resource("NetworkPolicy", "networking.k8s.io/v1", "networkpol
 ROLE_BINDINGS = Resource("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings")
 LOCAL_QUEUES = Resource("LocalQueue", kueue.API, "localqueues")
 WORKLOADS = Resource("Workload", kueue.API, "workloads")
+CLUSTER_QUEUES = Resource("ClusterQueue", kueue.API, "clusterqueues", namespaced=False)
+COHORTS = Resource("Cohort", kueue.API, "cohorts", namespaced=False)
+RESOURCE_FLAVORS = Resource("ResourceFlavor", kueue.API, "resourceflavors", namespaced=False)
+TOPOLOGIES = Resource("Topology", kueue.API, "topologies", namespaced=False)
+PRIORITY_CLASSES = Resource("WorkloadPriorityClass", kueue.API, "workloadpriorityclasses", namespaced=False)
 BY_KIND: Mapping[str, Resource] = {
     each.kind: each
     for each in (
         JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, ROLE_BINDINGS, LOCAL_QUEUES, WORKLOADS,
+        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES,
     )
 }  # fmt: skip
 

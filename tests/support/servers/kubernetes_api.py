@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -33,7 +33,11 @@ NAMESPACED = {
     "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
 }  # fmt: skip
-PLURALS = {"Namespace": "namespaces", **{kind: plural for kind, (_, plural) in NAMESPACED.items()}}
+PLURALS = {
+    "Namespace": "namespaces", "ClusterQueue": "clusterqueues", "Cohort": "cohorts", "ResourceFlavor": "resourceflavors",
+    "Topology": "topologies", "WorkloadPriorityClass": "workloadpriorityclasses",
+    **{kind: plural for kind, (_, plural) in NAMESPACED.items()},
+}  # fmt: skip
 APPLY = "application/apply-patch+yaml"
 FREE_OF_A_JOB = frozenset({"suspend", "parallelism", "activeDeadlineSeconds", "backoffLimit"})
 """Fields of a Job's spec that may change."""
@@ -85,6 +89,8 @@ class Cluster:
     """Watches of earlier ones end."""
     permits: Callable[[str, Action], bool] = lambda _account, _action: False
     """Whether an account other than the administrator may do something."""
+    unserved: Collection[str] = ()
+    """Plurals whose definitions are not installed."""
     deleting: Callable[[Object, int], bool] = lambda _object, _grace: True
     """Whether an object may go at once; nodes end pods first."""
 
@@ -138,8 +144,8 @@ class Cluster:
         key = (plural, namespace, name)
         if key not in self.objects:
             return self.create(plural, namespace, made)
-        before = self.objects[key]
-        kept = {**before["metadata"], **{k: made["metadata"].get(k, {}) for k in ("labels", "annotations")}}
+        before, owned = self.objects[key], ("labels", "annotations")
+        kept = {k: v for k, v in before["metadata"].items() if k not in owned} | {k: v for k, v in made["metadata"].items() if k in owned}
         return self.update(key, {**before, **deepcopy(made), "metadata": kept})
 
     def update(self, key: Key, after: Object) -> Object:
@@ -308,6 +314,8 @@ class _Answers(BaseHTTPRequestHandler):
         parts = parts[2:] if parts[0] == "api" else parts[3:]
         space = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else ""
         plural, name, part, *_ = [*(parts[2:] if space else parts), "", "", ""]
+        if plural in self.cluster.unserved:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
         return plural, space, name, part
 
     def act(self, plural: str, namespace: str, name: str, query: Mapping[str, str], body: Object) -> Any:
@@ -322,8 +330,9 @@ class _Answers(BaseHTTPRequestHandler):
             return cluster.merge(key, body)
         if name:
             return cluster.read(key)
+        found = cluster.find(plural, namespace, query.get("labelSelector", ""))
         return {
-            "items": cluster.find(plural, namespace, query.get("labelSelector", "")),
+            "items": [{name: part for name, part in each.items() if name not in ("apiVersion", "kind")} for each in found],
             "metadata": {"resourceVersion": str(cluster.version)},
         }
 
