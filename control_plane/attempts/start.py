@@ -61,7 +61,7 @@ def start_or_adopt(platform: Platform, launcher: Launcher, held: Claim, descript
         token = agents.introduce(platform, held, may_read=_prefixes(workload))
         attempts.must_hold(platform, held)  # describing took a while
         status = launcher.start_or_adopt(workload, token=token)
-    if status.phase is not WorkloadPhase.PENDING:  # the watcher sees when it starts
+    if status.started_at is not None:  # else the watcher sees when it starts
         attempts.mark_started(platform, held, started_at=status.started_at, nodes=status.nodes)
     return None
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -144,12 +145,8 @@ class Watcher:
         if any(row.is_quiet for row in found) and not self.answers():
             self._away_at = time.monotonic()
         for row in found:
-            try:
+            with logged(f"{row.workload} cannot be watched now"):
                 ended += self._look_at(row)
-            except FtError as error:
-                log.warning("%s cannot be watched now: %s", row.workload, error.message)
-            except Exception:
-                log.exception("%s cannot be watched now", row.workload)
         for gone in {*self._held, *self._waits} - {row.workload for row in found}:
             for kept in (self._held, self._watches, self._seen_at, self._stops, self._waits):
                 kept.pop(gone, None)
@@ -168,15 +165,18 @@ class Watcher:
         self._epilogues.clear()
 
     def forget_ended(self) -> int:
-        """Have the launcher forget workloads that ended, or were found to be lost, :data:`FORGET_AFTER` ago; returns how many."""
+        """Have the launcher forget workloads that ended, or were found to be lost, :data:`FORGET_AFTER` ago; returns how many it could."""
         now, known = self.platform.clock().timestamp(), self.launcher.list()
         lost = [s.name for s in known if s.phase is WorkloadPhase.LOST]
         self._lost = {name: self._lost.get(name, now) for name in lost}
         ends = {s.name: s.ended_at for s in known if s.ended_at is not None} | self._lost
         old = [name for name, at in ends.items() if at < now - FORGET_AFTER.total_seconds()]
+        forgotten = 0
         for name in old:
-            self.launcher.forget(name)
-        return len(old)
+            with logged(f"{name} cannot be forgotten now"):
+                self.launcher.forget(name)
+                forgotten += 1
+        return forgotten
 
     def close(self) -> None:
         for pool in (self._stopping, self._finishing):
@@ -297,6 +297,17 @@ class Watcher:
                 continue
             end = partial(health.track_again, self.platform, held, outcome=row.outcome) if held.kind is Kind.TRAIN else _nothing
             self._epilogues.append(self._finishing.submit(_complete, self.platform, held, end))
+
+
+@contextmanager
+def logged(failure: str) -> Iterator[None]:
+    """Log what fails, so that the watch goes on with the rest and keeps what it knows."""
+    try:
+        yield
+    except FtError as error:
+        log.warning("%s: %s", failure, error.message)
+    except Exception:
+        log.exception(failure)
 
 
 def _nothing() -> None:

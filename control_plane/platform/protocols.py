@@ -103,9 +103,6 @@ class Launcher(Protocol):
     def stop(self, name: str, *, grace_s: float) -> WorkloadStatus:
         """SIGTERM, then SIGKILL after `grace_s`; returns when the processes are gone. Absent is fine."""
 
-    def read_log(self, name: str) -> bytes:
-        """Output of the started command, for operators."""
-
     def forget(self, name: str) -> None:
         """Remove what is left of a workload that has ended; its name stays used."""
 

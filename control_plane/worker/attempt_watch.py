@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from control_plane.attempts.watch import Watcher
+from control_plane.attempts.watch import Watcher, logged
 from control_plane.platform.context import Platform
 from resources.launcher import open_launcher
 
@@ -54,7 +54,8 @@ def _watch_alone(platform: Platform, ending: threading.Event) -> None:
                 _listening(conn).notifies.clear()
                 watcher.look()
                 if time.monotonic() - forgotten_at > FORGET_EVERY_S:
-                    watcher.forget_ended()
+                    with logged("ended workloads cannot be listed now"):
+                        watcher.forget_ended()
                     forgotten_at = time.monotonic()
                 if watcher.is_needed():
                     ending.wait(LOOK_S)

@@ -8,53 +8,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 
 import yaml
-from kubernetes import config
-from kubernetes.client import ApiClient
-from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 
 from control_plane.capacity import kueue
-from control_plane.capacity.kueue import API, Manifest
 from control_plane.composition import open_platform
 from control_plane.platform.context import Platform
 from control_plane.platform.settings import load
 from ft_assets.errors import FtError
-
-OWNER = "ft-platform"
-"""Manager of the fields in the cluster."""
+from resources.launcher.kubernetes_api import CLUSTER_QUEUES, KubernetesApi
 
 
-def run(platform: Platform, client: DynamicClient) -> list[str]:
+def run(platform: Platform, api: KubernetesApi) -> list[str]:
     """Apply the objects that all tenants share; returns what differs afterwards. Safe to repeat."""
-    apply(client, yaml.safe_load_all(kueue.files(platform)["queues.yaml"]))
-    found = client.resources.get(api_version=API, kind="ClusterQueue").get()
-    return kueue.check(platform, json.dumps(found.to_dict()))
-
-
-def apply(client: DynamicClient, objects: Iterable[Manifest]) -> None:
-    """Create or update `objects`, which belong to no namespace, in their order."""
-    for made in objects:
-        resource = client.resources.get(api_version=made["apiVersion"], kind=made["kind"])
-        name = made["metadata"]["name"]
-        client.server_side_apply(resource, body=made, name=name, field_manager=OWNER, force_conflicts=True)
-        print(f"applied {made['kind']} {name}", flush=True)
+    for made in yaml.safe_load_all(kueue.files(platform)["queues.yaml"]):
+        api.apply(made)
+        print(f"applied {made['kind']} {made['metadata']['name']}", flush=True)
+    found = [{"kind": CLUSTER_QUEUES.kind, **each} for each in api.list(CLUSTER_QUEUES, labels="")]
+    return kueue.check(platform, json.dumps({"items": found}))
 
 
 def main() -> int:
-    config.load_incluster_config()
     try:
-        differences = run(open_platform(load()), DynamicClient(ApiClient()))
-    except ResourceNotFoundError as e:
-        print(f"the cluster has no {API}: install Kueue 0.19 or later ({e})")
-        return 1
-    except DynamicApiError as e:
-        print(f"the cluster refused: {e.status} {e.summary()}")
-        return 1
+        differences = run(open_platform(load()), KubernetesApi.from_environment())
     except FtError as e:
-        print(e.message)
+        print(f"{e.message}; install Kueue 0.19 or later" if e.code == "cluster_object_missing" else e.message)
         return 1
     print("\n".join(differences) or "the cluster's quotas match the pools")
     return 1 if differences else 0

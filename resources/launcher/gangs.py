@@ -55,9 +55,6 @@ class LocalGangs:
         self._at_once(lambda launcher: launcher.stop(name, grace_s=grace_s))
         return self.get(name)
 
-    def read_log(self, name: str) -> bytes:
-        return b"".join(launcher.read_log(name) for launcher in self._all())
-
     def forget(self, name: str) -> None:
         if self.get(name).phase not in RUNNING:
             self._at_once(lambda launcher: launcher.forget(name))

@@ -43,10 +43,10 @@ class Resource:
     plural: str
     namespaced: bool = True
 
-    def path(self, namespace: str = "", name: str = "", part: str = "") -> str:
+    def path(self, namespace: str = "", name: str = "") -> str:
         root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
         scope = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
-        return "/".join([f"{root}{scope}", self.plural, *filter(None, (name, part))])
+        return "/".join([f"{root}{scope}", self.plural, *([name] if name else [])])
 
 
 JOBS = Resource("Job", "batch/v1", "jobs")
@@ -161,13 +161,6 @@ class KubernetesApi:
             )
         except _Missing:
             return
-
-    def pod_log(self, name: str, namespace: str) -> bytes:
-        """Return the output of a pod; nothing if it has none yet, or is gone."""
-        try:
-            return bytes(self._request("GET", PODS.path(namespace, name, "log")).data)
-        except (_Missing, Conflict):
-            return b""
 
     def listing(self, resource: Resource, *, labels: str, listed: Callable[[], None]) -> Callable[..., Any]:
         """Return what an informer lists and watches `resource` with; `listed` is called after each answer."""

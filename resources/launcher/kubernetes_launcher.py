@@ -102,11 +102,6 @@ class KubernetesLauncher:
             time.sleep(POLL_S)
         return status
 
-    def read_log(self, name: str) -> bytes:
-        found = self._found(name)
-        pods = [] if found is None else sorted(found.pods, key=lambda pod: str(pod["metadata"]["name"]))
-        return b"".join(self._api.pod_log(pod["metadata"]["name"], pod["metadata"]["namespace"]) for pod in pods)
-
     def forget(self, name: str) -> None:
         """Delete the Job of an ended workload and what it owns; the marker stays. Each step may be repeated."""
         marker = self._marker(name)
@@ -141,18 +136,10 @@ class KubernetesLauncher:
         return True
 
     def _start(self, job: Manifest, owned: Sequence[Manifest]) -> None:
-        """Create the Job, and before it what its pods need. If that fails, the name stays unused."""
-        try:
-            for manifest in owned:
-                self._made(manifest)
-            made = self._made(job)
-        except FtError:
-            name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-            for manifest in owned:
-                self._api.delete(BY_KIND[manifest["kind"]], name, namespace)
-            if self._api.get(JOBS, name, namespace) is None:
-                self._api.delete(CONFIG_MAPS, name, self._namespace)
-            raise
+        """Create the Job, and before it what its pods need. If that fails, the name stays used: others may wait for its end already."""
+        for manifest in owned:
+            self._made(manifest)
+        made = self._made(job)
         for manifest in owned:
             about = manifest["metadata"]
             self._api.patch(BY_KIND[manifest["kind"]], about["name"], about["namespace"], manifests.owned_by(made))

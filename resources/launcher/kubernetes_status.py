@@ -54,14 +54,14 @@ def status_of(found: Found, *, now: float) -> WorkloadStatus:
         "nodes": tuple(node for pod in pods if (node := pod["spec"].get("nodeName"))),
         "evicted": was_evicted(found) or any(_disruption(pod) in TAKEN for pod in pods),
     }
-    began = max(started, default=None)
+    began = max(started) if len(started) == found.job["spec"]["completions"] else None
     if over is not None or (taken and pods and all(map(has_ended, pods))):
         reason = _withdrawal(found) if was_evicted(found) else _end_reason(over, pods)
         return WorkloadStatus(**about, phase=WorkloadPhase.EXITED, started_at=began, **_ending(over or {}, pods), reason=reason)
     if not left and (taken or any(_is_unanswered(pod, now) for pod in pods)):
         reason = _withdrawal(found) if was_evicted(found) else _end_reason(None, pods)
         return WorkloadStatus(**about, phase=WorkloadPhase.LOST, started_at=began, reason=reason)
-    if len(started) < found.job["spec"]["completions"] and not (taken and started):
+    if began is None:
         return WorkloadStatus(**about, phase=WorkloadPhase.PENDING, reason=_waiting(found, pods))
     failed = any(_exit_code(pod) or _is_unanswered(pod, now) or _disruption(pod) for pod in pods)
     return WorkloadStatus(**about, phase=WorkloadPhase.RUNNING, started_at=began, broken=bool(left) and failed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar
 
+from control_plane.billing.metering.rounds import Round
 from control_plane.capacity import kueue
 from control_plane.capacity.pools import Pool
 from control_plane.platform.protocols import Search
@@ -32,6 +33,7 @@ BOUND_RETRIES = RetryPolicy(first_s=0.1, most_s=0.4, give_up_s=3.0)
 RBAC = "rbac.authorization.k8s.io"
 PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
 DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+"""At any address, as in the chart's policies: a cache on the node (NodeLocal DNSCache) is no pod that a policy could select."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,20 +86,14 @@ def _quota(tenant: str, pools: Sequence[Pool]) -> Manifest:
 
 def _network(tenant: str, reachable: Reachable) -> Manifest:
     """Return the policy of all pods: nothing comes in, and only DNS, the object store and the platform's API can be reached."""
-    egress = [
-        {"to": [_namespace("kube-system")], "ports": DNS},
-        {"to": [_namespace(reachable.namespace)], "ports": [{"protocol": "TCP", "port": reachable.api_port}]},
-    ]
+    api = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": reachable.namespace}}}
+    egress = [{"ports": DNS}, {"to": [api], "ports": [{"protocol": "TCP", "port": reachable.api_port}]}]
     if reachable.store_networks:
         blocks = [{"ipBlock": {"cidr": network}} for network in reachable.store_networks]
         egress.append({"to": blocks, "ports": [{"protocol": "TCP", "port": reachable.store_port}]})
     return _object(
         "NetworkPolicy", "networking.k8s.io/v1", tenant, {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "egress": egress}
     )
-
-
-def _namespace(name: str) -> Manifest:
-    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def _object(kind: str, api_version: str, tenant: str, spec: Manifest) -> Manifest:
@@ -120,10 +116,15 @@ class TenantNamespaces:
         return self.connect()
 
     def keep(self, tenants: Sequence[Tenant], pools: Sequence[Pool]) -> int:
-        """Apply the objects of tenants whose shape has changed; returns how many. Rows of tenants are never deleted, so a namespace without
-        one is not this platform's to delete."""
+        """Apply the objects of tenants whose shape has changed; returns how many. One tenant's failure is raised after the others are done.
+        Rows of tenants are never deleted, so a namespace without one is not this platform's to delete."""
         found = {space["metadata"]["name"]: space for space in self.api.list(NAMESPACES, labels=kueue.TENANT_LABEL)}
-        return sum(self._keep(tenant, pools, found.get(kueue.namespace(tenant.id))) for tenant in tenants)
+        changed = 0
+        with Round("namespaces of tenants") as each:
+            for tenant in tenants:
+                with each(tenant.id):
+                    changed += self._keep(tenant, pools, found.get(kueue.namespace(tenant.id)))
+        return changed
 
     def erase(self, tenant: str, ids: Collection[str], *, budget_s: float) -> Mapping[str, int]:  # noqa: ARG002  # all is in its namespace
         """Delete the tenant's namespace with all that is in it, and the marks of its workloads' names."""

@@ -105,12 +105,6 @@ class LocalLauncher:
             )
         return status
 
-    def read_log(self, name: str) -> bytes:
-        try:
-            return (self._directory(name) / "log").read_bytes()
-        except FileNotFoundError:
-            return b""
-
     def forget(self, name: str) -> None:
         """Delete the files of an ended workload, except for the marks that its name was used; one that runs keeps all."""
         if self.get(name).phase not in (WorkloadPhase.EXITED, WorkloadPhase.LOST):

@@ -16,6 +16,7 @@ from control_plane.platform.protocols import WorkloadStatus
 from resources.launcher import LocalGangs
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs.followed_jobs import Job, plain_weights
+from tests.support.jobs.workload_logs import log_of
 from tests.support.processes.scripted_training import Scenario
 from tests.support.servers.checked_s3 import checked_s3
 
@@ -43,7 +44,7 @@ class SeparateNodes:
         return self._of(name).stop(name, grace_s=grace_s)
 
     def read_log(self, name: str) -> bytes:
-        return self._of(name).read_log(name)
+        return log_of(self.node(name) / "launcher", name)
 
     def forget(self, name: str) -> None:
         self._of(name).forget(name)

@@ -39,6 +39,7 @@ from ft_assets.errors import Conflict
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.jobs.followed_evaluations import following
+from tests.support.jobs.workload_logs import log_of
 from tests.support.models.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -90,7 +91,7 @@ def train(platform: Platform, launcher: LocalLauncher, tenant: str, model: str, 
         while not (ended := watcher.look()):
             time.sleep(0.5)
     (ending,) = ended
-    assert ending.outcome == "succeeded", (ending, launcher.read_log(held.workload))
+    assert ending.outcome == "succeeded", (ending, log_of(platform.settings.work_dir / "launcher", held.workload))
     assert finish(platform, held, ending) is JobState.EVALUATING
     return job_id
 

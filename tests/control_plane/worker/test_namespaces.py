@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from control_plane.capacity import kueue
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants import service as tenants
-from control_plane.worker import namespaces
+from control_plane.worker import attempt_watch, namespaces
 from ft_assets.errors import Conflict
 from resources.dagster.configured_resources import LauncherResource
 from resources.launcher import LocalGangs, open_launcher
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from tests.support.jobs.followed_jobs import until
 from tests.support.servers.kubernetes_api import Cluster, kubeconfig, served
 from tests.support.servers.kubernetes_nodes import Nodes
 
@@ -75,6 +77,22 @@ def test_the_executor_chooses_the_launcher_and_a_process_has_one(
     monkeypatch.delenv("FT_EXECUTOR")
     assert isinstance(open_launcher(settings), LocalGangs)
     assert isinstance(LauncherResource(directory=str(tmp_path)).open(), LocalGangs)
+
+
+def test_a_watch_that_cannot_list_the_workloads_goes_on_with_what_it_knows(
+    fresh_platform: Platform, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform = replace(fresh_platform, settings=replace(fresh_platform.settings, api_port=8128))
+    cluster.faults.append(lambda method, path: "before" if method == "GET" and "/configmaps?" in path else None)
+    ending = threading.Event()
+    watching = threading.Thread(target=attempt_watch.watch, args=(platform, ending))
+    watching.start()
+    until(lambda: "cannot be" in caplog.text, timeout_s=30)
+    ending.set()
+    watching.join(30)
+    assert "ended workloads cannot be listed now" in caplog.text
+    assert "the attempts cannot be watched now" not in caplog.text, "it was not begun again"
+    open_launcher(platform.settings).close()  # type: ignore[attr-defined]
 
 
 def test_a_process_without_an_account_on_the_cluster_opens_the_platform(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:

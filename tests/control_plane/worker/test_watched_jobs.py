@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from agent.messages import Exit, Heartbeat
 from agent.workload import Kind, Workload
-from control_plane.attempts import agents
+from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
@@ -61,10 +62,11 @@ class Bench:
     def name(self) -> str:
         return self.held.workload
 
-    def start(self) -> None:
+    def start(self, *, name: str = "", num_nodes: int = 1) -> None:
         made = Workload(
-            name=self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1, image="registry.example/ft@sha256:" + "0" * 64,
-            labels={"tier": self.held.tier, "pool": self.held.pool}, placement=self.held.placement,
+            name=name or self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1,
+            image="registry.example/ft@sha256:" + "0" * 64, labels={"tier": self.held.tier, "pool": self.held.pool},
+            placement=self.held.placement * num_nodes, processes=(1,) * num_nodes,
         )  # fmt: skip
         assert self.launcher.start_or_adopt(made, token=self.token).phase is WorkloadPhase.PENDING
 
@@ -144,6 +146,22 @@ def test_a_job_leaves_the_sick_node_that_kueue_chose_for_it(bench: Bench) -> Non
     assert agents.heartbeat(bench.platform, bench.token, Heartbeat(number=1, phase="train")).stop == "preempt"
 
 
+def test_a_gang_that_is_cancelled_before_all_of_its_pods_have_started_is_not_billed(bench: Bench) -> None:
+    bench.start(num_nodes=2)
+    bench.nodes.admit(bench.name)
+    bench.nodes.run(bench.name, only="0")
+    jobs.cancel(bench.platform, bench.tenant, bench.job_id)
+    bench.nodes.lost.add("node-0")  # its agent takes a while to end
+    assert bench.watcher.look() == []
+    until(lambda: len(bench.nodes.pods(bench.name)) == 1, timeout_s=10)
+    assert bench.watcher.look() == [], "its reservation is kept as long as a pod runs"
+    bench.nodes.lost.clear()
+    bench.nodes.end(bench.name, 0, 143)
+    ending = bench.ended()
+    assert (ending.outcome, bench.job().state, bench.started_at()) == ("cancelled", "cancelled", None)
+    assert "started" not in bench.metered()
+
+
 def test_what_kueue_evicts_ends_as_preempted_and_waits_for_the_scheduler(bench: Bench) -> None:
     bench.start()
     began = float(int(time.time()))
@@ -159,9 +177,12 @@ def test_what_kueue_evicts_ends_as_preempted_and_waits_for_the_scheduler(bench: 
 
 def test_a_start_that_was_interrupted_ends_the_attempt_and_the_next_one_has_another_name(bench: Bench) -> None:
     bench.cluster.faults.append(lambda method, path: "before" if method == "POST" and "secrets" in path else None)
-    bench.cluster.faults.append(lambda method, _path: "before" if method == "DELETE" else None)
-    with pytest.raises(Exception, match="did not answer"):
-        bench.start()
+    with ThreadPoolExecutor() as pool:
+        interrupted = pool.submit(bench.start)
+        until(lambda: bench.launcher.get(bench.name).phase is WorkloadPhase.PENDING, timeout_s=10)
+        assert start.start_or_adopt(bench.platform, bench.launcher, bench.held) is None, "another step waits for its end"
+        with pytest.raises(Exception, match="did not answer"):
+            interrupted.result()
     bench.cluster.faults.clear()
     assert bench.watcher.look() == []
     bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
@@ -177,5 +198,19 @@ def test_a_workload_that_is_lost_is_forgotten_after_an_hour(bench: Bench) -> Non
     bench.ahead_s = kubernetes_launcher.START_TIMEOUT_S + 5
     assert bench.watcher.forget_ended() == 0
     bench.watcher._lost = dict.fromkeys(bench.watcher._lost, 0.0)
+    assert bench.watcher.forget_ended() == 1
+    assert bench.launcher.list() == []
+
+
+def test_a_workload_that_cannot_be_forgotten_now_keeps_no_other_from_being_forgotten(bench: Bench) -> None:
+    for name in (held := bench.name, "ftjob-2-a1"):
+        bench.start(name=name)
+        bench.nodes.admit(name)
+        bench.nodes.run(name)
+        bench.nodes.end(name, 0, 0, at=time.time() - 7200)
+    bench.cluster.faults.append(lambda method, path: "before" if method == "DELETE" and path.endswith(f"secrets/{held}") else None)
+    assert bench.watcher.forget_ended() == 1
+    assert [status.name for status in bench.launcher.list()] == [held]
+    bench.cluster.faults.clear()
     assert bench.watcher.forget_ended() == 1
     assert bench.launcher.list() == []

@@ -3,127 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.exceptions import ResourceNotFoundError
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from control_plane.capacity import kueue, nodes
 from control_plane.platform.context import Platform
 from deploy.cluster import kueue_queues
+from resources.launcher.kubernetes_api import KubernetesApi
+from tests.support.servers.kubernetes_api import Cluster, Object, kubeconfig, served
 
 POOLS = "pools: [{name: small, gpu_type: h100-80gb, takes: [lora], nodes: [{count: 2, gpus: 8}]}]"
-KINDS = {
-    "clusterqueues": "ClusterQueue", "cohorts": "Cohort", "resourceflavors": "ResourceFlavor", "topologies": "Topology",
-    "workloadpriorityclasses": "WorkloadPriorityClass",
-}  # fmt: skip
+PLURALS = ["clusterqueues", "cohorts", "resourceflavors", "topologies", "workloadpriorityclasses"]
 
 
-class ApiServer:
-    """The part of a Kubernetes API server that the command uses: discovery, server-side apply, lists."""
+class Bench:
+    """A cluster, and the platform whose pools are in it."""
 
-    def __init__(self, kinds: dict[str, str]) -> None:
-        self.kinds = kinds
-        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
-        self.applied: list[tuple[str, str, dict[str, str]]] = []
-        """Resource, name and query of each apply, in order."""
+    def __init__(self, platform: Platform, cluster: Cluster, api: KubernetesApi) -> None:
+        self.platform, self.cluster, self.api = platform, cluster, api
 
-    def app(self) -> ASGIApp:
-        group = "/apis/kueue.x-k8s.io/v1beta2"
-        return Starlette(routes=[
-            Route("/version", self._version),
-            Route("/api", lambda _: JSONResponse({"kind": "APIVersions", "versions": []})),
-            Route("/apis", self._groups),
-            Route(group, self._resources),
-            Route(group + "/{resource}", self._list),
-            Route(group + "/{resource}/{name}", self._apply, methods=["PATCH"]),
-        ])  # fmt: skip
+    def run(self) -> list[str]:
+        return kueue_queues.run(self.platform, self.api)
 
-    async def _version(self, _request: Request) -> JSONResponse:
-        return JSONResponse({"gitVersion": "v1.34.0", "major": "1", "minor": "34"})
-
-    async def _groups(self, _request: Request) -> JSONResponse:
-        version = {"groupVersion": kueue.API, "version": "v1beta2"}
-        group = {"name": "kueue.x-k8s.io", "versions": [version], "preferredVersion": version}
-        return JSONResponse({"kind": "APIGroupList", "groups": [group] if self.kinds else []})
-
-    async def _resources(self, _request: Request) -> JSONResponse:
-        listed = [{"name": name, "kind": kind, "namespaced": False, "verbs": ["list", "patch"]} for name, kind in self.kinds.items()]
-        return JSONResponse({"kind": "APIResourceList", "groupVersion": kueue.API, "resources": listed})
-
-    async def _list(self, request: Request) -> JSONResponse:
-        found = [made for (resource, _), made in self.objects.items() if resource == request.path_params["resource"]]
-        without_kind = [{k: v for k, v in made.items() if k not in ("apiVersion", "kind")} for made in found]  # as API servers list them
-        return JSONResponse({"apiVersion": kueue.API, "kind": f"{self.kinds[request.path_params['resource']]}List", "items": without_kind})
-
-    async def _apply(self, request: Request) -> JSONResponse:
-        assert request.headers["content-type"] == "application/apply-patch+yaml"
-        key = (request.path_params["resource"], request.path_params["name"])
-        self.objects[key] = json.loads(await request.body())
-        self.applied.append((*key, dict(request.query_params)))
-        return JSONResponse(self.objects[key])
+    def rendered(self) -> list[Object]:
+        return list(yaml.safe_load_all(kueue.files(self.platform)["queues.yaml"]))
 
 
 @pytest.fixture
-def cluster(serve: Callable[[ASGIApp], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[ApiServer], DynamicClient]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the client keeps what it discovered
-
-    def connect(server: ApiServer) -> DynamicClient:
-        return DynamicClient(ApiClient(Configuration(host=serve(server.app()))))
-
-    return connect
-
-
-@pytest.fixture
-def platform(new_platform: Callable[..., Platform], tmp_path: Path) -> Platform:
+def bench(new_platform: Callable[..., Platform], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     (tmp_path / "pools.yaml").write_text(POOLS)
-    return new_platform(pools=str(tmp_path / "pools.yaml"))
+    cluster = Cluster()
+    with served(cluster) as client:
+        (tmp_path / "kubeconfig").write_text(kubeconfig(client))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield Bench(new_platform(pools=str(tmp_path / "pools.yaml")), cluster, KubernetesApi.from_environment())
 
 
-def test_the_objects_are_applied_as_the_command_renders_them(platform: Platform, cluster: Callable[[ApiServer], DynamicClient]) -> None:
-    server = ApiServer(KINDS)
-    assert kueue_queues.run(platform, cluster(server)) == []
-    rendered = list(yaml.safe_load_all(kueue.files(platform)["queues.yaml"]))
-    assert {made["kind"] for made in rendered} == set(KINDS.values())
-    assert list(server.objects.values()) == rendered
-    assert all(query == {"fieldManager": "ft-platform", "force": "True"} for *_, query in server.applied)
+def as_applied(found: Object, made: Object) -> Object:
+    """What an object in the cluster has of the fields that were applied."""
+    return {name: as_applied(found[name], part) if name == "metadata" else found[name] for name, part in made.items()}
 
 
-def test_applying_again_follows_a_drained_node(platform: Platform, cluster: Callable[[ApiServer], DynamicClient]) -> None:
-    server = ApiServer(KINDS)
-    client = cluster(server)
-    kueue_queues.run(platform, client)
-    before = dict(server.objects)
-    nodes.drain(platform, "small-0", reason="new fans", by="ops")
-    assert kueue_queues.run(platform, client) == []
-    assert {key for key in server.objects if server.objects[key] != before[key]} == {("clusterqueues", "standard-small")}
+def test_the_objects_are_applied_as_the_command_renders_them(bench: Bench) -> None:
+    assert bench.run() == []
+    rendered, found = bench.rendered(), list(bench.cluster.objects.values())
+    assert sorted({plural for plural, *_ in bench.cluster.objects}) == PLURALS
+    assert [as_applied(*pair) for pair in zip(found, rendered, strict=True)] == rendered
+    queries = {path.partition("?")[2] for method, path in bench.cluster.requests if method == "PATCH"}
+    assert queries == {"fieldManager=ft-platform&force=true"}
 
 
-def test_a_queue_of_a_pool_that_is_gone_is_reported_and_stays(platform: Platform, cluster: Callable[[ApiServer], DynamicClient]) -> None:
-    server = ApiServer(KINDS)
-    old = yaml.safe_load(
-        json.dumps(next(m for m in yaml.safe_load_all(kueue.files(platform)["queues.yaml"]) if m["kind"] == "ClusterQueue"))
-    )
+def test_applying_again_follows_a_drained_node(bench: Bench) -> None:
+    bench.run()
+    before = dict(bench.cluster.objects)
+    nodes.drain(bench.platform, "small-0", reason="new fans", by="ops")
+    assert bench.run() == []
+    assert {key for key, found in bench.cluster.objects.items() if found != before[key]} == {("clusterqueues", "", "standard-small")}
+
+
+def test_a_queue_of_a_pool_that_is_gone_is_reported_and_stays(bench: Bench) -> None:
+    old = next(made for made in bench.rendered() if made["kind"] == "ClusterQueue")
     old["metadata"]["name"] = "standard-old"
     old["spec"]["resourceGroups"][0]["flavors"][0]["name"] = "h100-80gb-old"
-    server.objects["clusterqueues", "standard-old"] = old
-    (reported,) = kueue_queues.run(platform, cluster(server))
+    bench.cluster.create("clusterqueues", "", json.loads(json.dumps(old)))
+    (reported,) = bench.run()
     assert "flavor h100-80gb-old has a quota and no pool" in reported
-    assert ("clusterqueues", "standard-old") in server.objects
+    assert ("clusterqueues", "", "standard-old") in bench.cluster.objects
 
 
-def test_without_kueue_nothing_is_applied(platform: Platform, cluster: Callable[[ApiServer], DynamicClient]) -> None:
-    server = ApiServer({})
-    with pytest.raises(ResourceNotFoundError):
-        kueue_queues.run(platform, cluster(server))
-    assert server.applied == []
+def test_without_kueue_nothing_is_applied_and_the_error_says_what_to_install(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.cluster.unserved = PLURALS
+    monkeypatch.setenv("FT_POOLS", str(bench.platform.settings.pools_file))
+    monkeypatch.setenv("FT_HOME", str(bench.platform.settings.home))
+    monkeypatch.setenv("FT_DATABASE_URL", bench.platform.settings.database_url)
+    assert kueue_queues.main() == 1
+    assert "could not find the requested resource" in (said := capsys.readouterr().out)
+    assert said.endswith("install Kueue 0.19 or later\n")
+    assert bench.cluster.objects == {}

@@ -16,7 +16,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from control_plane.platform.settings import load
 from ft_assets.errors import Unavailable
 from resources.launcher.kubernetes_api import SECRETS, KubernetesApi
-from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from resources.launcher.kubernetes_launcher import START_TIMEOUT_S, KubernetesLauncher
 from resources.launcher.kubernetes_nodes import cordon
 from resources.launcher.kubernetes_tenants import TenantNamespaces, bindings
 from tests.deploy.helm.rendered_chart import MINIMAL, NAMESPACE, environment, objects
@@ -112,11 +112,14 @@ def stopped_and_forgotten_by_the_worker(bench: BoundBench) -> None:
     assert bench.left("t-acme") == []
 
 
-def not_left_used_by_what_was_refused(bench: BoundBench) -> None:
+def forgotten_after_its_start_failed(bench: BoundBench) -> None:
     bench.cluster.faults.append(lambda method, path: "before" if method == "POST" and path.endswith("/jobs") else None)
     with pytest.raises(Unavailable):
         bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
-    assert (bench.left("t-acme"), bench.left(NAMESPACE)) == ([], [])
+    bench.ahead_s = START_TIMEOUT_S + 5
+    assert [(status.name, status.phase) for status in bench.launcher.list()] == [(NAME, WorkloadPhase.LOST)]
+    bench.launcher.forget(NAME)
+    assert (bench.left("t-acme"), bench.left(NAMESPACE)) == ([], [("configmaps", NAMESPACE, NAME)])
 
 
 def adopts_what_an_earlier_try_created(bench: BoundBench) -> None:
@@ -137,7 +140,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     launching.test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods,
     launching.test_many_callers_at_once_start_one_workload,
     adopts_what_an_earlier_try_created,
-    not_left_used_by_what_was_refused,
+    forgotten_after_its_start_failed,
     launching.test_a_workload_outlives_its_caller_and_is_found_by_its_name,
     *(
         partial(
@@ -160,7 +163,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     cordons_drained_nodes,
     deleted_with_its_tenant,
 )
-"""Claims about the launcher and tenants' objects. Left out: logs of pods, which no process of the platform reads."""
+"""Claims about the launcher and tenants' objects."""
 
 
 def test_each_account_may_do_all_that_it_does_and_uses_each_of_its_rights(rbac: Rbac) -> None:

@@ -13,6 +13,7 @@ from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.tenants.rules import Tenant
 from ft_assets.adapters.cluster import Manifest
+from ft_assets.errors import FtError
 from resources.launcher.kubernetes_api import BY_KIND, KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_tenants import Reachable, TenantNamespaces, render
@@ -49,7 +50,7 @@ def test_a_namespace_is_restricted_and_its_network_closed_but_for_dns_the_store_
     assert "ingress" not in policy["spec"]
     dns, api, store = policy["spec"]["egress"]
     assert {each["port"] for each in dns["ports"]} == {53}
-    assert dns["to"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
+    assert "to" not in dns, "the server may be a cache on the node, which no selector matches"
     assert (api["to"][0]["namespaceSelector"]["matchLabels"], api["ports"]) == (
         {"kubernetes.io/metadata.name": "ft-platform"}, [{"protocol": "TCP", "port": 8000}],
     )  # fmt: skip
@@ -110,6 +111,13 @@ def test_what_was_applied_in_part_is_applied_again(bench: Bench) -> None:
     bench.cluster.faults.clear()
     assert bench.keep(tenant("acme")) == 1
     assert bench.names("networkpolicies") == {"t-acme/ft-platform"}
+
+
+def test_a_tenant_that_fails_keeps_no_other_from_getting_its_namespace(bench: Bench) -> None:
+    bench.cluster.faults.append(lambda method, path: "before" if method == "PATCH" and "t-acme" in path else None)
+    with pytest.raises(FtError, match="1 of 2 namespaces of tenants failed, and the others are done; first acme"):
+        bench.keep(tenant("acme"), tenant("bolt"))
+    assert bench.names("networkpolicies") == {"t-bolt/ft-platform"}
 
 
 def test_deleting_a_tenants_data_deletes_all_that_the_cluster_has_of_it(bench: Bench) -> None:

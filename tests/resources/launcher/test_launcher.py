@@ -22,6 +22,7 @@ from ft_assets.errors import InvalidRequest, Unavailable
 from resources.launcher import LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from resources.launcher.process_identity import alive, group_alive, identity
+from tests.support.jobs.workload_logs import log_of
 
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
@@ -68,6 +69,9 @@ class Bench:
         """Directory of the workload in the launcher."""
         return self.root / "launcher" / name
 
+    def log(self, name: str) -> bytes:
+        return log_of(self.root / "launcher", name)
+
     def starts(self, name: str) -> int:
         return len((self.work(name) / "starts").read_text().split())
 
@@ -85,7 +89,7 @@ class Bench:
     def wait_ready(self, name: str) -> None:
         deadline = time.monotonic() + 60
         while not (self.work(name) / "ready").exists():
-            assert time.monotonic() < deadline, self.launcher.read_log(name)
+            assert time.monotonic() < deadline, self.log(name)
             time.sleep(0.02)
 
     def recorded(self, name: str, what: str) -> int:
@@ -113,7 +117,7 @@ def test_a_workload_runs_to_its_end_and_its_exit_code_is_kept(bench: Bench) -> N
     assert status.exit_code == 75
     assert status.started_at is not None and status.ended_at is not None
     assert before <= status.started_at <= status.ended_at <= time.time()
-    assert bench.launcher.read_log("job-a1") == b"hello from job-a1\n"
+    assert bench.log("job-a1") == b"hello from job-a1\n"
     assert (bench.work("job-a1") / "ready").read_text() == str(bench.files("job-a1")), "it runs in its own directory"
 
 
@@ -130,7 +134,6 @@ def test_a_secret_reaches_the_workload_and_no_file(bench: Bench, monkeypatch: py
 def test_an_unknown_workload_is_absent_and_stopping_it_is_fine(bench: Bench) -> None:
     assert bench.launcher.get("job-a9").phase is WorkloadPhase.ABSENT
     assert bench.launcher.stop("job-a9", grace_s=0).phase is WorkloadPhase.ABSENT
-    assert bench.launcher.read_log("job-a9") == b""
 
 
 def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
@@ -247,7 +250,7 @@ def test_a_module_that_does_not_exist_exits_with_its_reason_in_the_log(bench: Be
     bench.launcher.start_or_adopt(replace(bench.workload(), command=("no_such_module",)))
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
     assert bench.launcher.get("job-a1").exit_code == 1
-    assert b"no_such_module" in bench.launcher.read_log("job-a1")
+    assert b"no_such_module" in bench.log("job-a1")
 
 
 def test_a_name_that_is_no_path_segment_is_refused(bench: Bench) -> None:
@@ -302,7 +305,7 @@ def test_a_forgotten_name_stays_used(bench: Bench) -> None:
         assert bench.launcher.list() == []
         for status in (bench.launcher.get("job-a1"), bench.launcher.stop("job-a1", grace_s=0), bench.launcher.start_or_adopt(workload)):
             assert (status.phase, status.exit_code) == (WorkloadPhase.LOST, None)
-    assert bench.launcher.read_log("job-a1") == b""
+    assert bench.log("job-a1") == b""
     assert bench.starts("job-a1") == 1
     assert not [f for f in bench.files("job-a1").rglob("*") if f.stat().st_size], "only empty marks are left"
 

@@ -16,6 +16,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from resources.launcher import LocalGangs, LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from tests.support.jobs.followed_jobs import until
+from tests.support.jobs.workload_logs import log_of
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -75,7 +76,7 @@ def test_each_node_has_its_number_directory_and_gpus_and_all_have_one_token(gang
     assert [env[NODE_DIR] for env in seen] == [str(gang.node(n)) for n in range(NODES)]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in seen] == ["4", "5,6", "7"]
     assert {Path(env[TOKEN_FILE]).read_text() for env in seen} == {"secret"}
-    assert gang.launcher.read_log("job-a1").splitlines() == [b"hello from node 0", b"hello from node 1", b"hello from node 2"]
+    assert log_of(gang.root / "launcher", "job-a1").splitlines() == [b"hello from node 0", b"hello from node 1", b"hello from node 2"]
 
 
 def test_a_gang_runs_until_its_last_node_has_ended(gang: Gang) -> None:

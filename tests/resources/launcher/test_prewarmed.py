@@ -72,7 +72,7 @@ def test_a_prewarmed_workload_has_the_environment_and_the_end_of_a_cold_one(benc
         bench.launcher.start_or_adopt(workload, token="secret")
         bench.wait_for(workload.name, WorkloadPhase.EXITED)
         assert bench.launcher.get(workload.name).exit_code == 75
-        assert bench.launcher.read_log(workload.name).decode() == f"hello from {workload.name}\n"
+        assert bench.log(workload.name).decode() == f"hello from {workload.name}\n"
     assert (started_cold(bench), started_cold(bench, "job-a2")) == (False, True) and gone(waiting)
     named = [{k: v.replace(name, "NAME") for k, v in bench.environment(name).items()} for name in ("job-a1", "job-a2")]
     assert named[0].pop("FT_PREWARMED_TRAINER")

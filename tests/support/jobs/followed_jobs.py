@@ -28,6 +28,7 @@ from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from resources.launcher import LocalGangs
 from tests.support.jobs.training_specs import SPEC
+from tests.support.jobs.workload_logs import log_of
 from tests.support.processes.scripted_training import Scenario
 
 
@@ -35,7 +36,7 @@ class Scripted:
     """The local launcher, but that the agent of every workload runs the scripted training without torchrun."""
 
     def __init__(self, root: Path) -> None:
-        self.real = LocalGangs(root)
+        self.root, self.real = root, LocalGangs(root)
         self.names: list[str] = []
         self.looked_at: Callable[[], object] = lambda: None
 
@@ -54,7 +55,7 @@ class Scripted:
         return self.real.stop(name, grace_s=grace_s)
 
     def read_log(self, name: str) -> bytes:
-        return self.real.read_log(name)
+        return log_of(self.root, name)
 
     def forget(self, name: str) -> None:
         self.real.forget(name)

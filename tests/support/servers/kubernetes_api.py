@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -94,6 +94,8 @@ class Cluster:
     """What the server says of itself, by path; every account may ask."""
     ahead_s: float = 0.0
     """How far the server's clock is ahead of this machine's."""
+    unserved: Collection[str] = ()
+    """Plurals whose definitions are not installed."""
     deleting: Callable[[Object, int], bool] = lambda _object, _grace: True
     """Whether an object may go at once; nodes end pods first."""
 
@@ -147,8 +149,8 @@ class Cluster:
         key = (plural, namespace, name)
         if key not in self.objects:
             return self.create(plural, namespace, made)
-        before = self.objects[key]
-        kept = {**before["metadata"], **{k: made["metadata"].get(k, {}) for k in ("labels", "annotations")}}
+        before, owned = self.objects[key], ("labels", "annotations")
+        kept = {k: v for k, v in before["metadata"].items() if k not in owned} | {k: v for k, v in made["metadata"].items() if k in owned}
         return self.update(key, {**before, **deepcopy(made), "metadata": kept})
 
     def update(self, key: Key, after: Object) -> Object:
@@ -286,7 +288,7 @@ class _Answers(BaseHTTPRequestHandler):
                 self.watch(plural, namespace, query)
                 return
             with self.cluster.lock:
-                found = self.act(plural, namespace, name, part, query, json.loads(body) if body else {})
+                found = self.act(plural, namespace, name, query, json.loads(body) if body else {})
                 self.cluster.settle()
             status = 201 if self.command == "POST" else 200
         except Refused as error:
@@ -330,9 +332,11 @@ class _Answers(BaseHTTPRequestHandler):
             raise Refused(404, "NotFound", "the server could not find the requested resource")
         space = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else ""
         plural, name, part, *_ = [*(parts[2:] if space else parts), "", "", ""]
+        if plural in self.cluster.unserved:
+            raise Refused(404, "NotFound", "the server could not find the requested resource")
         return plural, space, name, part
 
-    def act(self, plural: str, namespace: str, name: str, part: str, query: Mapping[str, str], body: Object) -> Any:
+    def act(self, plural: str, namespace: str, name: str, query: Mapping[str, str], body: Object) -> Any:
         cluster, key = self.cluster, (plural, namespace, name)
         if self.command == "POST":
             return cluster.create(plural, namespace, body)
@@ -342,12 +346,11 @@ class _Answers(BaseHTTPRequestHandler):
             return cluster.apply(plural, namespace, name, body)
         if self.command == "PATCH":
             return cluster.merge(key, body)
-        if part == "log":
-            return cluster.read(key)["metadata"].get("annotations", {}).get("log", "")
         if name:
             return cluster.read(key)
+        found = cluster.find(plural, namespace, query.get("labelSelector", ""))
         return {
-            "items": cluster.find(plural, namespace, query.get("labelSelector", "")),
+            "items": [{name: part for name, part in each.items() if name not in ("apiVersion", "kind")} for each in found],
             "metadata": {"resourceVersion": str(cluster.version)},
         }
 
@@ -391,7 +394,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def reply(self, status: int, body: Any) -> None:
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))

@@ -80,12 +80,12 @@ class Nodes:
             self._store(with_condition(queued, "QuotaReserved", status=False, reason="Pending", message="couldn't assign flavors"))
             self._change(self.job(name), {"suspend": True})
 
-    def run(self, name: str, *, at: float | None = None) -> None:
-        """The pods of a Job are placed, each on a machine of its own, and their containers start."""
+    def run(self, name: str, *, at: float | None = None, only: str = "") -> None:
+        """The pods of a Job, or the one whose number is `only`, are placed, each on a machine of its own, and their containers start."""
         with self.cluster.lock:
             for pod in self.pods(name):
                 number = pod["metadata"]["annotations"][INDEX]
-                if pod["spec"].get("nodeName"):
+                if pod["spec"].get("nodeName") or only not in ("", number):
                     continue
                 running = {"running": {"startedAt": timestamp(at)}}
                 placed = with_condition({**pod, "spec": {**pod["spec"], "nodeName": f"node-{number}"}}, "PodScheduled")
@@ -119,10 +119,6 @@ class Nodes:
                 self._key(job), {**job, "metadata": {**job["metadata"], "finalizers": [], "deletionTimestamp": timestamp()}}
             )
             self.cluster.settle()
-
-    def log(self, name: str, number: int, text: str) -> None:
-        pod = self.pods(name)[number]
-        self._store({**pod, "metadata": {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], "log": text}}})
 
     # The kubelet
 
