@@ -185,9 +185,9 @@ def record_checkpoint(
             return True  # sent again
         changed = {
             "attempt": held.attempt, "object_prefix": prefix, "manifest_sha256": manifest_sha256, "metrics": dict(metrics), "final": final,
-            "retired_at": None, "removed_at": None,
+            "created_at": platform.clock(), "retired_at": None, "removed_at": None,
         }  # fmt: skip
-        values = {"id": f"ftckpt_{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "step": step, "created_at": platform.clock(), **changed}
+        values = {"id": f"ftckpt_{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "step": step, **changed}
         statement = insert(checkpoints).values(values)
         replaced = statement.on_conflict_do_update(
             index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
