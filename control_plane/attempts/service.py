@@ -258,13 +258,18 @@ def mark_started(platform: Platform, held: Claim, *, started_at: float | None) -
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started_at=at)).rowcount:
             job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
             endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
+            _explain(conn, held, None)
 
 
 def record_wait(platform: Platform, held: Claim, reason: str) -> None:
-    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned."""
+    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned or evaluated."""
     with platform.engine.begin() as conn:
-        waiting = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt) & (jobs.c.state == JobState.PROVISIONING)
-        conn.execute(sa.update(jobs).where(waiting).values(reason_detail=reason or None))
+        _explain(conn, held, reason or None)
+
+
+def _explain(conn: Connection, held: Claim, reason: str | None) -> None:
+    waits = jobs.c.state == (JobState.PROVISIONING if held.kind is Kind.TRAIN else JobState.EVALUATING)
+    conn.execute(sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held), waits).values(reason_detail=reason))
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

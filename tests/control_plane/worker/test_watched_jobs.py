@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from agent.messages import Exit, Heartbeat
-from agent.workload import Kind, Workload
-from control_plane.attempts import agents
+from agent.workload import Workload
+from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
 from control_plane.attempts.tables import attempts as attempts_table
@@ -29,6 +29,7 @@ from ft_assets.retries import RetryPolicy
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from tests.support.jobs.claimed_job import ending, held_by
 from tests.support.jobs.followed_jobs import until
 from tests.support.jobs.started_job import start_job
 from tests.support.servers.kubernetes_api import Cluster, served
@@ -62,8 +63,9 @@ class Bench:
 
     def start(self) -> None:
         made = Workload(
-            name=self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1, image="registry.example/ft@sha256:" + "0" * 64,
-            labels={"tier": self.held.tier, "pool": self.held.pool}, placement=self.held.placement,
+            name=self.name, kind=self.held.kind, tenant=self.tenant, job=self.job_id, attempt=self.held.attempt,
+            image="registry.example/ft@sha256:" + "0" * 64, labels={"tier": self.held.tier, "pool": self.held.pool},
+            placement=self.held.placement,
         )  # fmt: skip
         assert self.launcher.start_or_adopt(made, token=self.token).phase is WorkloadPhase.PENDING
 
@@ -119,6 +121,22 @@ def test_a_workload_that_waits_says_why_and_is_neither_billed_nor_silent(bench: 
     assert (bench.job().state, bench.job().reason_detail) == ("provisioning", None)
     bench.beat(1)
     assert bench.watcher.look() == []
+
+
+def test_an_evaluation_that_waits_says_why_until_it_runs(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    trained = start_job(fresh_platform, write_chat_rows)
+    attempts.finish(fresh_platform, trained, ending())
+    with ExitStack() as stack:
+        bench = Bench(fresh_platform, held_by(fresh_platform, trained.tenant, trained.job_id), stack)
+        bench.start()
+        assert bench.watcher.look() == []
+        assert (bench.job().state, bench.job().reason_detail) == (
+            "evaluating", "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota",
+        )  # fmt: skip
+        bench.nodes.admit(bench.name)
+        bench.nodes.run(bench.name, at=float(int(time.time())))
+        assert start.start_or_adopt(fresh_platform, bench.launcher, bench.held) is None, "a step that was replaced sees it run first"
+        assert (bench.job().state, bench.job().reason_detail) == ("evaluating", None)
 
 
 def test_a_cancelled_workload_that_waits_is_withdrawn_and_costs_nothing(bench: Bench) -> None:
