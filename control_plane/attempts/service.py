@@ -160,12 +160,6 @@ def output_prefix(held: Claim) -> str:
     return f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/outputs"
 
 
-def beat(platform: Platform, held: Claim) -> None:
-    """Record that the step of the attempt is alive; a released attempt records nothing, which would hide a missing step of the next."""
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held)).values(heartbeat_at=platform.clock()))
-
-
 def record_checkpoint(
     platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
 ) -> bool:
