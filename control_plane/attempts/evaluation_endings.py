@@ -79,7 +79,7 @@ def _failure(code: str, message: str, *, fault: Fault = Fault.PLATFORM, retry: R
 
 
 def settled(conn: Connection, held: Claim, ending: Ending) -> Ending:
-    """Mark an evaluation that the platform ordered as free."""
+    """Mark an evaluation that the platform pays as free."""
     return replace(ending, free=bool(conn.execute(sa.select(is_free(sa.literal(held.evaluation_id)))).scalar()))
 
 

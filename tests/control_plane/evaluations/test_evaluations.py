@@ -16,6 +16,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts import evaluation_endings
 from control_plane.attempts import service as attempts
+from control_plane.billing import ledger_check, refunds
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
@@ -36,6 +37,7 @@ from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.training.failures import StopReason
 from resources.launcher import LocalLauncher
 from tests.support.jobs.begun_evaluation import begin
+from tests.support.jobs.claimed_job import asked_to_stop, ending, ledger
 from tests.support.jobs.registered_adapter import add_adapter
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
@@ -241,6 +243,48 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
     assert waiting(platform, order.id) is None
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(held_devices)).all() == []
+
+
+def give_up(platform: Platform, order: Evaluation) -> None:
+    """Three of its runs die."""
+    for _ in range(evaluations.MAX_RUNS):
+        due = waiting(platform, order.id)
+        assert due is not None
+        evaluations.replace_run(platform, due, "ended FAILURE")
+    row = evaluations.find(platform, order.id)
+    assert row.error is not None
+    assert (row.state, row.error["code"]) == ("failed", "evaluation_lost")
+
+
+def test_an_order_that_is_given_up_while_it_runs_is_refunded(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
+    held = attempts.claim(platform, order.tenant_id, order.job_id)
+    attempts.mark_started(platform, held, started_at=1000.0)
+    give_up(platform, order)
+    told_to = Exit(exit_code=None, evidence=None, stop_reason=asked_to_stop(platform, held))
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0, started_at=1000.0, ended_at=1036.0)
+    ended = evaluation_endings.judge(told_to, status, cancelled=False, stalled=False)
+    assert ended.outcome == "cancelled"
+    attempts.finish(platform, held, ended)
+    refund, usage = ledger(platform, order.job_id)
+    assert (refund.kind, usage.kind) == ("refund", "usage")
+    assert refund.amount_micros == -usage.amount_micros < 0
+
+
+def test_an_operator_decides_on_the_bill_of_a_result_that_got_no_report(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
+    held = attempts.claim(platform, order.tenant_id, order.job_id)
+    attempts.mark_started(platform, held, started_at=1000.0)
+    attempts.finish(platform, held, ending())
+    assert [e.kind for e in ledger(platform, order.job_id)] == ["usage"]
+    give_up(platform, order)
+    (case,) = refunds.list_cases(platform, tenant=order.tenant_id).items
+    assert (case.job_id, case.attempt, case.outcome) == (order.job_id, held.attempt, "evaluation_lost")
+    refunds.grant(platform, case.id, by="op", note="no report was made")
+    assert sum(e.amount_micros for e in ledger(platform, order.job_id)) == 0
+    assert ledger_check.check(platform).differences == []
 
 
 def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order: Evaluation) -> None:
