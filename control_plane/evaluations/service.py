@@ -28,6 +28,7 @@ from control_plane.evaluations.tables import LOST, Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
+from control_plane.platform.protocols import Launcher
 from control_plane.platform.records import many, one, one_or_none
 from control_plane.queue import cycle
 from control_plane.queue.launches import PRIORITY
@@ -184,7 +185,7 @@ def _reserved(evaluation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     return sa.and_(reservations.c.evaluation_id == evaluation_id, reservations.c.released_at.is_(None))
 
 
-def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> None:
+def replace_run(platform: Platform, launcher: Launcher, due_evaluation: DueEvaluation, why: str) -> None:
     """Give up on a run that ended before the evaluation did: the next pass requests another one, unless the attempt has had enough."""
     runs = int(due_evaluation.run_key.rpartition("#")[2]) + 1
     this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.runs == runs)
@@ -201,11 +202,12 @@ def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> 
             if is_over:
                 _open_refund_case(conn, row, platform.clock())
         a, r = attempts.c, reservations.c
-        unstarted = sa.select(r.attempt).join(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
+        unstarted = sa.select(a.attempt, a.workload).join(reservations, (a.job_id == r.job_id) & (a.attempt == r.attempt))
         unstarted = unstarted.where(_reserved(sa.literal(due_evaluation.id)), a.started_at.is_(None))
-        attempt = conn.execute(unstarted).scalar() if is_over else None
-    if attempt is not None:  # one that was started stops by itself, because its result is no longer wanted
-        cycle.release(platform, due_evaluation.job_id, attempt)
+        held = conn.execute(unstarted).one_or_none() if is_over else None
+    if held is not None:  # one that was started stops by itself, because its result is no longer wanted
+        launcher.stop(held.workload, grace_s=0.0)  # it may wait for its node; there is nothing to save
+        cycle.release(platform, due_evaluation.job_id, held.attempt)
 
 
 def _open_refund_case(conn: Connection, given_up: Evaluation, now: datetime) -> None:

@@ -77,6 +77,10 @@ def judge(platform: Platform, evaluation_id: str, *findings: Finding, rules: Eva
         assert evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated(*findings), rules or EvalConfig(), platform.clock()))
 
 
+def launcher_of(platform: Platform) -> LocalLauncher:
+    return LocalLauncher(platform.settings.work_dir / "launcher")
+
+
 def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation | None:
     return next((d for d in evaluations.due(platform) if d.id == evaluation_id), None)
 
@@ -221,7 +225,7 @@ def test_a_replaced_run_writes_nothing_any_more(fresh_platform: Platform, order:
     cycle.run_cycle(platform)
     due, held = waiting(platform, order.id), evaluations.find(platform, order.id)
     assert due is not None
-    evaluations.replace_run(platform, due, "ended FAILURE")
+    evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     again = waiting(platform, order.id)
     assert again is not None
     assert again.run_key == f"{order.id}#1"
@@ -237,8 +241,8 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
         due = waiting(platform, order.id)
         assert due is not None
         assert evaluations.find(platform, order.id).runs == run + 1
-        evaluations.replace_run(platform, due, "ended FAILURE")
-        evaluations.replace_run(platform, due, "told twice")
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
+        evaluations.replace_run(platform, launcher_of(platform), due, "told twice")
     assert evaluations.find(platform, order.id).state == "failed"
     assert waiting(platform, order.id) is None
     with platform.engine.connect() as conn:
@@ -250,7 +254,7 @@ def give_up(platform: Platform, order: Evaluation) -> None:
     for _ in range(evaluations.MAX_RUNS):
         due = waiting(platform, order.id)
         assert due is not None
-        evaluations.replace_run(platform, due, "ended FAILURE")
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     row = evaluations.find(platform, order.id)
     assert row.error is not None
     assert (row.state, row.error["code"]) == ("failed", "evaluation_lost")
@@ -284,7 +288,7 @@ def test_an_operator_decides_on_the_bill_of_a_result_that_got_no_report(fresh_pl
     assert (case.job_id, case.attempt, case.outcome) == (order.job_id, held.attempt, "evaluation_lost")
     refunds.grant(platform, case.id, by="op", note="no report was made")
     assert sum(e.amount_micros for e in ledger(platform, order.job_id)) == 0
-    assert ledger_check.check(platform).differences == []
+    assert ledger_check.check(platform).differences == ()
 
 
 def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order: Evaluation) -> None:
@@ -299,11 +303,11 @@ def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order:
     for _ in range(evaluations.MAX_RUNS - 1):
         due = waiting(platform, order.id)
         assert due is not None
-        evaluations.replace_run(platform, due, "ended FAILURE")
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     assert evaluations.find(platform, order.id).state == "running"
     due = waiting(platform, order.id)
     assert due is not None
-    evaluations.replace_run(platform, due, "ended FAILURE")
+    evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     assert evaluations.find(platform, order.id).state == "failed"
 
 
@@ -317,10 +321,9 @@ def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> 
 
 def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(fresh_platform: Platform, order: Evaluation) -> None:
     platform = fresh_platform
-    launcher = LocalLauncher(platform.settings.work_dir / "launcher")
     cycle.run_cycle(platform)
     with pytest.raises(FtError):
-        reevaluation_step.run(platform, launcher, order.id)
+        reevaluation_step.run(platform, launcher_of(platform), order.id)
     row = evaluations.find(platform, order.id)
     assert row.error is not None
     assert (row.state, row.runs, row.error["code"]) == ("queued", 1, "object_not_found")
