@@ -1,12 +1,15 @@
 """Run requests for ordered evaluations, and another one if a run died; shared by the sensor and the queue listener."""
 
+import logging
 from datetime import timedelta
 
 import dagster as dg
 
 from control_plane.evaluations import service
 from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Launcher
 from control_plane.queue import launches
+from ft_assets.errors import Unavailable
 from ft_assets.partitions import partition_key
 from resources.dagster.run_tags import EVALUATION_TAG, JOB_TAG, RUN_KEY_TAG, SENSOR_TAG, TENANT_TAG
 from sensors.run_requests import MAX_REQUESTS_PER_TICK
@@ -14,21 +17,26 @@ from sensors.run_requests import MAX_REQUESTS_PER_TICK
 SETTLED = timedelta(seconds=2)
 """Grace period after its end, while what a run wrote may still be on its way."""
 
+log = logging.getLogger(__name__)
 
-def due_requests(platform: Platform, instance: dg.DagsterInstance) -> list[dg.RunRequest]:
+
+def due_requests(platform: Platform, instance: dg.DagsterInstance, launcher: Launcher) -> list[dg.RunRequest]:
     """Return the requests of orders that hold a reservation or have their result."""
-    due = [d for d in service.due(platform) if not _has_run(instance, platform, d)][:MAX_REQUESTS_PER_TICK]
+    due = [d for d in service.due(platform) if not _has_run(instance, platform, launcher, d)][:MAX_REQUESTS_PER_TICK]
     if due:
         launches.returned(platform, {d.job_id for d in due})
     return [_run_request(d) for d in due]
 
 
-def _has_run(instance: dg.DagsterInstance, platform: Platform, due: service.DueEvaluation) -> bool:
+def _has_run(instance: dg.DagsterInstance, platform: Platform, launcher: Launcher, due: service.DueEvaluation) -> bool:
     """Whether a run already serves the order; one that ended before the order did is given up, and the next tick requests another."""
     records = instance.get_run_records(dg.RunsFilter(tags={RUN_KEY_TAG: due.run_key}), limit=1)
     if records and records[0].dagster_run.is_finished and platform.clock() - records[0].update_timestamp > SETTLED:
         run = records[0].dagster_run
-        service.replace_run(platform, due, f"run {run.run_id} ended {run.status.value}")
+        try:
+            service.replace_run(platform, launcher, due, f"run {run.run_id} ended {run.status.value}")
+        except Unavailable as error:  # the next tick tries again
+            log.warning("the workload of %s cannot be stopped now: %s", due.id, error.message)
     return bool(records)
 
 

@@ -14,7 +14,7 @@ from sensors.run_requests import FALLBACK_S
 def evaluations(context: dg.SensorEvaluationContext, platform: PlatformResource) -> dg.SensorResult | dg.SkipReason:
     """Requests a run for each order that holds a reservation or has its result, once per number of runs."""
     reevaluation_step.take_up(platform.get())
-    requests = due_requests(platform.get(), context.instance)
+    requests = due_requests(platform.get(), context.instance, platform.launcher.open())
     if not requests:
         return dg.SkipReason("no evaluation needs a run")
     return dg.SensorResult(

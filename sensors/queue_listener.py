@@ -122,7 +122,8 @@ class QueueListener:
             return []
         from sensors import evaluation_requests  # 50 MiB of libraries that a daemon without evaluations does not need
 
-        requests = [r for r in evaluation_requests.due_requests(self._platform, self._instance) if r.run_key not in self._refused]
+        due = evaluation_requests.due_requests(self._platform, self._instance, self._launcher)
+        requests = [r for r in due if r.run_key not in self._refused]
         self._instance.add_dynamic_partitions(str(JOBS.name), sorted({str(r.partition_key) for r in requests}))
         launched = []
         for request in requests:

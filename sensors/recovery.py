@@ -56,7 +56,7 @@ def replace_dead(platform: Platform, instance: dg.DagsterInstance, launcher: Lau
         why = None if known is None else why_gone(instance, due, known[1], platform.clock())
         if why is None:
             continue
-        if due.runs + 1 < MAX_REPLACEMENTS:
+        if due.died + 1 < MAX_REPLACEMENTS:
             if replace_run(platform, due):
                 replaced.append(f"{due.run_key}: {why}")
         elif run_replacements(platform, due) is not None:  # asking Dagster took a while
@@ -67,7 +67,7 @@ def replace_dead(platform: Platform, instance: dg.DagsterInstance, launcher: Lau
 
 def _give_up(platform: Platform, launcher: Launcher, due: DueRun, why: str) -> None:
     """Fail the job, whose stage fails whenever it is run."""
-    error = f"{due.stage} failed {due.runs + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"
+    error = f"{due.stage} failed {due.died + 1} times: {why}. Submit the job again, or ask an operator to look at its runs"
     fail(platform, due.tenant, due.job_id, FtError(error))
     if due.attempt:
         launcher.stop(f"{due.job_id}-a{due.attempt}", grace_s=STOP_GRACE_S)

@@ -64,4 +64,4 @@ class Ending:
     kept_until: float | None = None
     """Unix seconds at which the last step ended that one of its committed checkpoints contains; None: none."""
     free: bool = False
-    """Its time is refunded however it ended: the platform ordered it."""
+    """Its time is refunded however it ended: the platform ordered it, or gave it up."""

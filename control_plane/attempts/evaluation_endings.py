@@ -27,8 +27,6 @@ from ft_assets.training.failures import FailureClass, Outcome, Retry, StopReason
 FAILED = "evaluation_failed"
 MAX_FAILURES = 3
 """Attempts of one evaluation that may fail; what was killed three times (for its memory, say) will be again."""
-UNCOUNTED = (Outcome.PREEMPTED, StopReason.CANCEL)
-"""Outcomes of attempts that were stopped from outside."""
 
 
 def is_wanted(conn: Connection, job_id: str, evaluation_id: str | None) -> bool:
@@ -81,7 +79,7 @@ def _failure(code: str, message: str, *, fault: Fault = Fault.PLATFORM, retry: R
 
 
 def settled(conn: Connection, held: Claim, ending: Ending) -> Ending:
-    """Mark an evaluation that the platform ordered as free."""
+    """Mark an evaluation that the platform pays as free."""
     return replace(ending, free=bool(conn.execute(sa.select(is_free(sa.literal(held.evaluation_id)))).scalar()))
 
 
@@ -107,11 +105,11 @@ def move(conn: Connection, held: Claim, job: Job, ending: Ending, now: datetime)
 
 
 def _failures(conn: Connection, held: Claim) -> int:
-    """Return the ended attempts of this evaluation that count as failures."""
+    """Return the ended attempts of this evaluation that count as failures: all but those that their node took back."""
     r, a = reservations.c, attempts.c
     query = sa.select(sa.func.count()).join_from(reservations, attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
     same = (r.job_id == held.job_id, r.kind == held.kind, r.evaluation_id.is_not_distinct_from(held.evaluation_id))
-    return int(conn.execute(query.where(*same, a.ended_at.is_not(None), a.outcome.not_in(UNCOUNTED))).scalar_one())
+    return int(conn.execute(query.where(*same, a.ended_at.is_not(None), a.outcome != Outcome.PREEMPTED)).scalar_one())
 
 
 def _end_ordered(conn: Connection, held: Claim, error: FtError, *, again: bool, now: datetime) -> None:

@@ -162,12 +162,6 @@ def output_prefix(held: Claim) -> str:
     return f"{layout.attempt_prefix(held.tenant, held.job_id, held.attempt)}/outputs"
 
 
-def beat(platform: Platform, held: Claim) -> None:
-    """Record that the step of the attempt is alive; a released attempt records nothing, which would hide a missing step of the next."""
-    with platform.engine.begin() as conn:
-        conn.execute(sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held)).values(heartbeat_at=platform.clock()))
-
-
 def record_checkpoint(
     platform: Platform, held: Claim, *, step: int, prefix: str, manifest_sha256: str, metrics: Mapping[str, Any], final: bool = False
 ) -> bool:
@@ -187,9 +181,9 @@ def record_checkpoint(
             return True  # sent again
         changed = {
             "attempt": held.attempt, "object_prefix": prefix, "manifest_sha256": manifest_sha256, "metrics": dict(metrics), "final": final,
-            "retired_at": None, "removed_at": None,
+            "created_at": platform.clock(), "retired_at": None, "removed_at": None,
         }  # fmt: skip
-        values = {"id": f"ftckpt_{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "step": step, "created_at": platform.clock(), **changed}
+        values = {"id": f"ftckpt_{uuid.uuid4().hex[:24]}", "job_id": held.job_id, "step": step, **changed}
         statement = insert(checkpoints).values(values)
         replaced = statement.on_conflict_do_update(
             index_elements=["job_id", "step"], set_=changed, where=sa.true() if final else ~checkpoints.c.final
@@ -261,13 +255,18 @@ def mark_started(platform: Platform, held: Claim, *, started_at: float | None, n
         if conn.execute(sa.update(attempts).where(of_attempt(held), attempts.c.started_at.is_(None)).values(started)).rowcount:
             job, seen = job_row(conn, held.tenant, held.job_id), started_at is not None
             endings.report_started(conn, platform, held, job, at=at, now=platform.clock(), seen=seen)
+            _explain(conn, held, None)
 
 
 def record_wait(platform: Platform, held: Claim, reason: str) -> None:
-    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned."""
+    """Record why the attempt's workload has not started yet, which its job shows while it is being provisioned or evaluated."""
     with platform.engine.begin() as conn:
-        waiting = (jobs.c.id == held.job_id) & (jobs.c.attempt == held.attempt) & (jobs.c.state == JobState.PROVISIONING)
-        conn.execute(sa.update(jobs).where(waiting).values(reason_detail=reason or None))
+        _explain(conn, held, reason or None)
+
+
+def _explain(conn: Connection, held: Claim, reason: str | None) -> None:
+    waits = jobs.c.state == (JobState.PROVISIONING if held.kind is Kind.TRAIN else JobState.EVALUATING)
+    conn.execute(sa.update(jobs).where(jobs.c.id == reservations.c.job_id, reserved(held), waits).values(reason_detail=reason))
 
 
 def holds_in(conn: Connection, held: Claim) -> bool:

@@ -151,8 +151,6 @@ def watched_as(held: Claim) -> dict[str, str]:
 
 
 POLL_S = 0.5
-BEAT_S = 2.0
-"""Seconds between two signs of life of the step; three missed ones of 5 s get it replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,15 +162,12 @@ class Ended:
 
 
 def wait_for_end(platform: Platform, held: Claim) -> Ended:
-    """Wait until the attempt's row has ended, sending the step's signs of life meanwhile."""
-    a, beaten_at = attempts_table.c, 0.0
+    """Wait until the attempt's row has ended."""
+    a = attempts_table.c
     ended = sa.select(a.outcome, a.last_step).where(attempts.of_attempt(held), a.ended_at.is_not(None))
     while True:
         with platform.engine.connect() as conn:
             row = conn.execute(ended).one_or_none()
         if row is not None:
             return Ended(outcome=row.outcome, last_step=row.last_step or 0)
-        if time.monotonic() - beaten_at > BEAT_S:
-            attempts.beat(platform, held)
-            beaten_at = time.monotonic()
         time.sleep(POLL_S)

@@ -235,7 +235,6 @@ class Watcher:
             return []
         if status.started_at is not None:
             attempts.mark_started(self.platform, held, started_at=status.started_at, nodes=status.nodes)
-            attempts.record_wait(self.platform, held, "")
             return []
         if status.phase is not WorkloadPhase.PENDING:
             return [self._end(held, row, status, stalled=False)]

@@ -19,13 +19,17 @@ from sqlalchemy.engine import Connection
 
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import attempts
+from control_plane.billing import ledger, refunds
+from control_plane.billing.rules import Entry
+from control_plane.billing.tables import ledger_entries
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import BASE_UPDATE as BASE_UPDATE
-from control_plane.evaluations.tables import Evaluation, evaluations
+from control_plane.evaluations.tables import LOST, Evaluation, evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import one, one_or_none
+from control_plane.platform.protocols import Launcher
+from control_plane.platform.records import many, one, one_or_none
 from control_plane.queue import cycle
 from control_plane.queue.launches import PRIORITY
 from control_plane.queue.snapshot import has_result
@@ -181,11 +185,11 @@ def _reserved(evaluation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     return sa.and_(reservations.c.evaluation_id == evaluation_id, reservations.c.released_at.is_(None))
 
 
-def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> None:
+def replace_run(platform: Platform, launcher: Launcher, due_evaluation: DueEvaluation, why: str) -> None:
     """Give up on a run that ended before the evaluation did: the next pass requests another one, unless the attempt has had enough."""
     runs = int(due_evaluation.run_key.rpartition("#")[2]) + 1
     this = (evaluations.c.id == due_evaluation.id) & (evaluations.c.runs == runs)
-    error = FtError(f"the run ended before the evaluation: {why}", code="evaluation_lost")
+    error = FtError(f"the run ended before the evaluation: {why}", code=LOST)
     over = {"state": FAILED, "error": error.to_dict(), "finished_at": platform.clock()}
     with platform.engine.begin() as conn:
         row = one_or_none(conn, sa.select(evaluations).where(this).with_for_update(), Evaluation)
@@ -195,12 +199,26 @@ def replace_run(platform: Platform, due_evaluation: DueEvaluation, why: str) -> 
         is_over = row.state != RUNNING or row.replaced_runs + 1 >= MAX_RUNS
         if row.state == RUNNING:
             conn.execute(sa.update(evaluations).where(this).values(over if is_over else again))
+            if is_over:
+                _open_refund_case(conn, row, platform.clock())
         a, r = attempts.c, reservations.c
-        unstarted = sa.select(r.attempt).join(attempts, (a.job_id == r.job_id) & (a.attempt == r.attempt))
+        unstarted = sa.select(a.attempt, a.workload).join(reservations, (a.job_id == r.job_id) & (a.attempt == r.attempt))
         unstarted = unstarted.where(_reserved(sa.literal(due_evaluation.id)), a.started_at.is_(None))
-        attempt = conn.execute(unstarted).scalar() if is_over else None
-    if attempt is not None:  # one that was started stops by itself, because its result is no longer wanted
-        cycle.release(platform, due_evaluation.job_id, attempt)
+        held = conn.execute(unstarted).one_or_none() if is_over else None
+    if held is not None:  # one that was started stops by itself, because its result is no longer wanted
+        launcher.stop(held.workload, grace_s=0.0)  # it may wait for its node; there is nothing to save
+        cycle.release(platform, due_evaluation.job_id, held.attempt)
+
+
+def _open_refund_case(conn: Connection, given_up: Evaluation, now: datetime) -> None:
+    """Have an operator decide on the bill of an attempt that succeeded: its result gets no report."""
+    a, r, entry = attempts.c, reservations.c, ledger_entries.c
+    succeeded = sa.exists().where(
+        r.job_id == entry.job_id, r.attempt == entry.attempt, r.evaluation_id == given_up.id,
+        a.job_id == entry.job_id, a.attempt == entry.attempt, a.outcome == "succeeded",
+    )  # fmt: skip
+    if entries := many(conn, sa.select(*ledger.ENTRY).where(entry.job_id == given_up.job_id, succeeded), Entry):
+        refunds.open_case(conn, given_up.tenant_id, entries, outcome=LOST, now=now)
 
 
 def finish(conn: Connection, held: Evaluation, **columns: Any) -> bool:

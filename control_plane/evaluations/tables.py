@@ -37,11 +37,14 @@ evaluations = sa.Table(
 
 BASE_UPDATE = "base_update"
 """Kind of evaluation that the platform orders, and pays."""
+LOST = "evaluation_lost"
+"""Error code of an evaluation that is given up because its Dagster runs die: the platform's fault."""
 
 
 def is_free(evaluation_id: sa.ColumnElement[str | None]) -> sa.ColumnElement[bool]:
-    """Whether a reservation with this `evaluation_id` is of an evaluation that the platform pays."""
-    return sa.exists().where(evaluations.c.id == evaluation_id, evaluations.c.kind == BASE_UPDATE)
+    """Whether a reservation with this `evaluation_id` is of an evaluation that the platform pays, because it ordered it or gave it up."""
+    e = evaluations.c
+    return sa.exists().where(e.id == evaluation_id, (e.kind == BASE_UPDATE) | (e.error["code"].astext == LOST))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from ft_assets.training.stored_specs import openai_hyperparameters
 
 WAITING = frozenset({JobState.VALIDATING, JobState.QUEUED, JobState.PREEMPTED})
 EXPLAINED = WAITING | {JobState.PROVISIONING, JobState.EVALUATING, JobState.PAUSING, JobState.PAUSED}
-"""States in which the reason is shown; while a job is provisioned, it is the cluster's."""
+"""States in which the reason is shown; it is the cluster's once the job, or its evaluation, holds GPUs."""
 OPENAI_HYPERPARAMETERS = ("batch_size", "learning_rate_multiplier", "n_epochs")
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from agent.workload import Kind
+from control_plane.attempts.tables import attempts
 from control_plane.evaluations.tables import evaluations
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
@@ -36,7 +37,9 @@ class DueRun:
     job_id: str
     tier: str
     runs: int = 0
-    """Runs given up before this one; together with the attempt it makes the key unique."""
+    """Runs before this one; together with the attempt it makes the key unique."""
+    followed: int = 0
+    """Of `runs`, those that ended with their attempt of the evaluation: they did not die."""
     attempt: int = 0
     """Number of the reservation; 0 without one."""
     pool: str | None = None
@@ -50,6 +53,11 @@ class DueRun:
     def run_key(self) -> str:
         """``<job>#<stage><n>``: requesting a run with the same key again starts nothing."""
         return training_key(self.job_id, self.attempt, self.runs) if self.stage == "train" else f"{self.job_id}#{self.stage}{self.runs}"
+
+    @property
+    def died(self) -> int:
+        """How many runs of the stage were given up because they did not move the job."""
+        return self.runs - self.followed
 
     @property
     def priority(self) -> int:
@@ -112,8 +120,16 @@ def _due_evaluation() -> sa.Select[Any]:
     r, none = reservations.c, sa.literal(0)
     held = (r.job_id == jobs.c.id) & _evaluates(reservations)
     found = sa.func.coalesce(r.attempt, none).label("attempt"), r.pool, sa.func.coalesce(r.num_gpus, none).label("num_gpus")
-    query = _of_a_job("evaluate").add_columns(*found, sa.func.coalesce(r.backfill, sa.false()).label("backfill"))
+    query = _of_a_job("evaluate").add_columns(*found, sa.func.coalesce(r.backfill, sa.false()).label("backfill"), _followed())
     return query.outerjoin(reservations, held).where(evaluation_due()).order_by(jobs.c.created_at, jobs.c.id)
+
+
+def _followed() -> sa.Label[int]:
+    """Count the attempts of the evaluation that follows a job's training that ended without a result: each was followed by another."""
+    of, a = reservations.alias(), attempts.c
+    ended = sa.select(sa.func.count()).join_from(of, attempts, (a.job_id == of.c.job_id) & (a.attempt == of.c.attempt))
+    mine = (of.c.job_id == jobs.c.id, of.c.kind == Kind.EVALUATE, of.c.evaluation_id.is_(None))
+    return ended.where(*mine, a.ended_at.is_not(None), a.outcome != "succeeded").correlate(jobs).scalar_subquery().label("followed")
 
 
 def _evaluates(of: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
+from control_plane.capacity.pools import local_pool
 from control_plane.evaluations import service
 from control_plane.evaluations.tables import Evaluation
 from control_plane.platform.context import Platform
@@ -17,8 +18,12 @@ from control_plane.queue.cycle import run_cycle
 from control_plane.tenants import service as tenants
 from ft_assets.adapters.assets import adapter_evaluation
 from ft_assets.platform_resource import PlatformResource
+from resources.launcher.kubernetes_api import KubernetesApi
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from sensors.evaluation_requests import due_requests
 from sensors.evaluation_runs import evaluations
 from tests.support.jobs.registered_adapter import add_adapter
+from tests.support.servers.kubernetes_api import Cluster, served
 
 
 @pytest.fixture
@@ -70,6 +75,25 @@ def test_a_run_that_ended_before_its_evaluation_is_replaced(ordered: tuple[Platf
     result = tick(instance)
     assert isinstance(result, dg.SensorResult)
     assert [r.run_key for r in result.run_requests or ()] == [f"{row.id}#1"]
+
+
+def test_an_evaluation_that_is_given_up_while_the_cluster_is_away_gives_its_gpu_back_later(
+    ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance
+) -> None:
+    platform, row = ordered
+    for run in range(service.MAX_RUNS):
+        tags = {"dagster/ft_run_key": f"{row.id}#{run}"}
+        create_run_for_test(instance, job_name="reevaluate", tags=tags, status=dg.DagsterRunStatus.FAILURE)
+    time.sleep(2.1)
+    cluster = Cluster(faults=[lambda _method, _path: "before"])
+    with served(cluster) as served_cluster:
+        launcher = KubernetesLauncher(KubernetesApi(served_cluster), namespace="ft-platform", pools={"local": local_pool(1)})
+        for _ in range(service.MAX_RUNS):
+            assert due_requests(platform, instance, launcher) == []
+        assert (service.find(platform, row.id).state, len(service.due(platform))) == ("failed", 1)
+        cluster.faults.clear()
+        assert due_requests(platform, instance, launcher) == []
+    assert service.due(platform) == []
 
 
 def test_a_run_whose_evaluation_is_done_reports_its_verdict(ordered: tuple[Platform, Evaluation], instance: dg.DagsterInstance) -> None:

@@ -13,20 +13,28 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import sqlalchemy as sa
 from dagster._core.test_utils import create_run_for_test, instance_for_test
 
+from agent.messages import Exit
+from control_plane.attempts import evaluation_endings
+from control_plane.attempts import service as attempts
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
+from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from control_plane.queue import launches
 from control_plane.tenants import service as tenants
 from ft_assets.platform_resource import PlatformResource
+from ft_assets.training.failures import StopReason
 from resources.dagster.run_records import record_path, runs_dir
 from resources.launcher.process_identity import identity
 from sensors.admission import admission
 from sensors.recovery import HUNG, MAX_REPLACEMENTS, SETTLED, UNQUEUED, failures, why_gone
 from sensors.scheduling_cycle import scheduling as scheduling_sensor
+from tests.support.jobs.claimed_job import held_by
 
 
 @pytest.fixture
@@ -91,6 +99,29 @@ def test_a_run_that_failed_without_moving_its_job_is_replaced_and_in_the_end_the
     assert job.state == "failed"
     assert f"failed {MAX_REPLACEMENTS} times" in job.error["message"]
     assert launches.due_runs(platform, ("prepare",)) == []
+
+
+def test_attempts_that_a_node_took_back_are_no_runs_of_their_evaluation_that_died(
+    submitted: tuple[Platform, str, str], instance: dg.DagsterInstance
+) -> None:
+    platform, tenant, job_id = submitted
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job_id).values(state="evaluating"))
+    taken_back = Exit(exit_code=None, evidence=None, stop_reason=StopReason.PREEMPT)
+    for _ in range(MAX_REPLACEMENTS):
+        held = held_by(platform, tenant, job_id)
+        status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0)
+        attempts.finish(platform, held, evaluation_endings.judge(taken_back, status, cancelled=False, stalled=False))
+    held_by(platform, tenant, job_id)
+    for died in range(MAX_REPLACEMENTS):
+        assert jobs.get(platform, tenant, job_id).job.state == "evaluating"
+        (due,) = launches.due_runs(platform, ("evaluate",))
+        assert due.run_key == f"{job_id}#evaluate{MAX_REPLACEMENTS + died}"
+        create_run_for_test(instance, job_name="evaluate", tags={"dagster/ft_run_key": due.run_key}, status=dg.DagsterRunStatus.FAILURE)
+        time.sleep(SETTLED.total_seconds() + 0.1)
+        assert due.run_key in str(tick(failures, instance))
+    job = jobs.get(platform, tenant, job_id).job
+    assert (job.state, job.error["message"].partition(":")[0]) == ("failed", f"evaluate failed {MAX_REPLACEMENTS} times")
 
 
 def test_a_run_that_ended_just_now_may_still_move_its_job(submitted: tuple[Platform, str, str], instance: dg.DagsterInstance) -> None:

@@ -193,6 +193,18 @@ def test_a_step_has_one_row_which_names_the_newest_upload(queued: Callable[..., 
     assert (row.object_prefix, row.final) == ("c", True)
 
 
+def test_a_step_that_another_attempt_stores_again_is_as_old_as_its_files(queued: Callable[..., tuple[Platform, str, str]]) -> None:
+    platform, tenant, job_id = queued()
+    held = held_by(platform, tenant, job_id)
+    assert attempts.record_checkpoint(platform, held, step=10, prefix="a1/10", manifest_sha256="1", metrics={})
+    attempts.finish(platform, held, ending(failure("node_lost", Fault.PLATFORM, Retry.RESUME)))
+    began, again = platform.clock(), held_by(platform, tenant, job_id)
+    assert attempts.record_checkpoint(platform, again, step=10, prefix="a2/10", manifest_sha256="2", metrics={})
+    (row,) = attempts.committed(platform, job_id)
+    assert (row.attempt, row.object_prefix) == (2, "a2/10")
+    assert row.created_at >= began
+
+
 def test_a_step_that_is_saved_again_after_its_checkpoint_was_given_up_is_kept(
     queued: Callable[..., tuple[Platform, str, str]],
 ) -> None:

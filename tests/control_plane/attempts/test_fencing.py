@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from agent.messages import Exit, Heartbeat, Notice, Restored, Skipped
-from control_plane.attempts import agents
+from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.service import Claim, Ending
 from control_plane.attempts.tables import agents as agents_table
@@ -38,7 +40,6 @@ WRITES: Mapping[str, Callable[[Platform, Claim], Any]] = {
         p, c, Ending(outcome="succeeded", failure=None, last_step=10, trained_tokens=10, status=ENDED)
     ),
     "start": lambda p, c: attempts.mark_started(p, c, started_at=1.0),
-    "beat of the step": lambda p, c: attempts.beat(p, c),
     "stop": lambda p, c: asked_to_stop(p, c),
 }  # fmt: skip
 REFUSED: Mapping[str, Callable[[Platform, Claim], Any]] = {
@@ -103,6 +104,23 @@ def test_an_attempt_that_is_released_is_to_stop_its_workload(platform: Platform,
     assert asked_to_stop(platform, held) is None
     cycle.release(platform, held.job_id, held.attempt)
     assert asked_to_stop(platform, held) == "cancel"
+
+
+def test_a_replaced_step_that_still_waits_does_not_hide_the_death_of_the_next(
+    platform: Platform, write_chat_rows: Callable[..., Path]
+) -> None:
+    held = start_job(platform, write_chat_rows)
+    (due,) = [d for d in launches.due_runs(platform, ("train",)) if d.job_id == held.job_id]
+    assert launches.replace_run(platform, due)
+    before = everything(platform, held.job_id)
+    with ThreadPoolExecutor(1) as thread:
+        waits = thread.submit(start.wait_for_end, platform, held)
+        try:
+            time.sleep(2 * start.POLL_S)
+            assert everything(platform, held.job_id) == before
+        finally:
+            cycle.release(platform, held.job_id, held.attempt)
+        assert waits.result(30).outcome == "internal"
 
 
 def test_a_step_that_was_replaced_beats_for_nobody(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:

@@ -16,6 +16,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.attempts import evaluation_endings
 from control_plane.attempts import service as attempts
+from control_plane.billing import ledger_check, refunds
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated
 from control_plane.evaluations.tables import Evaluation
@@ -36,6 +37,7 @@ from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.training.failures import StopReason
 from resources.launcher import LocalLauncher
 from tests.support.jobs.begun_evaluation import begin
+from tests.support.jobs.claimed_job import asked_to_stop, ending, ledger
 from tests.support.jobs.registered_adapter import add_adapter
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
@@ -73,6 +75,10 @@ def judge(platform: Platform, evaluation_id: str, *findings: Finding, rules: Eva
     held = begin(platform, evaluation_id)
     with platform.engine.begin() as conn:
         assert evaluations.finish(conn, held, **evaluations.verdict_columns(evaluated(*findings), rules or EvalConfig(), platform.clock()))
+
+
+def launcher_of(platform: Platform) -> LocalLauncher:
+    return LocalLauncher(platform.settings.work_dir / "launcher")
 
 
 def waiting(platform: Platform, evaluation_id: str) -> evaluations.DueEvaluation | None:
@@ -219,7 +225,7 @@ def test_a_replaced_run_writes_nothing_any_more(fresh_platform: Platform, order:
     cycle.run_cycle(platform)
     due, held = waiting(platform, order.id), evaluations.find(platform, order.id)
     assert due is not None
-    evaluations.replace_run(platform, due, "ended FAILURE")
+    evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     again = waiting(platform, order.id)
     assert again is not None
     assert again.run_key == f"{order.id}#1"
@@ -235,12 +241,54 @@ def test_an_order_whose_runs_never_begin_is_given_up_and_gives_its_gpu_back(fres
         due = waiting(platform, order.id)
         assert due is not None
         assert evaluations.find(platform, order.id).runs == run + 1
-        evaluations.replace_run(platform, due, "ended FAILURE")
-        evaluations.replace_run(platform, due, "told twice")
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
+        evaluations.replace_run(platform, launcher_of(platform), due, "told twice")
     assert evaluations.find(platform, order.id).state == "failed"
     assert waiting(platform, order.id) is None
     with platform.engine.connect() as conn:
         assert conn.execute(sa.select(held_devices)).all() == []
+
+
+def give_up(platform: Platform, order: Evaluation) -> None:
+    """Three of its runs die."""
+    for _ in range(evaluations.MAX_RUNS):
+        due = waiting(platform, order.id)
+        assert due is not None
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
+    row = evaluations.find(platform, order.id)
+    assert row.error is not None
+    assert (row.state, row.error["code"]) == ("failed", "evaluation_lost")
+
+
+def test_an_order_that_is_given_up_while_it_runs_is_refunded(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
+    held = attempts.claim(platform, order.tenant_id, order.job_id)
+    attempts.mark_started(platform, held, started_at=1000.0)
+    give_up(platform, order)
+    told_to = Exit(exit_code=None, evidence=None, stop_reason=asked_to_stop(platform, held))
+    status = WorkloadStatus(name=held.workload, phase=WorkloadPhase.EXITED, exit_code=0, started_at=1000.0, ended_at=1036.0)
+    ended = evaluation_endings.judge(told_to, status, cancelled=False, stalled=False)
+    assert ended.outcome == "cancelled"
+    attempts.finish(platform, held, ended)
+    refund, usage = ledger(platform, order.job_id)
+    assert (refund.kind, usage.kind) == ("refund", "usage")
+    assert refund.amount_micros == -usage.amount_micros < 0
+
+
+def test_an_operator_decides_on_the_bill_of_a_result_that_got_no_report(fresh_platform: Platform, order: Evaluation) -> None:
+    platform = fresh_platform
+    cycle.run_cycle(platform)
+    held = attempts.claim(platform, order.tenant_id, order.job_id)
+    attempts.mark_started(platform, held, started_at=1000.0)
+    attempts.finish(platform, held, ending())
+    assert [e.kind for e in ledger(platform, order.job_id)] == ["usage"]
+    give_up(platform, order)
+    (case,) = refunds.list_cases(platform, tenant=order.tenant_id).items
+    assert (case.job_id, case.attempt, case.outcome) == (order.job_id, held.attempt, "evaluation_lost")
+    refunds.grant(platform, case.id, by="op", note="no report was made")
+    assert sum(e.amount_micros for e in ledger(platform, order.job_id)) == 0
+    assert ledger_check.check(platform).differences == ()
 
 
 def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order: Evaluation) -> None:
@@ -255,11 +303,11 @@ def test_runs_are_counted_anew_for_each_attempt(fresh_platform: Platform, order:
     for _ in range(evaluations.MAX_RUNS - 1):
         due = waiting(platform, order.id)
         assert due is not None
-        evaluations.replace_run(platform, due, "ended FAILURE")
+        evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     assert evaluations.find(platform, order.id).state == "running"
     due = waiting(platform, order.id)
     assert due is not None
-    evaluations.replace_run(platform, due, "ended FAILURE")
+    evaluations.replace_run(platform, launcher_of(platform), due, "ended FAILURE")
     assert evaluations.find(platform, order.id).state == "failed"
 
 
@@ -273,10 +321,9 @@ def test_a_monitored_failure_is_among_the_reasons_and_a_skipped_one_is_not() -> 
 
 def test_an_adapter_whose_files_are_missing_is_not_judged_and_its_order_says_so(fresh_platform: Platform, order: Evaluation) -> None:
     platform = fresh_platform
-    launcher = LocalLauncher(platform.settings.work_dir / "launcher")
     cycle.run_cycle(platform)
     with pytest.raises(FtError):
-        reevaluation_step.run(platform, launcher, order.id)
+        reevaluation_step.run(platform, launcher_of(platform), order.id)
     row = evaluations.find(platform, order.id)
     assert row.error is not None
     assert (row.state, row.runs, row.error["code"]) == ("queued", 1, "object_not_found")

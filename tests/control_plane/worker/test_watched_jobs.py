@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from agent.messages import Exit, Heartbeat
-from agent.workload import Kind, Workload
+from agent.workload import Workload
 from control_plane.attempts import agents, start
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import Claim, Ending
@@ -22,16 +22,20 @@ from control_plane.billing.tables import meter_events
 from control_plane.capacity import kueue
 from control_plane.capacity.pools import local_pool
 from control_plane.capacity.tables import node_drains
+from control_plane.evaluations import service as evaluations
 from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase
 from control_plane.queue import cycle
+from control_plane.tenants import service as tenants
 from ft_assets.retries import RetryPolicy
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
+from tests.support.jobs.claimed_job import ending, held_by
 from tests.support.jobs.followed_jobs import until
+from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.jobs.started_job import start_job
 from tests.support.servers.kubernetes_api import Cluster, served
 from tests.support.servers.kubernetes_nodes import Nodes
@@ -64,7 +68,7 @@ class Bench:
 
     def start(self, *, name: str = "", num_nodes: int = 1) -> None:
         made = Workload(
-            name=name or self.name, kind=Kind.TRAIN, tenant=self.tenant, job=self.job_id, attempt=1,
+            name=name or self.name, kind=self.held.kind, tenant=self.tenant, job=self.job_id, attempt=self.held.attempt,
             image="registry.example/ft@sha256:" + "0" * 64, labels={"tier": self.held.tier, "pool": self.held.pool},
             placement=self.held.placement * num_nodes, processes=(1,) * num_nodes,
         )  # fmt: skip
@@ -122,6 +126,39 @@ def test_a_workload_that_waits_says_why_and_is_neither_billed_nor_silent(bench: 
     assert (bench.job().state, bench.job().reason_detail) == ("provisioning", None)
     bench.beat(1)
     assert bench.watcher.look() == []
+
+
+def test_an_evaluation_that_waits_says_why_until_it_runs(fresh_platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
+    trained = start_job(fresh_platform, write_chat_rows)
+    attempts.finish(fresh_platform, trained, ending())
+    with ExitStack() as stack:
+        bench = Bench(fresh_platform, held_by(fresh_platform, trained.tenant, trained.job_id), stack)
+        bench.start()
+        assert bench.watcher.look() == []
+        assert (bench.job().state, bench.job().reason_detail) == (
+            "evaluating", "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota",
+        )  # fmt: skip
+        bench.nodes.admit(bench.name)
+        bench.nodes.run(bench.name, at=float(int(time.time())))
+        assert start.start_or_adopt(fresh_platform, bench.launcher, bench.held) is None, "a step that was replaced sees it run first"
+        assert (bench.job().state, bench.job().reason_detail) == ("evaluating", None)
+
+
+def test_an_ordered_evaluation_that_is_given_up_while_it_waits_leaves_the_clusters_queue(fresh_platform: Platform) -> None:
+    owner, _ = tenants.create(fresh_platform, "acme", tier="standard")
+    digest = fresh_platform.models.get("tiny-base").digest
+    adapter = add_adapter(fresh_platform, owner.id, name="ft:tiny-base:acme:x:1", stage="production", loaded=False, base_digest=digest)
+    order = evaluations.request(fresh_platform, owner.id, adapter)
+    with ExitStack() as stack:
+        bench = Bench(fresh_platform, held_by(fresh_platform, owner.id, order.job_id), stack)
+        bench.start()
+        assert bench.watcher.look() == []
+        for _ in range(evaluations.MAX_RUNS):
+            (due,) = evaluations.due(fresh_platform)
+            evaluations.replace_run(fresh_platform, bench.launcher, due, "ended FAILURE")
+        assert (evaluations.find(fresh_platform, order.id).state, evaluations.due(fresh_platform)) == ("failed", [])
+        assert not bench.nodes.admit(bench.name)
+        assert bench.metered() == {}
 
 
 def test_a_cancelled_workload_that_waits_is_withdrawn_and_costs_nothing(bench: Bench) -> None:
