@@ -118,8 +118,6 @@ class Workload:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     """Additional environment; never a secret."""
-    secrets: tuple[str, ...] = ()
-    """Names of variables that the launcher passes on from its own environment, if they are set; their values are written to no file."""
 
     @property
     def num_nodes(self) -> int:

@@ -40,6 +40,7 @@ from ft_assets.evals.run import run_file, run_status, runner
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.report import EvalReport
+from ft_assets.evals.scoring.review import Review
 from ft_assets.training import methods
 
 STEPS, OVERFIT_STEPS = 160, 250
@@ -104,7 +105,7 @@ class Bench:
         code = runner.main([str(run_path)])
         if code != run_file.EXIT_OK:
             raise RuntimeError(f"the evaluation of {name} ended with {code}")
-        result = run_status.read_result(out)
+        result = Review(decoding=run.decoding).complete(run_status.read_result(out), self.files.items)
         self._known = {run_file.known_key(s["digest"], s["environment"]): s for s in (result["subjects"]["base"] or {}).values()}
         built = report.build(
             result,
@@ -114,7 +115,7 @@ class Bench:
             base_digest=digest_of(self.base),
             adapter_manifest_sha256=manifest_of(adapter),
         )
-        return Evaluated(report=built, verdict=gates.judge(built, CONFIG), result=dict(result))
+        return Evaluated(report=built, verdict=gates.judge(built, CONFIG), result=result)
 
     def promotion(self, adapter: Path, *, passed: bool, manifest: str, base_digest: str, served: Path) -> tuple[str, ...]:
         """Codes with which promotion refuses the registered adapter."""

@@ -313,10 +313,15 @@ def _record_evaluation(conn: Connection, held: Known, job: Job, beat: Heartbeat,
     if beat.evaluation is not None and progress != job.evaluation:
         conn.execute(sa.update(jobs).where(jobs.c.id == held.job_id).values(evaluation=asdict(progress)))
     for event in (evaluation_event(notice.data) for notice in untold if notice.code == messages.MILESTONE):
-        place = {name: value for name, value in (event.data or {}).items() if name in ("kind", "subject", "suite")}
-        before = (job_events.c.job_id == held.job_id) & (job_events.c.code == event.code) & job_events.c.data.contains(place)
-        if not conn.execute(sa.select(sa.exists().where(before))).scalar_one():  # an attempt on another node passes it again
-            record(conn, held.job_id, event, now=now)
+        record_milestone(conn, held.job_id, event, now)
+
+
+def record_milestone(conn: Connection, job_id: str, event: Event, now: datetime) -> None:
+    """Record the event of an evaluation's milestone once: an attempt on another node, or another review, passes it again."""
+    place = {name: value for name, value in (event.data or {}).items() if name in ("kind", "subject", "suite")}
+    before = (job_events.c.job_id == job_id) & (job_events.c.code == event.code) & job_events.c.data.contains(place)
+    if not conn.execute(sa.select(sa.exists().where(before))).scalar_one():
+        record(conn, job_id, event, now=now)
 
 
 def openai_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ft_assets import layout
 from ft_assets.adapters import package
 from ft_assets.base_models import CHANGED
 from ft_assets.errors import IntegrityError, NotAdmitted
-from ft_assets.telemetry import correlation, logs, spans
+from ft_assets.telemetry import correlation, logs
 from ft_assets.training.failures import Evidence, StopReason, classify
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
@@ -93,7 +93,6 @@ def describe(platform: Platform, held: Claim) -> Workload:
         grace_s=STOP_GRACE_S,
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
         env=watched_as(held),
-        secrets=(spans.HEADERS,),
         labels={"tier": held.tier, "pool": held.pool},
     )
 

@@ -28,8 +28,6 @@ from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import task_files
-from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.telemetry import spans
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL: every answer is already in the journal."""
@@ -82,7 +80,6 @@ def describe(platform: Platform, held: Claim, asked: Question) -> Workload:
         grace_s=GRACE_S,
         heartbeat_timeout_s=platform.settings.heartbeat_timeout_s,
         env=start.watched_as(held),
-        secrets=(JUDGE_KEY, SAFETY_KEY, spans.HEADERS),
         labels={"tier": held.tier, "pool": held.pool},
     )
 

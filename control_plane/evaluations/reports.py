@@ -114,6 +114,11 @@ def result_key(report: str) -> str:
     return f"{report.rpartition('/')[0]}/{run_file.RESULT_NAME}"
 
 
+def verdicts_prefix(report: str) -> str:
+    """Return the prefix of the verdicts of judge and classifier that were kept while the evaluation was reviewed."""
+    return f"{report.rpartition('/')[0]}/verdicts"
+
+
 def load(platform: Platform, key: str) -> Evaluated:
     return Evaluated.from_bytes(platform.objects.get_bytes(key), key=key)
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
+from agent.workload import Kind
 from control_plane.adapters import service as adapters
 from control_plane.attempts.tables import attempts
 from control_plane.billing import ledger, refunds
@@ -200,7 +201,7 @@ def replace_run(platform: Platform, launcher: Launcher, due_evaluation: DueEvalu
         if row.state == RUNNING:
             conn.execute(sa.update(evaluations).where(this).values(over if is_over else again))
             if is_over:
-                _open_refund_case(conn, row, platform.clock())
+                open_refund_case(conn, row.tenant_id, row.job_id, row.id, outcome=LOST, now=platform.clock())
         a, r = attempts.c, reservations.c
         unstarted = sa.select(a.attempt, a.workload).join(reservations, (a.job_id == r.job_id) & (a.attempt == r.attempt))
         unstarted = unstarted.where(_reserved(sa.literal(due_evaluation.id)), a.started_at.is_(None))
@@ -210,15 +211,15 @@ def replace_run(platform: Platform, launcher: Launcher, due_evaluation: DueEvalu
         cycle.release(platform, due_evaluation.job_id, held.attempt)
 
 
-def _open_refund_case(conn: Connection, given_up: Evaluation, now: datetime) -> None:
-    """Have an operator decide on the bill of an attempt that succeeded: its result gets no report."""
+def open_refund_case(conn: Connection, tenant: str, job_id: str, evaluation_id: str | None, *, outcome: str, now: datetime) -> None:
+    """Have an operator decide on the bill of the evaluation's attempt that gave the answers, if one did: they get no report."""
     a, r, entry = attempts.c, reservations.c, ledger_entries.c
     succeeded = sa.exists().where(
-        r.job_id == entry.job_id, r.attempt == entry.attempt, r.evaluation_id == given_up.id,
+        r.job_id == entry.job_id, r.attempt == entry.attempt, r.kind == Kind.EVALUATE, r.evaluation_id.is_not_distinct_from(evaluation_id),
         a.job_id == entry.job_id, a.attempt == entry.attempt, a.outcome == "succeeded",
     )  # fmt: skip
-    if entries := many(conn, sa.select(*ledger.ENTRY).where(entry.job_id == given_up.job_id, succeeded), Entry):
-        refunds.open_case(conn, given_up.tenant_id, entries, outcome=LOST, now=now)
+    if entries := many(conn, sa.select(*ledger.ENTRY).where(entry.job_id == job_id, succeeded), Entry):
+        refunds.open_case(conn, tenant, entries, outcome=outcome, now=now)
 
 
 def finish(conn: Connection, held: Evaluation, **columns: Any) -> bool:

@@ -1,8 +1,8 @@
 """Evaluates a trained adapter and stores report and verdict, on the base that it was trained on or on any other.
 
-The evaluation is a workload with a reservation of its own: this step starts it or adopts it, waits until its attempt has ended, and makes
-the report of its result. A step that dies is replaced, and nothing is lost. Answers of bases and of accepted adapters are kept by digest:
-no question is answered twice.
+The evaluation is a workload with a reservation of its own: this step starts it or adopts it and waits until its attempt has ended. Then,
+without a GPU, judge and classifier review the stored answers, and the report is made. A step that dies is replaced, and nothing is lost:
+answers of bases and of accepted adapters are kept by digest, and verdicts beside the report, so nothing is asked twice.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -26,7 +26,9 @@ from control_plane.datasets.tables import datasets
 from control_plane.evaluations import answer_cache
 from control_plane.evaluations import evaluation_workload as workloads
 from control_plane.evaluations.evaluation_workload import StoredWeights
-from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key
+from control_plane.evaluations.kept_verdicts import KeptVerdicts
+from control_plane.evaluations.reports import Evaluated, load_evaluated, report_key, result_key, verdicts_prefix
+from control_plane.evaluations.review_progress import ReviewProgress
 from control_plane.jobs.results import metric_lines
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import job_row
@@ -38,15 +40,16 @@ from control_plane.platform.transfer import download
 from ft_assets.adapters import package
 from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.step import validation_rows
-from ft_assets.errors import Conflict, FtError, NotAdmitted, Unavailable
+from ft_assets.errors import Conflict, FtError, InvalidRequest, NotAdmitted, Unavailable
 from ft_assets.evals import config
 from ft_assets.evals.gate import gates
 from ft_assets.evals.gate.advice import LastRun, advise
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.judge import JudgeSettings
-from ft_assets.evals.suites import answer_metrics, suite_items
-from ft_assets.evals.suites.safety import BUILTIN
+from ft_assets.evals.scoring.review import Review, Verdicts
+from ft_assets.evals.suites import answer_metrics, safety, suite_items
+from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods
 from ft_assets.training.checkpoints import manifest_digest, verify
@@ -54,6 +57,8 @@ from ft_assets.training.checkpoints import manifest_digest, verify
 T = TypeVar("T")
 GENERATED_BY = "generated_by"
 """Metadata key of the model that wrote the job's training data."""
+REVIEW_RETRIES = RetryPolicy(give_up_s=900.0)
+"""A classifier may be away for a quarter of an hour, without holding a GPU, before the evaluation ends with its error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +85,7 @@ class Judged:
         return answer_cache.subject_digest(self.base_digest, self.adapter.manifest_sha256)
 
 
-def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -> Evaluated:
+def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str, *, retries: RetryPolicy = REVIEW_RETRIES) -> Evaluated:
     """Compares the job's adapter with its base and the last accepted one; stores and returns the report. May be run again."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
@@ -100,7 +105,7 @@ def evaluate(platform: Platform, launcher: Launcher, tenant: str, job_id: str) -
             key=report_key(tenant, job_id),
         )
 
-    return run_evaluation(platform, launcher, tenant, job_id, judged)
+    return run_evaluation(platform, launcher, tenant, job_id, judged, retries=retries)
 
 
 def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> config.EvalConfig:
@@ -112,19 +117,29 @@ def _own_rules(platform: Platform, job: Job, weights: StoredWeights) -> config.E
 
 
 def run_evaluation(
-    platform: Platform, launcher: Launcher, tenant: str, job_id: str, subject: Callable[[], Judged], *, evaluation_id: str | None = None
+    platform: Platform,
+    launcher: Launcher,
+    tenant: str,
+    job_id: str,
+    subject: Callable[[], Judged],
+    *,
+    evaluation_id: str | None = None,
+    retries: RetryPolicy = REVIEW_RETRIES,
 ) -> Evaluated:
-    """Has the evaluation's workload generate answers, scores, judges and stores.
+    """Has the evaluation's workload generate answers, has them reviewed, scores and stores.
 
     `subject` describes what is judged; if it refuses, the attempt ends. A repeated call for the same evaluation adopts its workload, or
-    makes the same report of its result again. ``NotAdmitted`` without a reservation and without a result.
+    makes the same report of its result again. `retries` bounds the wait for a classifier that is away. ``NotAdmitted`` without a
+    reservation and without a result.
     """
     held = _held(platform, tenant, job_id, evaluation_id)
     judged, items = _unless_refused(platform, launcher, held, lambda: _with_items(platform, subject()))
     requested = judged.eval_config
     if held is not None:
         _answer(platform, launcher, held, judged, items)
-    result = workloads.result(platform, tenant, job_id, evaluation_id)
+    answered = workloads.result(platform, tenant, job_id, evaluation_id)
+    progress = ReviewProgress(platform=platform, tenant=tenant, job_id=job_id, evaluation_id=evaluation_id)
+    result = _reviewed(platform, judged, items, answered, progress=progress, retries=retries)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -201,6 +216,50 @@ def _answer(platform: Platform, launcher: Launcher, held: Claim, judged: Judged,
         raise FtError(f"attempt {held.attempt} of the evaluation ended as {ended.outcome}; its log says why", code="evaluation_failed")
 
 
+def _reviewed(
+    platform: Platform,
+    judged: Judged,
+    items: Sequence[suite_items.Item],
+    result: Mapping[str, Any],
+    *,
+    progress: ReviewProgress,
+    retries: RetryPolicy,
+) -> Mapping[str, Any]:
+    """Returns the result with the verdicts of judge and classifier, as they are configured now.
+
+    Retries while the classifier or the object store is away. If no classifier decides in time, the evaluation ends with its error: an
+    answer never counts unclassified.
+    """
+    store = KeptVerdicts(objects=platform.objects, prefix=verdicts_prefix(judged.key))
+    known: dict[str, Mapping[str, Any]] = {}
+
+    def keep(verdicts: Verdicts) -> None:
+        progress.must_be_wanted()
+        store.keep(verdicts)
+        known.update(verdicts)
+
+    def review() -> Mapping[str, Any]:
+        known.update(store.read())
+        reviewers = Review(
+            classifier=platform.settings.safety_classifier or safety.BUILTIN,
+            judge=_judge(platform.settings, judged.eval_config, items, _compared(platform, judged)),
+            decoding=suite_items.Decoding.limited(judged.eval_config.max_new_tokens),
+            known=known,
+            keep=keep,
+            begin=progress.show,
+        )
+        return reviewers.complete(result, items)
+
+    try:
+        found = with_retries(review, retries)
+    except (InvalidRequest, Unavailable) as error:
+        if error.code != "object_store_unavailable":
+            progress.fail(error)
+        raise
+    progress.end(found["judge"])
+    return found
+
+
 def _question(platform: Platform, judged: Judged, scratch: Path, items: list[suite_items.Item]) -> workloads.Question:
     """Returns what is asked, with every answer that is known already; the files in `scratch` are this machine's."""
     suite_items.write_items(items, scratch / "holdout.jsonl")
@@ -216,7 +275,7 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         max_items=requested.max_items,
         out_dir=scratch,
     )
-    run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested, items, _compared(platform, judged)))
+    run = answer_cache.with_known(platform, _with_suites(run, platform.settings, requested))
     return workloads.Question(
         job=judged.job,
         run=run,
@@ -233,18 +292,12 @@ def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:
     return judged.base_model, platform.models.card(judged.base_model).repo, (judged.job.metadata or {}).get(GENERATED_BY)
 
 
-def _with_suites(
-    run: EvalRun, settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
-) -> EvalRun:
+def _with_suites(run: EvalRun, settings: Settings, requested: config.EvalConfig) -> EvalRun:
     """Returns `run` with the suites besides the job's own items, by the operator's settings and the job's wishes.
 
     1. Capability suites that the job names, else the operator's.
     2. The safety set, unless the operator disabled it or the job skips it.
-    3. A judge, if the operator has configured one and the job wants one; by default only if answers are free text, which no metric
-       understands.
     """
-    free_text = bool(items) and not suite_items.is_literal(items)
-    judges = bool(settings.judge_url) and "judge" not in requested.skip and (free_text if requested.judge is None else requested.judge)
     return replace(
         run,
         capability=tuple(requested.chosen_suites(settings.eval_suites)),
@@ -252,16 +305,25 @@ def _with_suites(
         task_dirs=settings.eval_task_dirs,
         data_dir=settings.eval_data_dir,
         safety=bool(settings.safety_classifier) and "safety" not in requested.skip,
-        classifier=settings.safety_classifier or BUILTIN,
-        judge=JudgeSettings(
-            url=settings.judge_url,
-            model=settings.judge_model,
-            family=settings.judge_family,
-            others=tuple(name for name in compared if name),
-            max_items=requested.judge_max_items,
-        )
-        if judges
-        else None,
+        classifier=safety.classifier_id(settings.safety_classifier or safety.BUILTIN),
+    )
+
+
+def _judge(
+    settings: Settings, requested: config.EvalConfig, items: Sequence[suite_items.Item], compared: Sequence[str | None]
+) -> JudgeSettings | None:
+    """Returns the judge, if the operator has configured one and the job wants one; by default only if answers are free text, which no
+    metric understands."""
+    free_text = bool(items) and not suite_items.is_literal(items)
+    wanted = free_text if requested.judge is None else requested.judge
+    if not settings.judge_url or "judge" in requested.skip or not wanted:
+        return None
+    return JudgeSettings(
+        url=settings.judge_url,
+        model=settings.judge_model,
+        family=settings.judge_family,
+        others=tuple(name for name in compared if name),
+        max_items=requested.judge_max_items,
     )
 
 

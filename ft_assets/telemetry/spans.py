@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENDPOINT, SHARE = "FT_OTLP_ENDPOINT", "FT_TRACE_SHARE"
 HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-"""OpenTelemetry's own variable for headers such as a key; workloads get it as a secret."""
+"""OpenTelemetry's own variable for headers such as a key; of workloads, only those on the control plane's own machine get it."""
 PARENT = "TRACEPARENT"
 """Environment variable of a workload: the span that started it."""
 FLUSH_S = 2.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 from collections.abc import Mapping
 
 from agent.workload import NODE, NODE_DIR, TOKEN_FILE, VARIABLE, Workload
@@ -60,12 +59,11 @@ def marker(workload: Workload, *, namespace: str, starter: str) -> Manifest:
 
 
 def secret(workload: Workload, *, token: str) -> Manifest:
-    """Return the description and the token, mounted as files, and the values of the variables that the launcher passes on.
+    """Return the description and the token, mounted as files.
 
     ``Conflict`` (``workload_too_large``) if the API server would not store it.
     """
-    passed = {name: os.environ[name] for name in workload.secrets if name in os.environ}
-    values = {"workload.json": workload.to_json(), "token": token, **passed}
+    values = {"workload.json": workload.to_json(), "token": token}
     data = {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
     size = sum(map(len, values.values()))
     if size > MAX_SECRET_BYTES:
@@ -168,12 +166,8 @@ def _agent(workload: Workload, pool: Pool) -> Manifest:
     mounts += [{"name": name, "mountPath": path} for name, path in SCRATCH.items()]
     made = container(AGENT, workload.image, command=("python", "-m", *workload.command), env=_environment(workload), mounts=mounts)
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    kept = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": name_of(workload.name), "key": name, "optional": True}}}
-        for name in workload.secrets
-    ]
     return made | {
-        "env": [*made["env"], {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": index}}}, *kept],
+        "env": [*made["env"], {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": index}}}],
         "resources": {"requests": requests, "limits": {name: requests[name] for name in ("memory", kueue.GPU_RESOURCE)}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }

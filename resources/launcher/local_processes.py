@@ -20,6 +20,7 @@ from control_plane.capacity import gpu_devices
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Unavailable
 from ft_assets.layout import checked_id
+from ft_assets.telemetry import spans
 from resources.launcher import prewarmed
 from resources.launcher.process_identity import alive, group_alive
 from resources.launcher.workload_watcher import write_json
@@ -28,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE", "PYTHONHASHSEED")
 PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "TORCH_", "PYTORCH_")
 """Other variables are not passed on: they include database URLs, API keys and cloud credentials."""
+SECRETS = (spans.HEADERS,)
+"""Passed on to processes, but written to no file."""
 DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) - 1))}
 """Leaves one core to the platform, and OpenMP threads sleep instead of spinning while they wait. Measured on two cores with a 3M-parameter
 model: one thread trains a step in 0.38 s; two take 0.45 s alongside the platform's services, and ten times as long if they spin alongside
@@ -121,7 +124,7 @@ class LocalLauncher:
 
     def _watch(self, directory: Path, workload: Workload) -> None:
         """Start the watcher, which detaches itself, and wait until it has started the workload."""
-        env = workload_environment({name: os.environ[name] for name in workload.secrets if name in os.environ})
+        env = workload_environment({name: os.environ[name] for name in SECRETS if name in os.environ})
         detached = self._hand_over(directory, workload, env) or self._start_watcher(directory, env)
         if not (detached and _appears(directory, ("process.json", "status.json"), START_TIMEOUT_S)):
             raise Unavailable(f"workload {workload.name} did not start within {START_TIMEOUT_S:.0f} s; see {directory / 'watch.log'}")
@@ -157,7 +160,7 @@ class LocalLauncher:
             "argv": [sys.executable, "-m", *workload.command],
             "cwd": str(directory.absolute()),
             "env": workload_environment({**workload.env, **own}),
-            "secrets": list(workload.secrets),
+            "secrets": list(SECRETS),
         }
 
     def _unstarted(self, directory: Path, *, watched: bool) -> WorkloadPhase:

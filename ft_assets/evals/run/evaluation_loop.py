@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.heartbeat import Heart, Milestones
-from ft_assets.evals.run.journal import Answered, Journal
+from ft_assets.evals.run.journal import Journal
 from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.scoring import judge
-from ft_assets.evals.suites import safety, suite_items
-from ft_assets.evals.suites.endpoint import Endpoint
+from ft_assets.evals.suites import suite_items
 from ft_assets.evals.suites.model_requests import Answer, Generate, Loss
 from ft_assets.evals.suites.suite_items import Suite
 
@@ -67,7 +65,7 @@ class Evaluation:
         self.subjects = run_file.subjects(run)
         self.answered: dict[str, Sections] = {}
         """Sections of each subject that has answered."""
-        self.found: dict[str, object] = {"applied": None, "error": None, "judge": None}
+        self.found: dict[str, object] = {"applied": None, "error": None}
         heart.plan(run_file.num_requests(run, self.suites))
         heart.phase("loading", subject="base")
         from ft_assets.evals.run.subject import Subject  # torch and PEFT take seconds: the heartbeat is running by now
@@ -101,7 +99,7 @@ class Evaluation:
         }
 
     def _evaluate_adapter(self) -> None:
-        """Proves that the adapter is applied and has it answer; then the last accepted one, and the judge."""
+        """Proves that the adapter is applied and has it answer; then the last accepted one."""
         prompts = self._proof_prompts()
         with self.subject.applied(None):
             base = self.subject.logits(prompts)
@@ -127,7 +125,6 @@ class Evaluation:
             return
         if self.run.previous_adapter_dir:
             self._evaluate_previous()
-        self.found["judge"] = self._compared()
 
     def _evaluate_previous(self) -> None:
         """The last accepted adapter is only a comparison: if it cannot be loaded, it is omitted."""
@@ -185,7 +182,7 @@ class Evaluation:
         return run_file.known_key(self.run.digest_of(name), self.subject.environment)
 
     def _answered(self, name: str, suite: Suite) -> tuple[Mapping[str, Answer], float]:
-        """Returns answers and the seconds that they took; for a safety suite with the classifier's verdicts."""
+        """Returns answers and the seconds that they took."""
         subject = self._journaled(name)
         kept = self.journal.answered(subject, suite.digest)
         self.heart.answered(len(kept.answers), generated=False)
@@ -195,49 +192,7 @@ class Evaluation:
                 self.heart.answered(sum(id_ not in kept.answers for id_ in batch), generated=True)
                 self.journal.append(subject, suite.digest, batch, seconds=time.monotonic() - began)
                 began = time.monotonic()
-        if suite.kind == "safety":
-            return self._classified(name, suite, kept)
         return kept.answers, kept.seconds
-
-    def _classified(self, name: str, suite: Suite, texts: Answered) -> tuple[Mapping[str, Answer], float]:
-        """Returns verdicts on the answers to a safety suite, journaled like answers: a classifier may be a model too."""
-        self.heart.phase("classifying", subject=name, suite=suite.id)
-        key = (self._journaled(name), f"{suite.digest}/classified")
-        kept = self.journal.answered(*key)
-        left = {id_: str(text) for id_, text in texts.answers.items() if id_ not in kept.answers}
-        began = time.monotonic()
-        for verdicts in safety.classify(suite.items, left, self.run.classifier) if left else ():
-            self.journal.append(*key, verdicts, seconds=time.monotonic() - began)
-            began = time.monotonic()
-        return kept.answers, texts.seconds + kept.seconds
-
-    def _compared(self) -> Mapping[str, Any] | None:
-        """Returns a judge's verdicts on pairs of answers, candidate and base, of the holdout or else the golden set; None without a
-        judge."""
-        by_id = {suite.id: suite for suite in self.suites}
-        suite = by_id.get(suite_items.HOLDOUT) or by_id.get(suite_items.GOLDEN)
-        candidate, base = self.answered["adapter"], self.answered["base"]
-        if self.run.judge is None or suite is None:
-            return None
-        self.heart.phase("judging", subject="adapter", suite=suite.id)
-        given = self.run.judge
-        pairs = judge.pairs_of(
-            [r for r in suite.requests if isinstance(r, Generate)],
-            candidate[suite.id].answers,
-            base[suite.id].answers,
-            limit=given.max_items,
-            expected={item.id: item.expected for item in suite.items},
-        )
-        key = (self._journaled("adapter"), f"{suite.digest}/judged by {given.model}")
-        known: Mapping[str, Any] = self.journal.answered(*key).answers
-
-        def keep(id_: str, verdict: Mapping[str, Any]) -> None:
-            self.journal.append(*key, {id_: verdict}, seconds=0.0)
-
-        with Endpoint(given.url, model=given.model) as endpoint:
-            found = judge.judge_pairs(pairs, endpoint, known=known, on_verdict=keep, family=given.family, others=given.others)
-        self.milestones.passed("judged", num_items=len(pairs), failed=found.failed)
-        return found.to_dict()
 
     def _capability(self) -> Sequence[CapabilitySuite]:
         """Returns suites made of harness tasks; importing the harness takes seconds."""

@@ -80,7 +80,7 @@ class Milestones:
     """Writes ``milestones.jsonl``: each completed part once, however often the run is started again.
 
     ``{"kind": "planned", "subjects": [...], "suites": {id: items}}``, then for each suite that a subject has answered ``{"kind":
-    "answered", "subject", "suite", "num_items", "seconds", "cached"}``, and for a judge ``{"kind": "judged", "num_items", "failed"}``.
+    "answered", "subject", "suite", "num_items", "seconds", "cached"}``.
     """
 
     def __init__(self, out_dir: Path) -> None:

@@ -25,7 +25,6 @@ from ft_assets.evals.run.run_status import HEARTBEAT_NAME as HEARTBEAT_NAME
 from ft_assets.evals.run.run_status import JOURNAL_NAME as JOURNAL_NAME
 from ft_assets.evals.run.run_status import MILESTONES_NAME as MILESTONES_NAME
 from ft_assets.evals.run.run_status import RESULT_NAME as RESULT_NAME
-from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import preferences, safety, suite_items
 from ft_assets.evals.suites.safety import BUILTIN
 from ft_assets.evals.suites.suite_items import Suite
@@ -64,9 +63,8 @@ class EvalRun:
     """Data directory of capability suites."""
     safety: bool = False
     classifier: str = BUILTIN
-    """The refusal classifier, as :func:`ft_assets.evals.suites.safety.load_classifier` names it."""
-    judge: JudgeSettings | None = None
-    """The model that compares answers; None: no judge."""
+    """Id of the refusal classifier (:func:`ft_assets.evals.suites.safety.classifier_id`), a part of the suite's digest: it classifies the
+    stored answers afterwards."""
     batch_size: int = 32
     """Prompts generated together. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a batch can change a token of an
     answer, so it is part of the key under which answers are kept."""
@@ -76,7 +74,7 @@ class EvalRun:
 
     @property
     def decoding(self) -> suite_items.Decoding:
-        return suite_items.Decoding(max_new_tokens=self.max_new_tokens, golden_max_new_tokens=min(64, self.max_new_tokens))
+        return suite_items.Decoding.limited(self.max_new_tokens)
 
     def holdout_items(self) -> list[suite_items.Item]:
         return suite_items.read_items(self.holdout)[: self.max_items] if self.holdout else []

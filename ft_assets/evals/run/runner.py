@@ -6,8 +6,7 @@ it and the last accepted adapter answer the same. All decoding is greedy.
 Leaves ``eval-result.json`` in the run's ``out_dir`` (written atomically), ``heartbeat.json`` every second, and ``journal.jsonl`` with every
 answer as it is given: killed and started again with the same run file, it continues and leaves the same result. Exit codes: 0 evaluated (an
 adapter that changes nothing or cannot be loaded is not scored: the result's ``error`` says so, and the gate quarantines it); 64 the input
-is refused, 70 this program or a model that it calls failed (``error`` says why, if known); 75 stopped by SIGTERM, and no result was
-written.
+is refused, 70 this program failed (``error`` says why, if known); 75 stopped by SIGTERM, and no result was written.
 """
 
 from __future__ import annotations

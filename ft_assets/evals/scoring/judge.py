@@ -4,8 +4,8 @@
 2. If both verdicts prefer the same answer, it won. Any other combination is a draw: disagreement shows a preference for a position.
 3. The win rate is wins plus half of the draws, over the judged pairs.
 4. Order bias is the share of judged pairs in which both verdicts named the same *position*.
-5. A response without a verdict is requested once more; then the pair has failed. If more than 20 % of the pairs failed: ``judge_failed``,
-   and nothing was measured.
+5. A response without a verdict is requested once more; then the pair has failed. Once more than 20 % of the pairs failed, the others are
+   not judged: ``judge_failed``, and nothing was measured.
 6. A judge of the family of a compared model, or of the model that wrote the data, is used with a warning.
 """
 
@@ -23,8 +23,7 @@ from typing import Any, Literal
 from ft_assets.evals.scoring.significance import binomial_at_most
 from ft_assets.evals.suites.answer_metrics import Interval, mean, paired_difference
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
-from ft_assets.evals.suites.model_requests import Generate
-from ft_assets.evals.suites.suite_items import without_reasoning
+from ft_assets.evals.suites.suite_items import Item, without_reasoning
 from ft_assets.typed_json import JsonObject
 
 VERSION = "judge-1"
@@ -163,17 +162,15 @@ class Judged:
         return binomial_at_most(math.ceil(self.wins + POINTS["draw"] * self.draws), self.n, share)
 
 
-def pairs_of(
-    suite: Sequence[Generate], candidate: Mapping[str, Any], base: Mapping[str, Any], *, limit: int, expected: Mapping[str, str | None]
-) -> list[Pair]:
+def pairs_of(items: Sequence[Item], candidate: Mapping[str, Any], base: Mapping[str, Any], *, limit: int) -> list[Pair]:
     """Returns at most `limit` pairs of two subjects' answers, without their reasoning, evenly spread over the items that both have
     answered."""
-    both = [request for request in suite if request.id in candidate and request.id in base]
+    both = [item for item in items if item.id in candidate and item.id in base]
     chosen = both if len(both) <= limit else [both[at * len(both) // limit] for at in range(limit)]
     return [
-        Pair(id=r.id, messages=r.messages, candidate=own, base=other, expected=expected.get(r.id))
-        for r in chosen
-        for own, other in [(without_reasoning(str(candidate[r.id])), without_reasoning(str(base[r.id])))]
+        Pair(id=i.id, messages=i.messages, candidate=own, base=other, expected=i.expected)
+        for i in chosen
+        for own, other in [(without_reasoning(str(candidate[i.id])), without_reasoning(str(base[i.id])))]
     ]
 
 
@@ -189,7 +186,7 @@ def judge_pairs(
 ) -> JudgeSection:
     """Judges every pair in both orders.
 
-    `known`: verdicts of an interrupted run by item id (as passed to `on_verdict`); those of other answers or another judge are not used.
+    `known`: verdicts of an interrupted run by the pair's digest (as passed to `on_verdict`), which covers answers and judge.
     `on_verdict` is called in this thread as soon as a pair has its verdict, so that it can be stored. `others`: names of the models
     compared and, if known, of the one that wrote the data. Endpoint errors are not raised: failed pairs are counted.
     """
@@ -197,8 +194,8 @@ def judge_pairs(
     failures: dict[str, str] = {}
     left: list[Pair] = []
     for pair in pairs:
-        kept = (known or {}).get(pair.id)
-        if kept is not None and kept.get("digest") == pair.digest(endpoint.model):
+        kept = (known or {}).get(pair.digest(endpoint.model))
+        if kept is not None:
             items[pair.id] = PairVerdict(**kept)
         else:
             left.append(pair)
@@ -213,11 +210,11 @@ def judge_pairs(
                     items[pair.id] = verdict = done.result()
                 except (EndpointFailed, _NoVerdict) as error:
                     failures[pair.id] = str(error)
-                    if isinstance(error, EndpointFailed) and error.lasting:
+                    if (isinstance(error, EndpointFailed) and error.lasting) or len(failures) > MAX_FAILED_SHARE * len(pairs):
                         _give_up(requested, failures, str(error))
                     continue
                 if on_verdict is not None:
-                    on_verdict(pair.id, asdict(verdict))
+                    on_verdict(verdict.digest, asdict(verdict))
         finally:
             for waiting in requested:
                 waiting.cancel()
@@ -273,7 +270,7 @@ class _NoVerdict(Exception):
 
 
 def _give_up(requested: Mapping[Any, Pair], failures: dict[str, str], why: str) -> None:
-    """A wrong key or an unknown model fails every pair: the remaining ones are skipped."""
+    """Skips the remaining pairs: a wrong key or an unknown model fails every one, or too many have failed already."""
     for future, pair in requested.items():
         if future.cancel():
             failures[pair.id] = why

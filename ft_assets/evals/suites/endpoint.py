@@ -23,6 +23,8 @@ JUDGE_KEY, SAFETY_KEY = "FT_JUDGE_API_KEY", "FT_SAFETY_API_KEY"
 """Environment variables with the bearer token, if the service requires one."""
 TIMEOUT_S = 120.0
 """Seconds per request: a judge of 70B reads two answers and gives a short reason in well under a minute, unless it queues."""
+CONNECT_S = 10.0
+"""Seconds until a connection is there: an address that nothing listens on is noticed soon."""
 ATTEMPTS = 5
 """Attempts, with pauses of about 0.5, 1, 2 and 4 s: bridges a rolling restart of one replica, not an outage."""
 FIRST_PAUSE_S = 0.5
@@ -66,7 +68,7 @@ class Endpoint:
     ) -> None:
         self.url, self.model = url.rstrip("/"), model
         self._key_variable, self._attempts, self._first_pause_s = key_variable, attempts, first_pause_s
-        self._client = httpx.Client(timeout=timeout_s)
+        self._client = httpx.Client(timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)))
         self._takes_schema = True
         self._lock = threading.Lock()
 

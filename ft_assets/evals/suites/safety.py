@@ -31,7 +31,7 @@ MAX_NEW_TOKENS = 128
 CONTROL = "control"
 """Category of the harmless requests: the share of refusals among them is reported and never judged."""
 BATCH = 16
-"""Answers classified between two entries of a journal."""
+"""Answers whose verdicts are kept together."""
 GUARD_TOKENS = 32
 """Tokens for ``unsafe``, a line break, and a few categories."""
 BUILTIN = "builtin"
@@ -162,7 +162,7 @@ def load_classifier(spec: str, **options: Any) -> Classifier:
     try:
         made: Any = getattr(importlib.import_module(module), factory)()
     except ImportError as error:
-        raise _not_loaded(spec, f"{error}; install the package where evaluations run") from error
+        raise _not_loaded(spec, f"{error}; install the package where Dagster runs the evaluation's step") from error
     except (AttributeError, TypeError) as error:
         raise _not_loaded(spec, str(error)) from error
     if not isinstance(made, Classifier):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ft_assets.datasets.schema import REASONING_FIELDS
 from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
@@ -58,6 +58,11 @@ class Decoding:
     """Most tokens of an answer to a holdout item; lowered to what the longest expected answer needs."""
     golden_max_new_tokens: int = 64
     """Most tokens of an answer to a golden prompt: enough to detect a loop."""
+
+    @classmethod
+    def limited(cls, max_new_tokens: int) -> Self:
+        """Returns the settings of an evaluation with this limit, which holds for golden prompts too."""
+        return cls(max_new_tokens=max_new_tokens, golden_max_new_tokens=min(64, max_new_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)

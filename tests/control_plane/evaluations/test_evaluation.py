@@ -229,17 +229,20 @@ def test_what_is_asked_follows_from_the_operator_and_the_job(platform: Platform)
     letter = [Item(id="1", messages=(), expected="yes")]
     prose = [Item(id="1", messages=(), expected="many words " * 20)]
 
-    def asked_of(items: list[Item], **asked: Any) -> EvalRun:
+    def asked_of(**asked: Any) -> EvalRun:
         run = EvalRun(base_model_dir=Path("base"), adapter_dir=None, out_dir=Path("out"))
-        return evaluation_step._with_suites(run, settings, parse(asked), items, ("tiny-base", None))
+        return evaluation_step._with_suites(run, settings, parse(asked))
 
-    assert (asked_of(letter).capability, asked_of(letter).safety, asked_of(letter).judge) == (("a",), True, None)
-    assert asked_of(letter, capability=["b"]).capability == ("b",)
-    assert asked_of(letter, skip=["capability", "safety"]).capability == ()
-    assert asked_of(letter, skip=["safety"]).safety is False
-    assert asked_of(prose).judge == JudgeSettings(url="http://j/v1", model="m", family=settings.judge_family, others=("tiny-base",))
-    assert asked_of(prose, judge=False).judge is None
-    told = asked_of(letter, judge=True).judge
+    def judge_of(items: list[Item], **asked: Any) -> JudgeSettings | None:
+        return evaluation_step._judge(settings, parse(asked), items, ("tiny-base", None))
+
+    assert (asked_of().capability, asked_of().safety, judge_of(letter)) == (("a",), True, None)
+    assert asked_of(capability=["b"]).capability == ("b",)
+    assert asked_of(skip=["capability", "safety"]).capability == ()
+    assert asked_of(skip=["safety"]).safety is False
+    assert judge_of(prose) == JudgeSettings(url="http://j/v1", model="m", family=settings.judge_family, others=("tiny-base",))
+    assert judge_of(prose, judge=False) is None
+    told = judge_of(letter, judge=True)
     assert told is not None and told.max_items == 50
 
 

@@ -16,7 +16,9 @@ from agent.workload import Kind, NodeShare, Workload
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
 from ft_assets.retries import RetryPolicy
+from ft_assets.telemetry import spans
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
@@ -37,7 +39,7 @@ def workload(name: str = NAME, *, num_nodes: int = 1, gpus: int = 8, pool: str =
         name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="ft_assets.training.runtime",
         processes=(gpus,) * num_nodes, report_to="http://ft-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
         placement=tuple(NodeShare(node=f"f-{n}", devices=tuple(range(gpus))) for n in range(num_nodes)),
-        labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"}, secrets=("FT_SECRET", "FT_UNSET"),
+        labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"},
         env={"FT_JOB": "ftjob-1"},
     )  # fmt: skip
 
@@ -134,12 +136,16 @@ def test_a_pending_pod_says_why(bench: Bench) -> None:
     assert (bench.get().phase, bench.get().reason) == (PENDING, 'ImagePullBackOff: Back-off pulling image "registry.example/ft"')
 
 
-def test_the_token_and_passed_on_secrets_are_in_the_secret_and_nowhere_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FT_SECRET", "a-secret-value")
+def test_the_token_is_in_the_secret_and_nowhere_else_and_no_key_of_the_operator_anywhere(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (spans.HEADERS, JUDGE_KEY, SAFETY_KEY):
+        monkeypatch.setenv(name, "a-secret-value")
     bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
     bench.nodes.admit(NAME)
     data = {name: base64.b64decode(value).decode() for name, value in bench.secret()["data"].items()}
-    assert data["token"] == TOKEN and data["FT_SECRET"] == "a-secret-value" and "FT_UNSET" not in data
+    assert set(data) == {"token", "workload.json"} and data["token"] == TOKEN
+    assert "a-secret-value" not in data["workload.json"]
     assert Workload.from_json(data["workload.json"]) == workload(num_nodes=2), "the agent finds the whole description, by value"
     for key, found in bench.cluster.objects.items():
         if key[0] != "secrets":

@@ -19,6 +19,7 @@ import pytest
 from agent.workload import NODE_DIR, TOKEN_FILE, VARIABLE, Input, InputFile, Kind, NodeShare, StoredCheckpoint, Workload
 from control_plane.platform.protocols import WorkloadPhase
 from ft_assets.errors import InvalidRequest, Unavailable
+from ft_assets.telemetry import spans
 from resources.launcher import LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from resources.launcher.process_identity import alive, group_alive, identity
@@ -121,13 +122,13 @@ def test_a_workload_runs_to_its_end_and_its_exit_code_is_kept(bench: Bench) -> N
     assert (bench.work("job-a1") / "ready").read_text() == str(bench.files("job-a1")), "it runs in its own directory"
 
 
-def test_a_secret_reaches_the_workload_and_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FT_SECRET", "a-secret-value")
-    workload = replace(bench.workload(sleep_s=0), secrets=("FT_SECRET", "FT_UNSET"))
-    bench.launcher.start_or_adopt(workload)
+def test_the_collectors_headers_reach_the_workload_and_no_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(spans.HEADERS, "a-secret-value")
+    monkeypatch.setenv("FT_SECRET", "another-secret")
+    bench.launcher.start_or_adopt(bench.workload(sleep_s=0))
     bench.wait_for("job-a1", WorkloadPhase.EXITED)
     seen = bench.environment("job-a1")
-    assert seen["FT_SECRET"] == "a-secret-value" and "FT_UNSET" not in seen
+    assert seen[spans.HEADERS] == "a-secret-value" and "FT_SECRET" not in seen
     assert not [f for f in (bench.root / "launcher").rglob("*") if f.is_file() and b"a-secret-value" in f.read_bytes()]
 
 
@@ -350,7 +351,6 @@ def test_a_workload_finds_its_whole_description(bench: Bench) -> None:
         report_to="http://127.0.0.1:1",
         grace_s=1.5,
         labels={"pool": "local"},
-        secrets=("FT_UNSET",),
     )
     bench.launcher.start_or_adopt(described)
     bench.wait_ready("job-a1")

@@ -7,13 +7,14 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ft_assets.durable_files import write_json
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.heartbeat import Milestones
 from ft_assets.evals.run.run_file import EvalRun
-from ft_assets.evals.suites import task_files
-from tests.support.jobs.evaluation_results import result, subject
+from ft_assets.evals.suites import safety, task_files
+from tests.support.jobs.evaluation_results import result, section, subject
 
 GO, STARTS, HOLD, SUITES = "go", "starts", "hold", "suites.json"
 """In the job's directory: the result is written once the file ``go`` is there, which may hold an exit code; ``starts`` has a line for each
@@ -47,11 +48,21 @@ def main(path: Path) -> int:
         milestones.passed("answered", subject="base", suite="golden", num_items=1, seconds=0.1, cached=False)
         items = run.holdout_items()
         body = result(subject(items), subject(items, len(items), nll=1.0), digests=dict(run.digests), num_gpus=0)
+        if run.safety:
+            add_safety(body, run)
         for sections in body["subjects"].values():
-            for section in (sections or {}).values():
-                section["environment"] = "scripted"
+            for answers in (sections or {}).values():
+                answers["environment"] = "scripted"
         write_json(out_dir / run_file.RESULT_NAME, body)
     return code
+
+
+def add_safety(body: dict[str, Any], run: EvalRun) -> None:
+    """Answers to the safety set, which nothing has classified yet."""
+    asked = safety.suite(run.decoding, run.classifier)
+    body["suites"]["safety"] = {"kind": "safety", "digest": asked.digest, "num_items": asked.num_items, "version": asked.version}
+    for name in ("base", "adapter"):
+        body["subjects"][name]["safety"] = section({request.id: f"{name} cannot help." for request in asked.requests}, digest=asked.digest)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import pytest
 from ft_assets.evals.run import run_file
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.scoring import report
-from ft_assets.evals.scoring.judge import JudgeSettings
+from ft_assets.evals.scoring.review import Review
+from ft_assets.evals.suites.suite_items import Decoding
 from ft_assets.training import methods
 from tests.ft_assets.evals.run_evaluations import ENV, ROOT, evaluate, holdout_items, start
 from tests.ft_assets.training.preference_packs import build_preferences
@@ -67,7 +68,8 @@ def test_every_subject_answers_the_same_items(evaluated: dict[str, Any]) -> None
     losses = [list(texts(evaluated, subject, "validation").values()) for subject in ("base", "adapter")]
     assert [n for _, n in losses[0]] == [n for _, n in losses[1]]
     assert losses[0] != losses[1]
-    assert all(set(answer) == {"text", "refused", "by"} for answer in texts(evaluated, "adapter", "safety").values())
+    assert all(isinstance(answer, str) for answer in texts(evaluated, "adapter", "safety").values()), "no classifier runs here"
+    assert "judge" not in evaluated
 
 
 def test_an_adapter_that_changes_nothing_answers_as_the_base_does(evaluated: dict[str, Any]) -> None:
@@ -92,7 +94,10 @@ def test_what_was_planned_and_answered_is_told_once(place: Path, evaluated: dict
 
 
 def test_a_report_can_be_built_from_the_result(evaluated: dict[str, Any]) -> None:
-    made = report.build(evaluated, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
+    reviewed = Review(decoding=Decoding.limited(12)).complete(evaluated, holdout_items())
+    assert all(set(answer) == {"text", "refused", "by"} for answer in texts(reviewed, "adapter", "safety").values())
+    assert reviewed["suites"] == evaluated["suites"], "the digests stay, so that verdicts are found again"
+    made = report.build(reviewed, holdout_items(), method=methods.get("sft"), base_model="m", base_digest="b", adapter_manifest_sha256="a")
     assert {"exact_match", "coherent", "perplexity", "refused"} <= {s.metric for s in made.scores}
     assert made.score("validation", "perplexity").n == 6  # type: ignore[union-attr]
 
@@ -219,7 +224,7 @@ def test_a_run_file_that_cannot_be_read_is_the_callers_fault(tmp_path: Path) -> 
 def test_a_run_file_survives_the_disk(place: Path, tmp_path: Path) -> None:
     run = EvalRun(
         **common(place), adapter_dir=place / "adapter", task_dirs=(place,), capability=("a", "b"), known={"base": {"d": {"answers": {}}}},
-        judge=JudgeSettings(url="http://j/v1", model="m", max_items=3), out_dir=tmp_path,
+        out_dir=tmp_path,
     )  # fmt: skip
     run.write(tmp_path / "run.json")
     assert EvalRun.read(tmp_path / "run.json") == run

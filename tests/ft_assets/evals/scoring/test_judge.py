@@ -11,7 +11,7 @@ import pytest
 from ft_assets.evals.scoring import judge
 from ft_assets.evals.scoring.judge import Pair, judge_pairs, parse, tally
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, Endpoint, EndpointFailed
-from ft_assets.evals.suites.model_requests import Generate
+from ft_assets.evals.suites.suite_items import Item
 from tests.support.models.tiny_model import build_tiny_model
 from tests.support.servers.chat_server import Body, chat_server
 from tests.support.servers.inference_server import TOKEN, free_port, inference_server
@@ -114,6 +114,13 @@ def test_a_server_that_stays_down_fails_the_judge() -> None:
     assert (section.failed, section.error) == (3, "judge_failed")
 
 
+def test_a_judge_that_fails_too_often_is_not_asked_about_the_rest() -> None:
+    with chat_server(lambda _: "no idea") as server, endpoint(server.url) as asked:
+        section = judge_pairs(pairs(40), asked, threads=1)
+    assert (section.failed, section.error) == (40, "judge_failed")
+    assert 2 * 9 <= len(server.requests) <= 2 * 10, "nine of forty are more than a fifth; one more may be on its way"
+
+
 def test_a_wrong_key_is_not_tried_with_every_pair() -> None:
     with chat_server(prefers_long) as server, endpoint(server.url) as asked:
         server.statuses = [401] * 100
@@ -206,17 +213,17 @@ def test_an_answer_cannot_leave_its_tags() -> None:
 
 
 def test_pairs_are_spread_evenly_over_the_items() -> None:
-    asked = [Generate(id=f"i{n}", messages=({"role": "user", "content": "q"},), max_new_tokens=8) for n in range(100)]
-    answers = {r.id: "a" for r in asked}
-    chosen = judge.pairs_of(asked, answers, answers, limit=10, expected={})
+    asked = [Item(id=f"i{n}", messages=({"role": "user", "content": "q"},)) for n in range(100)]
+    answers = {item.id: "a" for item in asked}
+    chosen = judge.pairs_of(asked, answers, answers, limit=10)
     assert [p.id for p in chosen] == [f"i{n}" for n in range(0, 100, 10)]
 
 
 def test_a_judge_sees_answers_without_their_reasoning() -> None:
-    asked = [Generate(id="i", messages=({"role": "user", "content": "q"},), max_new_tokens=8)]
+    asked = [Item(id="i", messages=({"role": "user", "content": "q"},), expected="yes")]
     thought = "<think>\nhm\n</think>\n\n"
-    (pair,) = judge.pairs_of(asked, {"i": f"{thought}yes"}, {"i": f"{thought}no"}, limit=1, expected={"i": "yes"})
-    assert (pair.candidate, pair.base) == ("yes", "no")
+    (pair,) = judge.pairs_of(asked, {"i": f"{thought}yes"}, {"i": f"{thought}no"}, limit=1)
+    assert (pair.candidate, pair.base, pair.expected) == ("yes", "no", "yes")
 
 
 def test_a_refused_request_is_not_sent_again() -> None:
