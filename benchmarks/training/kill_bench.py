@@ -36,7 +36,7 @@ from tests.support.models.tiny_model import build_tiny_model
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_STEPS = 5
 WINDOWS, BATCH, ACCUMULATION, LENGTH = 40, 2, 4, 256
-QUICK = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+QUICK = {"fsync": "off", "full_page_writes": "off"}
 """The machine does not lose power here."""
 
 
