@@ -16,8 +16,8 @@ from control_plane.platform.protocols import WorkloadStatus
 from resources.launcher import LocalGangs
 from resources.object_store.s3 import S3ObjectStore
 from tests.support.jobs.followed_jobs import Job, plain_weights
-from tests.support.jobs.workload_logs import log_of
 from tests.support.processes.scripted_training import Scenario
+from tests.support.processes.workload_logs import log_of
 from tests.support.servers.checked_s3 import checked_s3
 
 

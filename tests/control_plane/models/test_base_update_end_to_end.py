@@ -39,8 +39,8 @@ from ft_assets.errors import Conflict
 from resources.launcher import LocalLauncher
 from tests.control_plane.models.test_base_updates import variant
 from tests.support.jobs.followed_evaluations import following
-from tests.support.jobs.workload_logs import log_of
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.processes.workload_logs import log_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 HYPERPARAMETERS = {"n_epochs": 3, "learning_rate": 5e-3, "rank": 16, "max_seq_len": 128, "batch_size": 8}

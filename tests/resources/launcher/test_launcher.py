@@ -23,7 +23,7 @@ from ft_assets.telemetry import spans
 from resources.launcher import LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from resources.launcher.process_identity import alive, group_alive, identity
-from tests.support.jobs.workload_logs import log_of
+from tests.support.processes.workload_logs import log_of
 
 SCRIPT = """
 import json, os, signal, subprocess, sys, time

@@ -16,7 +16,7 @@ from control_plane.platform.protocols import WorkloadPhase
 from resources.launcher import LocalGangs, LocalLauncher
 from resources.launcher.local_processes import REPOSITORY
 from tests.support.jobs.followed_jobs import until
-from tests.support.jobs.workload_logs import log_of
+from tests.support.processes.workload_logs import log_of
 
 SCRIPT = """
 import json, os, signal, sys, time

@@ -28,8 +28,8 @@ from ft_assets import layout
 from ft_assets.datasets.packs.manifest import PackManifest
 from resources.launcher import LocalGangs
 from tests.support.jobs.training_specs import SPEC
-from tests.support.jobs.workload_logs import log_of
 from tests.support.processes.scripted_training import Scenario
+from tests.support.processes.workload_logs import log_of
 
 
 class Scripted:
