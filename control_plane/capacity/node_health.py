@@ -65,7 +65,7 @@ def take_out_failing(platform: Platform) -> list[str]:
             for node in sorted(names & failing.keys() - drained):
                 why = f"{len(failing[node])} jobs failed on it within a day: {', '.join(failing[node])}"
                 if len(names & drained) >= len(names) // 2:
-                    log.warning("node %s stays in service, because half of pool %s is drained: %s", node, pool.name, why)
+                    _log_kept(node, pool.name, why)
                     continue
                 _take_out(conn, node, why, now)
                 drained.add(node)
@@ -106,3 +106,8 @@ def _take_out(conn: Connection, node: str, reason: str, now: datetime) -> None:
 @cache
 def _log_unknown(node: str) -> None:
     log.warning("metrics of node %s are ignored: no pool has a node of that name", node)
+
+
+@cache
+def _log_kept(node: str, pool: str, why: str) -> None:
+    log.warning("node %s stays in service, because at most half of pool %s is drained: %s", node, pool, why)

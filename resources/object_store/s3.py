@@ -198,7 +198,7 @@ class S3ObjectStore:
         tenant = layout.tenant_of(key)
         if tenant is None or not self._kms_key:
             return {}
-        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self._kms_key.format(tenant=tenant)}
+        return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self._kms_key.replace("{tenant}", tenant)}
 
     def _signed(self, operation: str, **parameters: Any) -> str:
         url: str = self._client.generate_presigned_url(operation, Params={"Bucket": self._bucket, **parameters}, ExpiresIn=GRANTED_S)

@@ -61,6 +61,7 @@ def test_tenants_have_keys_of_their_own(tmp_path: Path) -> None:
     (tmp_path / KEYS / "a").unlink()
     with pytest.raises(IntegrityError, match="restore the keys or the object from a backup"):
         opened(tmp_path).get_bytes("tenants/a/x")
+    assert not (tmp_path / KEYS / "a").exists(), "a restored key must not find a new one in its place"
     assert opened(tmp_path).get_bytes("tenants/b/x") == TEXT
 
 
