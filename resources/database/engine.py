@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from control_plane.platform.context import Logins, confine
 from control_plane.platform.settings import Settings
@@ -21,12 +24,15 @@ POOL_SIZE = 10
 MAX_OVERFLOW = 10
 """At most 20 connections per login role; tenant and platform connections together match the API's 40 threads."""
 POOL_TIMEOUT_S = 10.0
+PING_AFTER_S = 1.0
+"""Idle time after which a connection is pinged before use: no server restarts within it, and a busy API saves a round trip a query."""
 CONNECTION: Mapping[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000,
 }  # fmt: skip
 """Settings of libpq that reveal within a minute that the server is gone without a word, while waiting for it and while sending to it."""
 SESSION_OPTIONS = (
     "-c timezone=UTC",
+    "-c default_transaction_isolation=read\\ committed",  # here, because psycopg2 repeats a level of its own in statements
     "-c statement_timeout=30s",  # no API call may take longer; migrations disable it
     "-c lock_timeout=10s",
     "-c idle_in_transaction_session_timeout=60s",  # a hung process must not lock a job's row forever
@@ -34,7 +40,7 @@ SESSION_OPTIONS = (
 
 
 def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Engine:
-    """Create an engine at READ COMMITTED. It survives a server restart: each connection is pinged before use.
+    """Create an engine at READ COMMITTED. It survives a server restart: a connection that was idle is pinged before use.
 
     Invariants that need more than one statement take row locks; none relies on a higher isolation level.
     """
@@ -43,17 +49,31 @@ def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX
         parsed = parsed.set(drivername="postgresql+psycopg2")  # SQLAlchemy 2.1 reads a bare postgresql:// as psycopg 3
     engine = sa.create_engine(
         parsed,
-        pool_pre_ping=True,
         pool_size=pool_size,
         max_overflow=max_overflow,
         pool_timeout=POOL_TIMEOUT_S,
         pool_recycle=1800,
         hide_parameters=True,  # errors are logged, and the values are tenants' data
-        isolation_level="READ COMMITTED",
         connect_args={**CONNECTION, "application_name": "ft", "options": " ".join(SESSION_OPTIONS)},
     )
     sa.event.listen(engine, "begin", confine)
+    sa.event.listen(engine, "checkin", _note_time)
+    sa.event.listen(engine, "checkout", partial(_ping_idle, engine.dialect))
     return engine
+
+
+def _note_time(_connection: DBAPIConnection | None, record: ConnectionPoolEntry) -> None:
+    record.info["returned_at"] = time.monotonic()
+
+
+def _ping_idle(dialect: sa.Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _user: PoolProxiedConnection) -> None:
+    """Have the pool replace its connections if this one was idle and is broken."""
+    now = time.monotonic()
+    if now - record.info.get("returned_at", now) > PING_AFTER_S:
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            raise sa.exc.InvalidatePoolError from error
 
 
 def make_logins(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Logins:

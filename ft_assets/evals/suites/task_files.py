@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ft_assets import yaml_files
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.tasks import files
 from ft_assets.typed_json import JsonObject
@@ -211,11 +212,11 @@ def absolute_files(config: Mapping[str, Any], directory: Path) -> dict[str, Path
     return {split: directory / name for split, name in by_split.items()}
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml_files.SafeLoader):
     """Parses ``!function module.name`` as a text."""
 
 
-def _named_function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+def _named_function(loader: _Loader, node: yaml.ScalarNode) -> str:
     return str(loader.construct_scalar(node))
 
 

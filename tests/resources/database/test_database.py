@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from control_plane.platform.settings import load
 from deploy.local.supervisor import lock
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from resources.database import embedded, migrate
-from resources.database.engine import control_plane_url, dagster_url, make_engine
+from resources.database.engine import PING_AFTER_S, control_plane_url, dagster_url, make_engine
 from tests.support.platform.declared_tables import declared_tables
 
 
@@ -173,3 +174,35 @@ def test_a_hung_server_is_replaced_at_the_next_start_and_keeps_its_data(home: Pa
         again.close()
     finally:
         embedded.stop(server)
+
+
+def test_idle_connections_that_the_server_has_ended_are_replaced(empty_database: str) -> None:
+    engine, other = make_engine(empty_database), make_engine(empty_database)
+    held = [engine.connect() for _ in range(3)]
+    for conn in held:
+        conn.close()
+    with other.begin() as conn:
+        ended = conn.exec_driver_sql(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert ended.scalar_one() == 3
+    time.sleep(1.1 * PING_AFTER_S)
+    for _ in range(3):
+        with engine.connect() as conn:
+            assert conn.exec_driver_sql("SELECT 1").scalar_one() == 1
+    engine.dispose()
+    other.dispose()
+
+
+def test_transactions_read_what_is_committed_whatever_the_database_prefers(empty_database: str) -> None:
+    engine = make_engine(empty_database)
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"ALTER DATABASE {sa.make_url(empty_database).database} SET default_transaction_isolation = 'serializable'")
+    engine.dispose()
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "read committed"
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.exec_driver_sql("SELECT 1")
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "read committed"
+    engine.dispose()
