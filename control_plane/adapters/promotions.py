@@ -17,9 +17,9 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
 from control_plane.serving.rollout import LOADED, UNLOADED
-from ft_assets.adapters import promotion_rules, whole_model
+from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
+from ft_assets.adapters.record import FULL, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from ft_assets.storable_text import printable
@@ -113,12 +113,12 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
         accepted = accepted_bases.accepted_digests(conn, current)
     return promotion_rules.Candidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
-        catalogue_digest=in_catalogue, file_refusals=found,
+        catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
     )  # fmt: skip
 
 
 def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:
-    """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, which they do not serve."""
+    """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, whose server checks them."""
     return [f"{r.code}: {r.detail}" for r in _look(platform, get_adapter(platform, tenant, reference))]
 
 
@@ -128,7 +128,8 @@ MAX_LOOKED = 4096
 
 
 def _look(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
-    """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model."""
+    """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model, whose files
+    were verified when it was registered, and are compared with the manifest where its server starts."""
     if record.type == FULL:
         return ()
     directory = node_files.materialise(platform, record)
@@ -182,13 +183,14 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     requested = rollout.ask(platform)
     ready = requested.pool(previous.base_model)
     why = rollout.load(platform, previous, requested)
-    if not ready or current.stage != Stage.PRODUCTION:
+    whole = previous.type == FULL
+    if not (ready or whole) or current.stage != Stage.PRODUCTION:
         return
     with platform.engine.connect() as conn:
-        served = observations.is_served(conn, previous.id, [r.url for r in ready])
+        served = observations.is_served(conn, previous.id, None if whole else [r.url for r in ready])
         accepted = accepted_bases.accepted_digests(conn, previous)
     reported = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
-    if served and reported & accepted:
+    if served and (whole or reported & accepted):
         return
     if served:
         why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"
@@ -243,9 +245,8 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
         if record.stage != Stage.DEPRECATED:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
             set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
-            if record.type == LORA:
-                model_routes.tell_of_withdrawal(conn, record, platform.clock())
-                rollout.desire(conn, record, UNLOADED, platform.clock())
+            model_routes.tell_of_withdrawal(conn, record, platform.clock())
+            rollout.desire(conn, record, UNLOADED, platform.clock())
     return get_adapter(platform, tenant, record.id)
 
 
@@ -295,8 +296,6 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
             code="model_not_found",
             param="model",
         )
-    if adapter.type == FULL:
-        raise Conflict(f"model {adapter.id} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
     if adapter.stage != Stage.PRODUCTION:
         raise Conflict(f"adapter {adapter.id} is {adapter.stage} and not served; promote it first", code="model_not_served", param="model")
     return Resolved(model=adapter.name, adapter=adapter)

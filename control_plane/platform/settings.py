@@ -187,6 +187,16 @@ class Settings:
         return self.work_dir / "adapters"
 
     @property
+    def servers_dir(self) -> Path:
+        """The servers of whole models on this machine, a directory for each."""
+        return self.work_dir / "servers"
+
+    @property
+    def embedded_inference(self) -> bool:
+        """Whether the only inference server is the one that the local stack starts."""
+        return self.inference_urls == (f"http://127.0.0.1:{self.inference_port}",)
+
+    @property
     def models_dir(self) -> Path:
         """The operator's catalogue of base models, and what was fetched for it."""
         return self.home / "models"

@@ -18,6 +18,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, ERROR, MODIFIED, SharedInformer
 
 from control_plane.capacity import kueue
+from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import Manifest
 from ft_assets.errors import Conflict, FtError, Unavailable
 
@@ -65,13 +66,15 @@ COHORTS = Resource("Cohort", kueue.API, "cohorts", namespaced=False)
 RESOURCE_FLAVORS = Resource("ResourceFlavor", kueue.API, "resourceflavors", namespaced=False)
 TOPOLOGIES = Resource("Topology", kueue.API, "topologies", namespaced=False)
 PRIORITY_CLASSES = Resource("WorkloadPriorityClass", kueue.API, "workloadpriorityclasses", namespaced=False)
-NODES = Resource("Node", "v1", "nodes", namespaced=False)
 DEPLOYMENTS = Resource("Deployment", "apps/v1", "deployments")
+STATEFUL_SETS = Resource("StatefulSet", "apps/v1", "statefulsets")
+SERVICES = Resource("Service", "v1", "services")
+INFERENCE_POOLS = Resource("InferencePool", f"{llm_d.POOL_GROUP}/v1", "inferencepools")
 BY_KIND: Mapping[str, Resource] = {
     each.kind: each
     for each in (
         JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, ROLE_BINDINGS, LOCAL_QUEUES, WORKLOADS,
-        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES,
+        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES, DEPLOYMENTS, STATEFUL_SETS, SERVICES, INFERENCE_POOLS,
     )
 }  # fmt: skip
 
@@ -138,11 +141,12 @@ class KubernetesApi:
         except _Missing as error:
             raise Unavailable(f"namespace {namespace} does not exist yet: {error.message}", code="cluster_unavailable") from error
 
-    def apply(self, manifest: Manifest) -> None:
-        """Create an object or change it, so that it has the fields of `manifest`."""
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Create an object or change it, so that it has the fields of `manifest`; returns it as it is then."""
         resource, namespace = _of(manifest)
         path = resource.path(namespace, manifest["metadata"]["name"])
-        self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
+        made: Manifest = self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY).json()
+        return made
 
     def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> bool:
         """Merge `changes` into an object; returns whether there is one. :class:`Outdated` if they name another resource version."""

@@ -32,7 +32,8 @@ NAMESPACED = {
     "ResourceQuota": ("v1", "resourcequotas"), "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
-    "Deployment": ("apps/v1", "deployments"),
+    "Deployment": ("apps/v1", "deployments"), "StatefulSet": ("apps/v1", "statefulsets"), "Service": ("v1", "services"),
+    "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools"),
 }  # fmt: skip
 PLURALS = {
     "Namespace": "namespaces", "Node": "nodes", "ClusterQueue": "clusterqueues", "Cohort": "cohorts", "ResourceFlavor": "resourceflavors",
