@@ -81,7 +81,7 @@ nodeAffinity:
 {{- end }}
 
 {{- define "ft.inferenceEnv" -}}
-{{- if .Values.inference.urls }}
+{{- if or .Values.inference.urls .Values.modelServers }}
 - name: FT_INFERENCE_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.inference.secret }}, key: token}}
 {{- end }}
