@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 
 import yaml
 
@@ -92,6 +93,7 @@ def route(platform: Platform, tenant: str, name: str) -> str:
     return cluster.to_yaml([made])
 
 
+@cache  # callers look up the URLs of pools for every request
 def _shape(base: BaseModel) -> ModelShape:
     return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
 

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from control_plane.adapters import manifests
@@ -56,8 +56,9 @@ class KubernetesServers:
         pools = {pool.name: pool for pool in self._pools()}
         for name, pool in pools.items():
             self._keep_pool(pool, there.get(name))
+        is_known = len(pools) == len(self.settings.pools)
         for name, (resource, _) in there.items():
-            if name not in wanted and name not in pools:
+            if name not in wanted and name not in pools and (resource is DEPLOYMENTS or is_known):
                 self.api.delete(resource, name, self.settings.namespace)
         return found
 
@@ -65,11 +66,12 @@ class KubernetesServers:
         return [url for pool in self._pools() for url in llm_d.urls(pool, self.settings)]
 
     def _pools(self) -> Iterator[Pool]:
+        """Return the pools of models that the catalogue has; as long as one is missing from it, no pool is deleted."""
         for model, size in self.settings.pools.items():
             try:
                 yield manifests.pool_of(self.models.card(model), **size)
             except FtError as error:
-                log.warning("pool %s is left out: %s", model, error.message)
+                _warn_once(f"pool {model} is left out: {error.message}")
 
     def _keep_model(self, model: AdapterRecord, there: tuple[Resource, Manifest] | None) -> ModelServer:
         url = servers.url(model, self.settings)
@@ -84,7 +86,7 @@ class KubernetesServers:
             made = manifests.pool_objects(pool, self.settings)
             self._apply([each for each in made if each["kind"] != "InferencePool" or self.settings.gateway_namespace], there)
         except FtError as error:
-            log.warning("pool %s cannot be kept: %s", pool.base_model, error.message)
+            _warn_once(f"pool {pool.base_model} cannot be kept: {error.message}")
 
     def _apply(self, made: Sequence[Manifest], there: tuple[Resource, Manifest] | None) -> None:
         """Apply a server's objects unless they are applied; the mark that all of them are is set last."""
@@ -105,6 +107,12 @@ class KubernetesServers:
         selector = cluster.selector(servers.COMPONENT, servers.object_name(model))
         pods = self.api.list(PODS, self.settings.namespace, labels=",".join(f"{key}={value}" for key, value in selector.items()))
         return next((trouble for pod in pods for trouble in _troubles(pod)), None)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log what every pass finds."""
+    log.warning("%s", message)
 
 
 def _kept(made: Manifest, **about: Any) -> Manifest:

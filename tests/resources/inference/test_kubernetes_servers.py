@@ -198,6 +198,17 @@ def test_pools_are_kept_beside_models_and_their_urls_are_known_without_the_clust
     assert bench.names() == {}
 
 
+def test_pools_are_not_deleted_while_the_catalogue_lacks_a_model(bench: Bench) -> None:
+    bench.servers(pools={"tiny": {}}).keep([])
+    before = bench.names()
+    known, bench.models = bench.models, Catalogue({})
+    lost = bench.servers(pools={"tiny": {}})
+    assert (lost.pool_urls(), lost.keep([]), bench.names()) == ([], {}, before)
+    bench.models = known
+    bench.servers(pools={"tiny": {}}).keep([])
+    assert bench.names() == before
+
+
 def test_an_update_of_a_base_replaces_its_pool(bench: Bench, tmp_path: Path) -> None:
     bench.servers(pools={"tiny": {}}).keep([])
     (before,) = bench.names()["statefulsets"]
