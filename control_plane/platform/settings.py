@@ -66,8 +66,8 @@ class Settings:
     base_models: tuple[Path, ...] = ()
     """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
     cluster_file: Path | None = None
-    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers. Default:
-    none, and none are rendered."""
+    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers; on a
+    cluster, the worker applies them. Default: none, and none are rendered."""
     local_gpus: int = 1
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one rank of a job. More slots than GPUs share them. Default 1."""
     premium_gpus: int = 0
