@@ -9,6 +9,7 @@ import pytest
 
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
+from control_plane.platform.context import Actor
 from control_plane.serving import model_routes, rollout
 from control_plane.serving.routes import _target
 from control_plane.tenant_data.erasure import Servers as AskedServers
@@ -165,9 +166,12 @@ def test_files_are_needed_while_a_server_may_answer_with_them(place: Place, own:
     assert served_by(place.platform, [whole], AskedServers(platform=place.platform)) is None
 
 
-def test_a_promotion_waits_for_no_server(place: Place, own: OwnServers) -> None:
+def test_a_tenants_promotion_waits_for_no_server(place: Place, own: OwnServers) -> None:
     whole = place.whole_model("w")
-    place.desire(whole)
-    record = adapters.get_adapter(place.platform, place.tenant, whole)
-    assert rollout.load(place.platform, record) is None
+    theirs = place.platform.in_scope_of(place.tenant, Actor(kind="key", id="key-1"))
+    promoted = promotions.promote(theirs, place.tenant, whole)
+    assert (promoted.stage, promoted.desired, promoted.observed) == ("production", "loaded", "unloaded")
     assert own.kept == [] and rollout.is_needed(place.platform)
+    assert place.round() == [f"http://{whole} probe"]
+    assert promotions.promote(theirs, place.tenant, whole).observed == "loaded", "a second call changes nothing"
+    assert promotions.deprecate(theirs, place.tenant, whole).desired == "unloaded"
