@@ -77,6 +77,7 @@ class ReleasedHold:
     total_steps: int | None
     num_gpus: int
     evaluation_s: float | None
+    evaluation_gpus: int
     used_s: float
 
     @property
@@ -84,7 +85,7 @@ class ReleasedHold:
         """What the job still needs: by its pace if it has made steps, else its hold less what it has used."""
         step, total = self.step or 0, self.total_steps or 0
         if self.used_s > 0 and 0 < step <= total:
-            return self.used_s * (total - step) / step + (self.evaluation_s or 0.0)
+            return self.used_s * (total - step) / step + (self.evaluation_s or 0.0) * self.evaluation_gpus
         return max(self.gpu_seconds - self.used_s, LEAST_REST_S * self.num_gpus)
 
 
@@ -204,7 +205,11 @@ def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> R
 
 def hold_evaluation(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
     """Reduce the holds of these jobs, which are trained, to what their evaluation takes."""
-    expected = sa.select(sa.func.coalesce(jobs.c.evaluation_s, 0.0)).where(jobs.c.id == quota_holds.c.job_id).scalar_subquery()
+    expected = (
+        sa.select(sa.func.coalesce(jobs.c.evaluation_s * jobs.c.evaluation_gpus, 0.0))
+        .where(jobs.c.id == quota_holds.c.job_id)
+        .scalar_subquery()
+    )
     this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
     conn.execute(sa.update(quota_holds).where(this).values(gpu_seconds=_used_by(quota_holds.c.job_id, now) + expected))
 

@@ -114,7 +114,7 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
     seed = request.seed or 0
     spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
-    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model)
+    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model) * placed.evaluation_gpus
     return Expected(gpu_seconds=gpu_seconds, counted=known is not None)
 
 
@@ -123,7 +123,10 @@ EVALUATED_7B_S = 1800.0
 
 
 def evaluation_s(model: BaseModel) -> float:
-    """Return how long the evaluation that follows a training holds its GPU: mostly reading and generating, which grow with the weights."""
+    """Return how long the evaluation that follows a training holds its GPUs: mostly reading and generating, which grow with the weights.
+
+    Several GPUs make it no faster: each computes its own layers while the others wait.
+    """
     return SETUP_S + EVALUATED_7B_S * model.num_parameters / 7e9
 
 
