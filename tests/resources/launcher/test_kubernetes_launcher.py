@@ -25,7 +25,7 @@ from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
 from tests.support.jobs.followed_jobs import until
 from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.servers.kubernetes_nodes import Nodes, with_condition
 
 NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
 FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
@@ -352,6 +352,27 @@ def test_a_gang_whose_node_does_not_answer_is_lost_after_its_grace_period(bench:
     status = bench.launcher.stop(NAME, grace_s=0)
     assert (status.phase, status.ended_at, status.evicted) == (LOST, None, False)
     assert status.reason.startswith("DeletionByTaintManager")
+
+
+def test_a_workload_on_a_node_that_the_cluster_has_lost_is_lost_at_the_end_of_its_grace_period(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.lose("node-0")
+    assert bench.get().phase is RUNNING, "it may only be cut off"
+    began = time.monotonic()
+    assert bench.launcher.stop(NAME, grace_s=1).phase is LOST
+    assert time.monotonic() - began < UNANSWERED_S / 3
+
+
+def test_a_pod_that_its_kubelet_reports_as_not_ready_may_still_report_its_end(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.on_sigterm = lambda _pod: None
+    (pod,) = bench.nodes.pods(NAME)
+    bench.cluster.store(
+        ("pods", "t-acme", pod["metadata"]["name"]), with_condition(pod, "Ready", status=False, reason="ContainersNotReady"), "MODIFIED"
+    )
+    bench.cluster.delete(("pods", "t-acme", pod["metadata"]["name"]), 60)
+    bench.ahead_s = 61
+    assert bench.get().phase is RUNNING
 
 
 def test_what_kueue_evicts_is_withdrawn_and_not_started_again(bench: Bench) -> None:
