@@ -109,7 +109,8 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:
-    status = bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    assert bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN).phase is PENDING
+    status = bench.get()
     assert (status.phase, status.started_at) == (PENDING, None)
     assert status.reason == "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota"
     assert bench.nodes.pods(NAME) == [], "its pods hold no quota that it was not given"
@@ -153,6 +154,13 @@ def test_the_token_is_in_the_secret_and_nowhere_else_and_no_key_of_the_operator_
             for hidden in (TOKEN, "a-secret-value", *bench.secret()["data"].values()):
                 assert hidden not in text, key
     assert len(bench.nodes.pods(NAME)) == 2, "the pods were looked at too"
+
+
+def test_a_start_sends_four_requests(bench: Bench) -> None:
+    bench.cluster.requests.clear()
+    assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is PENDING
+    sent = [f"{method} {path.split('?')[0].split('/')[-1]}" for method, path in bench.cluster.requests]
+    assert sent == ["POST configmaps", "POST secrets", "POST jobs", f"PATCH {NAME}"], "the last one gives the Secret its owner"
 
 
 def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
