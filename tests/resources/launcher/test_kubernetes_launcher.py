@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -474,6 +476,51 @@ def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: boo
     until(lambda: [(s.name, s.phase) for s in follower.list()] == [(NAME, EXITED), ("ftjob-2-a1", PENDING)], timeout_s=10)
     listed = [path for _, path in bench.cluster.requests if path.startswith("/apis/batch/v1/jobs?") and "watch" not in path]
     assert bool(listed) is too_old, "everything is listed again only if the past is gone"
+
+
+OUTAGE = """
+import logging, sys, time
+from ft_assets.errors import FtError
+from ft_assets.telemetry import logs, outages
+from kubernetes.client import ApiClient, Configuration
+from resources.launcher.kubernetes_api import KubernetesApi
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+outages.OVER_S = 3.0
+logs.configure("test")
+settings = Configuration(host=sys.argv[1])
+settings.api_key["authorization"] = sys.argv[2]
+follower = KubernetesLauncher(KubernetesApi(ApiClient(settings)), namespace="ft-platform", pools={})
+follower.list()
+print("follows", flush=True)
+met = 0
+while met < 20:
+    try:
+        follower.get(sys.argv[3])
+    except FtError as error:
+        logging.getLogger("watch").warning("it cannot be watched now: %s", error.message)
+        met += 1
+    time.sleep(0.2)
+print("met", flush=True)
+time.sleep(6)
+"""
+
+
+def test_an_outage_of_the_api_server_is_two_lines_in_the_log_of_a_follower() -> None:
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        bench.started()
+        settings = bench.client.configuration
+        command = [sys.executable, "-c", OUTAGE, settings.host, settings.api_key["authorization"], NAME]
+        follower = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        assert follower.stdout is not None and follower.stdout.readline() == "follows\n"
+        until(lambda: bench.cluster.watches == 3, timeout_s=10)
+        bench.cluster.faults.append(lambda _method, _path: "before")
+        bench.cluster.break_watches()
+        assert follower.stdout.readline() == "met\n"
+        bench.cluster.faults.clear()
+        lines = follower.communicate(timeout=60)[1].splitlines()
+    assert sum("does not answer" in line for line in lines) == sum("no further error" in line for line in lines) == 1, lines
+    assert len(lines) == 2, lines
 
 
 def test_a_follower_that_sees_no_changes_asks_instead_of_answering_from_the_past(bench: Bench) -> None:
