@@ -78,9 +78,11 @@ def running(home: Path) -> Iterator[ApiServer]:
     log = (home / "servers.log").open("wb")
     store, peer, port = (free_port() for _ in range(3))
     url, certificates = f"http://127.0.0.1:{store}", home / "certificates"
-    etcd = (f"--data-dir={home / 'etcd'}", f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--unsafe-no-fsync")
     peers = f"http://127.0.0.1:{peer}"
-    etcd += (f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}")
+    etcd = [
+        f"--data-dir={home / 'etcd'}", f"--listen-client-urls={url}", f"--advertise-client-urls={url}", "--unsafe-no-fsync",
+        f"--listen-peer-urls={peers}", f"--initial-advertise-peer-urls={peers}", f"--initial-cluster=default={peers}",
+    ]  # fmt: skip
     try:
         for command in ([program("etcd"), *etcd], [program("kube-apiserver"), *_options(home, url, port, certificates)]):
             started.append(subprocess.Popen(command, stdout=log, stderr=log))

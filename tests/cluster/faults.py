@@ -143,7 +143,7 @@ def _entries(cluster: Installed, jobs: Collection[str], kind: str) -> Mapping[At
     found = defaultdict[Attempt, list[Mapping[str, Any]]](list)
     with cluster.engine.connect() as conn:
         for row in conn.execute(query).mappings():
-            found[row["job_id"], row["attempt"]].append(row)
+            found[row["job_id"], row["attempt"]].append(dict(row))
     return found
 
 
