@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,7 @@ from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
 from tests.support.jobs.followed_jobs import until
 from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
-from tests.support.servers.kubernetes_nodes import Nodes
+from tests.support.servers.kubernetes_nodes import Nodes, with_condition
 
 NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
 FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
@@ -109,7 +111,8 @@ def bench() -> Iterator[Bench]:
 
 
 def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:
-    status = bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    assert bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN).phase is PENDING
+    status = bench.get()
     assert (status.phase, status.started_at) == (PENDING, None)
     assert status.reason == "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota"
     assert bench.nodes.pods(NAME) == [], "its pods hold no quota that it was not given"
@@ -153,6 +156,13 @@ def test_the_token_is_in_the_secret_and_nowhere_else_and_no_key_of_the_operator_
             for hidden in (TOKEN, "a-secret-value", *bench.secret()["data"].values()):
                 assert hidden not in text, key
     assert len(bench.nodes.pods(NAME)) == 2, "the pods were looked at too"
+
+
+def test_a_start_sends_four_requests(bench: Bench) -> None:
+    bench.cluster.requests.clear()
+    assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is PENDING
+    sent = [f"{method} {path.split('?')[0].split('/')[-1]}" for method, path in bench.cluster.requests]
+    assert sent == ["POST configmaps", "POST secrets", "POST jobs", f"PATCH {NAME}"], "the last one gives the Secret its owner"
 
 
 def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
@@ -354,6 +364,27 @@ def test_a_gang_whose_node_does_not_answer_is_lost_after_its_grace_period(bench:
     assert status.reason.startswith("DeletionByTaintManager")
 
 
+def test_a_workload_on_a_node_that_the_cluster_has_lost_is_lost_at_the_end_of_its_grace_period(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.lose("node-0")
+    assert bench.get().phase is RUNNING, "it may only be cut off"
+    began = time.monotonic()
+    assert bench.launcher.stop(NAME, grace_s=1).phase is LOST
+    assert time.monotonic() - began < UNANSWERED_S / 3
+
+
+def test_a_pod_that_its_kubelet_reports_as_not_ready_may_still_report_its_end(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.on_sigterm = lambda _pod: None
+    (pod,) = bench.nodes.pods(NAME)
+    bench.cluster.store(
+        ("pods", "t-acme", pod["metadata"]["name"]), with_condition(pod, "Ready", status=False, reason="ContainersNotReady"), "MODIFIED"
+    )
+    bench.cluster.delete(("pods", "t-acme", pod["metadata"]["name"]), 60)
+    bench.ahead_s = 61
+    assert bench.get().phase is RUNNING
+
+
 def test_what_kueue_evicts_is_withdrawn_and_not_started_again(bench: Bench) -> None:
     follower = bench.follower()
     bench.started()
@@ -445,6 +476,51 @@ def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: boo
     until(lambda: [(s.name, s.phase) for s in follower.list()] == [(NAME, EXITED), ("ftjob-2-a1", PENDING)], timeout_s=10)
     listed = [path for _, path in bench.cluster.requests if path.startswith("/apis/batch/v1/jobs?") and "watch" not in path]
     assert bool(listed) is too_old, "everything is listed again only if the past is gone"
+
+
+OUTAGE = """
+import logging, sys, time
+from ft_assets.errors import FtError
+from ft_assets.telemetry import logs, outages
+from kubernetes.client import ApiClient, Configuration
+from resources.launcher.kubernetes_api import KubernetesApi
+from resources.launcher.kubernetes_launcher import KubernetesLauncher
+outages.OVER_S = 3.0
+logs.configure("test")
+settings = Configuration(host=sys.argv[1])
+settings.api_key["authorization"] = sys.argv[2]
+follower = KubernetesLauncher(KubernetesApi(ApiClient(settings)), namespace="ft-platform", pools={})
+follower.list()
+print("follows", flush=True)
+met = 0
+while met < 20:
+    try:
+        follower.get(sys.argv[3])
+    except FtError as error:
+        logging.getLogger("watch").warning("it cannot be watched now: %s", error.message)
+        met += 1
+    time.sleep(0.2)
+print("met", flush=True)
+time.sleep(6)
+"""
+
+
+def test_an_outage_of_the_api_server_is_two_lines_in_the_log_of_a_follower() -> None:
+    with ExitStack() as stack:
+        bench = Bench(stack)
+        bench.started()
+        settings = bench.client.configuration
+        command = [sys.executable, "-c", OUTAGE, settings.host, settings.api_key["authorization"], NAME]
+        follower = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        assert follower.stdout is not None and follower.stdout.readline() == "follows\n"
+        until(lambda: bench.cluster.watches == 3, timeout_s=10)
+        bench.cluster.faults.append(lambda _method, _path: "before")
+        bench.cluster.break_watches()
+        assert follower.stdout.readline() == "met\n"
+        bench.cluster.faults.clear()
+        lines = follower.communicate(timeout=60)[1].splitlines()
+    assert sum("does not answer" in line for line in lines) == sum("no further error" in line for line in lines) == 1, lines
+    assert len(lines) == 2, lines
 
 
 def test_a_follower_that_sees_no_changes_asks_instead_of_answering_from_the_past(bench: Bench) -> None:
