@@ -18,6 +18,7 @@ from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.training.model_shapes import ModelShape
 from resources.launcher.kubernetes_tenants import DNS
+from tests.control_plane.api.test_authorization_matrix import TABLE as EVERY_ROUTE
 from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job
 from tests.deploy.helm.rendered_chart import EVERYTHING, FILES, MINIMAL, NAMESPACE, OFF, Pod, configuration, environment, of_kind, pods
 
@@ -179,6 +180,17 @@ def test_the_ingress_controller_reaches_the_api_and_dagster_and_prometheus_the_a
 
     assert reached("ingress-nginx") == {"api", "dagster"}
     assert reached("monitoring") == {"api"}
+
+
+def test_the_ingress_publishes_the_public_api_and_no_endpoint_that_is_for_callers_in_the_cluster() -> None:
+    (ingress,) = of_kind(EVERYTHING, "Ingress").values()
+    (paths,) = [rule["http"]["paths"] for rule in ingress["spec"]["rules"] if rule["host"] == "ft.example.com"]
+    exact = {path["path"] for path in paths if path["pathType"] == "Exact"}
+    below = tuple(f"{path['path']}/" for path in paths if path["pathType"] == "Prefix")
+    every = {entry.split()[1] for entry in EVERY_ROUTE}
+    hidden = {path for path in every if path not in exact and not path.startswith(below)}
+    internal = {path for path in every if path.startswith("/internal/")}
+    assert internal and hidden == internal | {"/livez", "/metrics", "/readyz"}
 
 
 def test_only_the_api_the_worker_and_runs_reach_the_internet() -> None:
