@@ -25,7 +25,7 @@ MAX_OVERFLOW = 10
 """At most 20 connections per login role; tenant and platform connections together match the API's 40 threads."""
 POOL_TIMEOUT_S = 10.0
 PING_AFTER_S = 1.0
-"""Idle time after which a connection is pinged before use: no server restarts within it, and a busy API saves a round trip a query."""
+"""Idle time after which a connection is pinged before use, which costs a round trip. A restart within it makes one statement fail."""
 CONNECTION: Mapping[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000,
 }  # fmt: skip
@@ -40,7 +40,7 @@ SESSION_OPTIONS = (
 
 
 def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Engine:
-    """Create an engine at READ COMMITTED. It survives a server restart: a connection that was idle is pinged before use.
+    """Create an engine at READ COMMITTED. It survives a server restart: a connection that was idle for a second is pinged before use.
 
     Invariants that need more than one statement take row locks; none relies on a higher isolation level.
     """
