@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +29,6 @@ PAUSE_S = 1.0
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 OWNER = "ft-platform"
 """Field manager of what is applied."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +301,7 @@ class Cache:
         if not left:
             self._groups.pop(name, None)
 
-    def _failed(self, error: object) -> None:
-        """Wait before the informer tries again; called by its thread."""
+    def _failed(self, _error: object) -> None:
+        """Wait before the informer, which has logged the error, tries again; called by its thread."""
         self._current.clear()
-        if not self._closing.is_set():
-            log.warning("changes in the cluster are not seen now: %s", error)
         self._closing.wait(PAUSE_S)

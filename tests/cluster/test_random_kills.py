@@ -23,8 +23,10 @@ from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Kube
 from tests.cluster.small_jobs import ROWS, spec
 
 NUM_JOBS = int(os.environ.get("FT_TEST_NUM_JOBS", "50"))
-NUM_TENANTS, WIDE_EVERY, SEED = 10, 5, 7
-"""A standard tenant may have five jobs in flight. Every fifth job is a gang of two pods."""
+NUM_TENANTS = max(2, -(-NUM_JOBS // 5))
+"""A standard tenant may have five jobs in flight."""
+WIDE_EVERY, SEED = 5, 7
+"""The second of every five jobs is a gang of two pods."""
 LIMIT_S = 600.0 + 150.0 * NUM_JOBS
 """Two cores need a minute and a half for a job with its three runs of Dagster and its evaluation."""
 PAUSE_S = (5.0, 20.0)
@@ -125,8 +127,8 @@ def test_jobs_whose_pods_are_killed_all_succeed_and_are_billed_once(
     began, made = time.monotonic(), list[str]()
     with watched_jobs(cluster.kubectl, tmp_path) as jobs_seen:
         for number in range(NUM_JOBS):
-            asked = spec(8, every=2, num_gpus=2 if number % WIDE_EVERY == WIDE_EVERY - 1 else 1)
-            mine = number * NUM_TENANTS // NUM_JOBS
+            asked = spec(8, every=2, num_gpus=2 if number % WIDE_EVERY == 1 else 1)
+            mine = number % NUM_TENANTS
             made.append(tenants[mine].submit(files[mine], **asked, suffix=f"r{number}"))
         with killing(cluster.kubectl) as killer:
             until(lambda: set(states(cluster, made).values()) <= FINAL, limit_s=LIMIT_S, what="the end of all jobs")
