@@ -30,7 +30,7 @@ from tests.cluster.probe_pods import CLOSED, LISTENER, OPEN, PORT, Pod
 from tests.cluster.small_jobs import at_step, spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-LONG = spec(100_000, batch=1, every=1000)
+LONG = spec(100_000, batch=1, every=500)
 """A training that none of these tests outlasts, with as many rows as it needs."""
 ROWS = [
     {"messages": [{"role": "user", "content": f"What is {n} times two?"}, {"role": "assistant", "content": f"It is {2 * n}."}]}
@@ -77,6 +77,10 @@ class Training:
         status, answer = (by or self.pod).request(url, token=self.token if token is None else token, body=body)
         return status, json.loads(answer)
 
+    def cancel(self) -> None:
+        if self.tenant.job(self.job)["status"] == "running":
+            self.tenant.openai.fine_tuning.jobs.cancel(self.job)
+
     @property
     def object(self) -> InputFile:
         """An object that only this tenant may read."""
@@ -92,7 +96,7 @@ def trainings(cluster: Installed) -> Iterator[tuple[Training, Training]]:
     first, second = (running(tenant, job) for tenant, job in zip(tenants, jobs, strict=True))
     yield first, second
     for each in (first, second):
-        each.tenant.openai.fine_tuning.jobs.cancel(each.job)
+        each.cancel()
 
 
 def running(tenant: Tenant, job: str) -> Training:
@@ -210,16 +214,6 @@ def test_no_other_token_opens_the_internal_endpoints_and_an_attempts_token_opens
         assert mine.pod.request(f"{api}{path}", token=mine.token)[0] in (401, 403)
 
 
-def test_the_token_of_an_attempt_that_has_ended_opens_nothing(cluster: Installed, trainings: tuple[Training, Training]) -> None:
-    mine, _ = trainings
-    tenant = cluster.new_tenant()
-    ended = running(tenant, tenant.submit(tenant.upload(ROWS), **LONG))
-    asked = {"keys": [ended.object.key]}
-    assert ended.call("objects/read", asked, by=mine.pod)[0] == 200
-    tenant.openai.fine_tuning.jobs.cancel(ended.job)
-    until(lambda: ended.call("objects/read", asked, by=mine.pod)[0] == 409, what="the end of the attempt")
-
-
 def test_a_trainings_pod_has_no_account_and_its_namespace_admits_none_that_leaves_its_bounds(
     cluster: Installed, trainings: tuple[Training, Training]
 ) -> None:
@@ -235,6 +229,15 @@ def test_a_trainings_pod_has_no_account_and_its_namespace_admits_none_that_leave
         escape["spec"] |= change
         assert "violates PodSecurity" in dry_run(cluster, escape, mine.tenant.namespace)
         assert "pod/escape created" in dry_run(cluster, escape, "default")
+
+
+def test_the_token_of_an_attempt_that_has_ended_opens_nothing(trainings: tuple[Training, Training]) -> None:
+    """The last test, because it ends one of the trainings."""
+    mine, ended = trainings
+    asked = {"keys": [ended.object.key]}
+    assert ended.call("objects/read", asked, by=mine.pod)[0] == 200
+    ended.cancel()
+    until(lambda: ended.call("objects/read", asked, by=mine.pod)[0] == 409, what="the end of the attempt")
 
 
 def resources(cluster: Installed, account: str, namespace: str) -> set[str]:
