@@ -115,11 +115,13 @@ def alerts(cluster: Installed, job_id: str, code: str) -> list[datetime]:
 def wrongly_billed(cluster: Installed, jobs: Collection[str]) -> list[str]:
     """Return what is wrong with the bills of `jobs`, in words.
 
-    Every attempt that started has one usage entry, over its GPUs and its time; a training that failed through the platform is refunded in
-    full, and one that succeeded not at all. No job here is preempted.
+    Every attempt that started has one usage entry, over its GPUs and its time. One that failed through the platform is refunded in full,
+    or, if its node was taken back, what its checkpoints do not hold. One that succeeded is refunded nothing, or, after such an attempt,
+    what it loaded again.
     """
     usage, refunds = _entries(cluster, jobs, "usage"), _entries(cluster, jobs, "refund")
     found = attempted(cluster, jobs)
+    taken = {each.job_id for each in found if each.outcome == "preempted"}
     billed = sorted(key for key, entries in usage.items() for _ in entries)
     started = [each.key for each in found if each.started_at is not None]
     wrong = [] if billed == started else [f"billed are {billed}, started were {started}"]
@@ -130,10 +132,15 @@ def wrongly_billed(cluster: Installed, jobs: Collection[str]) -> list[str]:
             held_s = each.num_gpus * (each.ended_at - each.started_at).total_seconds()
             if abs(entry["gpu_seconds"] - held_s) > 0.01:
                 wrong.append(f"{each.key} is billed {entry['gpu_seconds']:.2f} GPU-seconds and held {held_s:.2f}")
-            refunded = sum(refund["gpu_seconds"] for refund in refunds.get(each.key, ()))
-            expected = 0.0 if entry["detail"]["fault"] is None else entry["gpu_seconds"]
-            if refunded != expected:
-                wrong.append(f"{each.key} ({each.outcome}) is refunded {refunded:.2f} GPU-seconds instead of {expected:.2f}")
+            used, refunded = entry["gpu_seconds"], sum(refund["gpu_seconds"] for refund in refunds.get(each.key, ()))
+            if each.outcome == "preempted":
+                right = 0 < refunded <= used
+            elif entry["detail"]["fault"] is not None:
+                right = refunded == used
+            else:
+                right = 0 <= refunded < used if each.job_id in taken else refunded == 0
+            if not right:
+                wrong.append(f"{each.key} ({each.outcome}) used {used:.2f} GPU-seconds and is refunded {refunded:.2f}")
     return wrong
 
 

@@ -87,8 +87,9 @@ def test_the_platforms_own_pods_may_die_while_a_job_trains(cluster: Installed) -
     tenant = cluster.new_tenant()
     made = tenant.submit(tenant.upload(ROWS), **spec(250))
     at_step(tenant, made, 5)
-    own = "app.kubernetes.io/part-of=ft-platform"
-    cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", own, "--field-selector=status.phase=Running", "--wait=false")
+    own = "app.kubernetes.io/name=ft-platform"
+    deleted = cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", own, "--field-selector=status.phase=Running", "--wait=false")
+    assert deleted.count(f"{RELEASE}-") >= 5, deleted
     for component in ("api", "worker", "daemon", "code-location"):
         cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deploy/{RELEASE}-{component}", "--timeout=180s", timeout_s=200)
     tenant.reach(made, "succeeded")
