@@ -52,7 +52,7 @@ PLATFORM_COLUMNS = {
 WRITTEN_BY_TENANTS = {
     "adapters": (
         "",
-        "approval approval_note approved_at approved_by deprecated_at stage",
+        "approval approval_note approved_at approved_by deprecated_at promoted_at stage",
         False,
     ),
     "api_keys": (
@@ -151,6 +151,11 @@ WRITTEN_BY_TENANTS = {
     "quota_holds": (
         "counted created_at gpu_seconds job_id tenant_id",
         "counted gpu_seconds released_at",
+        False,
+    ),
+    "replica_adapters": (
+        "",
+        "failures observed",
         False,
     ),
     "sweep_trials": (
