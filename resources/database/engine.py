@@ -79,7 +79,7 @@ def _ping_idle(dialect: sa.Dialect, connection: DBAPIConnection, record: Connect
 
 
 def _has_input(connection: Any) -> bool:
-    """Whether something has arrived that nobody asked for: a server that ends says so, and closes the socket."""
+    """Whether the server has sent something unasked, as it does when it shuts down or ends the session."""
     waiting = select.poll()
     waiting.register(connection.fileno(), select.POLLIN)
     return bool(waiting.poll(0))

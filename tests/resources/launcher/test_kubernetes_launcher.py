@@ -4,110 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from agent.workload import Kind, NodeShare, Workload
-from control_plane.capacity.pools import Pool, nodes
-from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from agent.workload import Workload
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.retries import RetryPolicy
 from ft_assets.telemetry import spans
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
+from tests.resources.launcher.kubernetes_bench import (
+    ABSENT,
+    EXITED,
+    LOST,
+    NAME,
+    PENDING,
+    POOLS,
+    RUNNING,
+    TOKEN,
+    Bench,
+    workload,
+)
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
-from tests.support.servers.kubernetes_nodes import Nodes, with_condition
-
-NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
-FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
-SPOT = Pool(name="cheap", nodes=nodes(8, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
-POOLS = {pool.name: pool for pool in (FABRIC, SPOT)}
-ABSENT, PENDING, RUNNING, EXITED, LOST = WorkloadPhase
-
-
-def workload(name: str = NAME, *, num_nodes: int = 1, gpus: int = 8, pool: str = "fabric") -> Workload:
-    return Workload(
-        name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="ft_assets.training.runtime",
-        processes=(gpus,) * num_nodes, report_to="http://ft-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
-        placement=tuple(NodeShare(node=f"f-{n}", devices=tuple(range(gpus))) for n in range(num_nodes)),
-        labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"},
-        env={"FT_JOB": "ftjob-1"},
-    )  # fmt: skip
-
-
-class Impatient(KubernetesLauncher):
-    start_retries = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
-
-
-class Bench:
-    """A cluster with the namespace of tenant acme, and launchers that processes of the platform would have."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.cluster = Cluster()
-        self.nodes = Nodes(self.cluster)
-        self.client = stack.enter_context(served(self.cluster))
-        self.stack, self.ahead_s = stack, 0.0
-        self.prepare()
-        self.at_first = set(self.cluster.objects)
-        self.launcher = self.another()
-
-    def prepare(self) -> None:
-        self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t-acme"}})
-
-    def another(self) -> KubernetesLauncher:
-        """A launcher of another process."""
-        made = Impatient(KubernetesApi(self.client), namespace="ft-platform", pools=POOLS, clock=self.clock)
-        self.stack.callback(made.close)
-        return made
-
-    def clock(self) -> float:
-        return time.time() + self.ahead_s
-
-    def follower(self) -> KubernetesLauncher:
-        """A launcher that follows the workloads through watches."""
-        made = self.another()
-        made.list()
-        return made
-
-    def started(self, *, num_nodes: int = 1) -> None:
-        """The workload runs."""
-        self.launcher.start_or_adopt(workload(num_nodes=num_nodes), token=TOKEN)
-        self.nodes.admit(NAME)
-        self.nodes.run(NAME)
-
-    def get(self) -> WorkloadStatus:
-        return self.launcher.get(NAME)
-
-    def created(self, plural: str) -> int:
-        return sum(event == "ADDED" and of == plural for _, event, of, _ in self.cluster.events)
-
-    def left(self, namespace: str) -> list[Key]:
-        """What was added to a namespace."""
-        return [key for key in self.cluster.objects if key[1] == namespace and key not in self.at_first]
-
-    def secret(self) -> Object:
-        (found,) = self.cluster.find("secrets")
-        return found
-
-    def condition(self, kind: str) -> Object | None:
-        return next((c for c in self.nodes.queued(NAME)["status"]["conditions"] if c["type"] == kind), None)
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    with ExitStack() as stack:
-        yield Bench(stack)
+from tests.support.servers.kubernetes_nodes import with_condition
 
 
 def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:
@@ -443,95 +367,3 @@ def test_stop_gives_agents_their_grace_and_then_kills(bench: Bench) -> None:
     assert time.monotonic() - began >= 1.0
     assert status.phase in (EXITED, LOST) and not status.evicted
     until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
-
-
-def test_a_follower_asks_the_api_for_nothing_while_nothing_happens(bench: Bench) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.requests.clear()
-    for _ in range(200):
-        assert follower.get(NAME).phase is RUNNING
-    assert bench.cluster.requests == []
-    bench.nodes.end(NAME, 0, 0)
-    until(lambda: follower.get(NAME).phase is EXITED, timeout_s=10)
-    assert [path for _, path in bench.cluster.requests if "watch" not in path] == []
-
-
-@pytest.mark.parametrize("too_old", [False, True])
-def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: bool) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
-    bench.cluster.break_watches()
-    until(lambda: bench.cluster.watches == 0, timeout_s=10)
-    bench.nodes.end(NAME, 0, 4)
-    bench.launcher.start_or_adopt(workload("ftjob-2-a1"), token=TOKEN)
-    if too_old:
-        bench.cluster.compact()
-    bench.cluster.faults.clear()
-    bench.cluster.requests.clear()
-    until(lambda: bench.cluster.watches == 3, timeout_s=30)
-    until(lambda: [(s.name, s.phase) for s in follower.list()] == [(NAME, EXITED), ("ftjob-2-a1", PENDING)], timeout_s=10)
-    listed = [path for _, path in bench.cluster.requests if path.startswith("/apis/batch/v1/jobs?") and "watch" not in path]
-    assert bool(listed) is too_old, "everything is listed again only if the past is gone"
-
-
-OUTAGE = """
-import logging, sys, time
-from ft_assets.errors import FtError
-from ft_assets.telemetry import logs, outages
-from kubernetes.client import ApiClient, Configuration
-from resources.launcher.kubernetes_api import KubernetesApi
-from resources.launcher.kubernetes_launcher import KubernetesLauncher
-outages.OVER_S = 3.0
-logs.configure("test")
-settings = Configuration(host=sys.argv[1])
-settings.api_key["authorization"] = sys.argv[2]
-follower = KubernetesLauncher(KubernetesApi(ApiClient(settings)), namespace="ft-platform", pools={})
-follower.list()
-print("follows", flush=True)
-met = 0
-while met < 20:
-    try:
-        follower.get(sys.argv[3])
-    except FtError as error:
-        logging.getLogger("watch").warning("it cannot be watched now: %s", error.message)
-        met += 1
-    time.sleep(0.2)
-print("met", flush=True)
-time.sleep(6)
-"""
-
-
-def test_an_outage_of_the_api_server_is_two_lines_in_the_log_of_a_follower() -> None:
-    with ExitStack() as stack:
-        bench = Bench(stack)
-        bench.started()
-        settings = bench.client.configuration
-        command = [sys.executable, "-c", OUTAGE, settings.host, settings.api_key["authorization"], NAME]
-        follower = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        assert follower.stdout is not None and follower.stdout.readline() == "follows\n"
-        until(lambda: bench.cluster.watches == 3, timeout_s=10)
-        bench.cluster.faults.append(lambda _method, _path: "before")
-        bench.cluster.break_watches()
-        assert follower.stdout.readline() == "met\n"
-        bench.cluster.faults.clear()
-        lines = follower.communicate(timeout=60)[1].splitlines()
-    assert sum("does not answer" in line for line in lines) == sum("no further error" in line for line in lines) == 1, lines
-    assert len(lines) == 2, lines
-
-
-def test_a_follower_that_sees_no_changes_asks_instead_of_answering_from_the_past(bench: Bench) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
-    bench.cluster.break_watches()
-    until(lambda: not follower._jobs.is_current, timeout_s=10)
-    bench.nodes.end(NAME, 0, 0)
-    assert follower.get(NAME).phase is EXITED
-    bench.cluster.faults.append(lambda _method, _path: "before")
-    with pytest.raises(Unavailable):
-        follower.get(NAME)
