@@ -14,7 +14,7 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
 from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
-from control_plane.jobs.estimates import expected_time
+from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.tables import Job
 from control_plane.jobs.transitions import fail_in, job_row, locked, transition
 from control_plane.platform.context import Platform
@@ -51,7 +51,10 @@ def mark_packed(
         waits, now = job.state is JobState.VALIDATING, platform.clock()
         model = platform.models.get_pinned(job.model, job.base_digest)
         evaluation_s = expected_time.evaluation_s(model)
-        gpu_seconds = expected_s * spec.world_size + evaluation_s
+        evaluation_gpus = job_plan.evaluation_gpus(
+            platform, model, adapter=spec.adapter, rank=spec.lora.rank if spec.lora else 0, tier=job.tier
+        )
+        gpu_seconds = expected_s * spec.world_size + evaluation_s * evaluation_gpus
         if waits and found is not None:
             _end_reusing(conn, job_id, found, spec, now)
         elif waits and (refusal := quotas.hold_counted(conn, owner, job_id, gpu_seconds, now)) is not None:
@@ -67,6 +70,7 @@ def mark_packed(
                 job_class=job_class(spec.adapter, model.num_parameters),
                 expected_s=expected_s,
                 evaluation_s=evaluation_s,
+                evaluation_gpus=evaluation_gpus,
                 modelled_s=modelled.total_s if modelled else None,
                 setup_s=modelled.setup_s if modelled else None,
                 total_steps=total_steps,

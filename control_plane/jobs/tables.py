@@ -44,7 +44,8 @@ jobs = sa.Table(
     sa.Column("prepare_runs", sa.Integer, nullable=False, server_default="0"),
     sa.Column("train_runs", sa.Integer, nullable=False, server_default="0"),  # Dagster runs of the present attempt
     sa.Column("evaluate_runs", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("evaluation_s", sa.Float),  # that an evaluation of it is expected to hold a GPU
+    sa.Column("evaluation_s", sa.Float),  # that an evaluation of it is expected to hold its GPUs
+    sa.Column("evaluation_gpus", sa.Integer, nullable=False, server_default="1"),  # of one node, which hold the whole base
     sa.Column("reason", sa.Text),  # why it waits: a reason code
     sa.Column("reason_detail", sa.Text),
     sa.Column("queue_position", sa.Integer),

@@ -42,9 +42,9 @@ def record(of: type[R], row: Mapping[Any, Any]) -> R:
     return of(**{name: convert[name](value) if name in convert and value is not None else value for name, value in row.items()})
 
 
-def many(conn: Connection, query: sa.Executable, of: type[R]) -> list[R]:
-    """Return all rows of `query`."""
-    return [record(of, row) for row in conn.execute(query).mappings()]
+def many(conn: Connection, query: sa.Executable, of: type[R], given: Mapping[str, Any] | None = None) -> list[R]:
+    """Return all rows of `query`, whose parameters are `given`."""
+    return [record(of, row) for row in conn.execute(query, given).mappings()]
 
 
 def one(conn: Connection, query: sa.Executable, of: type[R]) -> R:

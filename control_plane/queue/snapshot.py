@@ -78,8 +78,8 @@ def _own_evaluations() -> sa.Select[Any]:
     """Evaluations of trained jobs that have no result yet."""
     j = jobs.c
     query = sa.select(
-        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, sa.func.coalesce(j.queued_at, j.created_at).label("since"),
-        sa.null().label("evaluation_id"), sa.false().label("free"),
+        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, j.evaluation_gpus,
+        sa.func.coalesce(j.queued_at, j.created_at).label("since"), sa.null().label("evaluation_id"), sa.false().label("free"),
     )  # fmt: skip
     return query.where(j.state == JobState.EVALUATING, ~has_result(j.id, None))
 
@@ -89,8 +89,8 @@ def _ordered_evaluations() -> sa.Select[Any]:
     j, e = jobs.c, evaluations.c
     free = e.kind == BASE_UPDATE
     query = sa.select(
-        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, e.created_at.label("since"), e.id.label("evaluation_id"),
-        free.label("free"),
+        j.id, j.tenant_id, j.tier, j.job_class, j.evaluation_s, j.evaluation_gpus, e.created_at.label("since"),
+        e.id.label("evaluation_id"), free.label("free"),
     ).join(evaluations, e.job_id == j.id)  # fmt: skip
     return query.where(e.state == "queued").ext(distinct_on(j.id)).order_by(j.id, free, e.created_at, e.id)
 
@@ -150,7 +150,7 @@ def _waiting_evaluation(r: sa.Row[Any]) -> scheduler.Waiting:
         job_id=r.id,
         tenant=r.tenant_id,
         tier=r.tier,
-        num_gpus=1,
+        num_gpus=r.evaluation_gpus,
         queued_at=_unix(r.since),
         expected_s=float(r.evaluation_s or SETUP_S),
         job_class=r.job_class,

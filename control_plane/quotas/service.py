@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,6 +78,7 @@ class ReleasedHold:
     total_steps: int | None
     num_gpus: int
     evaluation_s: float | None
+    evaluation_gpus: int
     used_s: float
 
     @property
@@ -84,7 +86,7 @@ class ReleasedHold:
         """What the job still needs: by its pace if it has made steps, else its hold less what it has used."""
         step, total = self.step or 0, self.total_steps or 0
         if self.used_s > 0 and 0 < step <= total:
-            return self.used_s * (total - step) / step + (self.evaluation_s or 0.0)
+            return self.used_s * (total - step) / step + (self.evaluation_s or 0.0) * self.evaluation_gpus
         return max(self.gpu_seconds - self.used_s, LEAST_REST_S * self.num_gpus)
 
 
@@ -124,9 +126,12 @@ def standing(conn: Connection, tenant: str, now: datetime, *, without: str | Non
 
 def standings(conn: Connection, tenant_ids: Collection[str], now: datetime, *, without: str | None = None) -> dict[str, Standing]:
     """The same for several tenants, in one query."""
-    parts = sa.union_all(*_time_used(tenant_ids, now, without), _time_held(tenant_ids, now, without))
+    month = month_of(now)
+    given = {"tenants": list(tenant_ids), "now": now, "begins": month.begins, "ends": month.ends} | (
+        {"without": without} if without else {}
+    )
     found: dict[str, dict[str, float]] = {tenant: {} for tenant in tenant_ids}
-    for tenant, part, seconds in conn.execute(parts):
+    for tenant, part, seconds in conn.execute(_time_by_tenant(without is not None), given):
         found[tenant][part] = float(seconds or 0.0)
     return {tenant: Standing(**parts) for tenant, parts in found.items()}
 
@@ -191,9 +196,11 @@ def hold_counted(conn: Connection, owner: Tenant, job_id: str, gpu_seconds: floa
 
 def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> Refusal | None:
     """Hold the rest of a job whose hold was released when the cap paused it; a job that still has a hold keeps it."""
-    used = _used_by(quota_holds.c.job_id, now).label("used_s")
+    used = _used_by(quota_holds.c.job_id).label("used_s")
     query = sa.select(*columns(quota_holds, ReleasedHold), *columns(jobs, ReleasedHold), used).join(jobs, jobs.c.id == quota_holds.c.job_id)
-    held = one_or_none(conn, query.where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_not(None)), ReleasedHold)
+    held = one_or_none(
+        conn, query.where(quota_holds.c.job_id == job_id, quota_holds.c.released_at.is_not(None)).params(now=now), ReleasedHold
+    )
     if held is None:
         return None
     refusal = quotas.may_go_on(owner, standing(conn, owner.id, now), held.rest_s)
@@ -204,9 +211,13 @@ def hold_again(conn: Connection, owner: Tenant, job_id: str, now: datetime) -> R
 
 def hold_evaluation(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
     """Reduce the holds of these jobs, which are trained, to what their evaluation takes."""
-    expected = sa.select(sa.func.coalesce(jobs.c.evaluation_s, 0.0)).where(jobs.c.id == quota_holds.c.job_id).scalar_subquery()
+    expected = (
+        sa.select(sa.func.coalesce(jobs.c.evaluation_s * jobs.c.evaluation_gpus, 0.0))
+        .where(jobs.c.id == quota_holds.c.job_id)
+        .scalar_subquery()
+    )
     this = quota_holds.c.job_id.in_(job_ids) & quota_holds.c.released_at.is_(None)
-    conn.execute(sa.update(quota_holds).where(this).values(gpu_seconds=_used_by(quota_holds.c.job_id, now) + expected))
+    conn.execute(sa.update(quota_holds).where(this).values(gpu_seconds=_used_by(quota_holds.c.job_id) + expected), {"now": now})
 
 
 def release_all(conn: Connection, job_ids: Collection[str], now: datetime) -> None:
@@ -265,45 +276,57 @@ def cap_reached(tenant: Tenant, at: Standing, now: datetime) -> str:
     )
 
 
-def _time_used(tenant_ids: Collection[str], now: datetime, without: str | None) -> tuple[sa.Select[Any], sa.Select[Any]]:
+_NOW, _BEGINS, _ENDS = (sa.bindparam(name, type_=sa.DateTime(timezone=True)) for name in ("now", "begins", "ends"))
+"""Times in the statements below, which are built once: building them takes longer than executing them."""
+_WITHOUT = sa.bindparam("without", type_=sa.Text)
+
+
+@cache
+def _time_by_tenant(but_one: bool) -> sa.CompoundSelect[Any]:
+    """Return what sums the parts of a :class:`Standing` by tenant; `but_one`: without one job."""
+    return sa.union_all(*_time_used(but_one), _time_held(but_one))
+
+
+def _time_used(but_one: bool) -> tuple[sa.Select[Any], sa.Select[Any]]:
     """Return GPU-seconds used in the month by tenant: attempts in the ledger, and those that run, or are not entered yet, and that the
     platform does not pay."""
-    month = month_of(now)
     entry = ledger_entries
-    others = entry.c.job_id.is_distinct_from(without) if without else sa.true()
+    others = entry.c.job_id.is_distinct_from(_WITHOUT) if but_one else sa.true()
     settled = (
-        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(_net_s(entry) * _share_since(entry, month.begins)))
-        .where(entry.c.tenant_id.in_(tenant_ids), entry.c.occurred_at >= month.begins, entry.c.occurred_at < month.ends)
+        sa.select(entry.c.tenant_id, sa.literal("settled_s"), sa.func.sum(_net_s(entry) * _share_of_month(entry)))
+        .where(_of_tenants(entry), entry.c.occurred_at >= _BEGINS, entry.c.occurred_at < _ENDS)
         .where(entry.c.kind == "usage", others)
         .group_by(entry.c.tenant_id)
     )
-    mine = (jobs.c.tenant_id.in_(tenant_ids), jobs.c.id != without if without else sa.true(), ~is_free(reservations.c.evaluation_id))
+    mine = (_of_tenants(jobs), jobs.c.id != _WITHOUT if but_one else sa.true(), ~is_free(reservations.c.evaluation_id))
     running = (
-        sa.select(jobs.c.tenant_id, sa.literal("running_s"), sa.func.sum(_elapsed(now, since=month.begins)))
+        sa.select(jobs.c.tenant_id, sa.literal("running_s"), sa.func.sum(_elapsed(since=_BEGINS)))
         .select_from(jobs.join(reservations, reservations.c.job_id == jobs.c.id).join(attempts, _same_attempt()))
-        .where(*mine, *_open(now))
+        .where(*mine, *_open())
         .group_by(jobs.c.tenant_id)
     )
     return settled, running
 
 
-def _time_held(tenant_ids: Collection[str], now: datetime, without: str | None) -> sa.Select[Any]:
+def _time_held(but_one: bool) -> sa.Select[Any]:
     held = quota_holds.c
-    rest = sa.func.greatest(0.0, held.gpu_seconds - _used_by(held.job_id, now))
-    query = sa.select(held.tenant_id, sa.literal("held_s"), sa.func.sum(rest)).where(
-        held.tenant_id.in_(tenant_ids), held.released_at.is_(None)
-    )
-    return (query if without is None else query.where(held.job_id != without)).group_by(held.tenant_id)
+    rest = sa.func.greatest(0.0, held.gpu_seconds - _used_by(held.job_id))
+    query = sa.select(held.tenant_id, sa.literal("held_s"), sa.func.sum(rest)).where(_of_tenants(quota_holds), held.released_at.is_(None))
+    return query.where(held.job_id != _WITHOUT if but_one else sa.true()).group_by(held.tenant_id)
 
 
-def _used_by(job_id: sa.ColumnElement[str], now: datetime) -> sa.ColumnElement[float]:
+def _of_tenants(table: sa.FromClause) -> sa.ColumnElement[bool]:
+    return table.c.tenant_id.in_(sa.bindparam("tenants", expanding=True))
+
+
+def _used_by(job_id: sa.ColumnElement[str]) -> sa.ColumnElement[float]:
     """Return the GPU-seconds that a job has used, over all months."""
     entry = ledger_entries.alias()
     settled = sa.select(sa.func.coalesce(sa.func.sum(_net_s(entry)), 0.0)).where(entry.c.job_id == job_id, entry.c.kind == "usage")
     running = (
-        sa.select(sa.func.coalesce(sa.func.sum(_elapsed(now)), 0.0))
+        sa.select(sa.func.coalesce(sa.func.sum(_elapsed()), 0.0))
         .select_from(reservations.join(attempts, _same_attempt()))
-        .where(reservations.c.job_id == job_id, *_open(now))
+        .where(reservations.c.job_id == job_id, *_open())
     )
     return settled.scalar_subquery() + running.scalar_subquery()
 
@@ -316,18 +339,18 @@ def _net_s(entry: sa.FromClause) -> sa.ColumnElement[float]:
     return sa.func.greatest(0.0, entry.c.gpu_seconds - back.correlate(entry).scalar_subquery())
 
 
-def _share_since(entry: sa.FromClause, begins: datetime) -> sa.ColumnElement[float]:
-    """Return the share of an ended attempt that ran after `begins`; all of it if it was entered without times."""
+def _share_of_month(entry: sa.FromClause) -> sa.ColumnElement[float]:
+    """Return the share of an ended attempt that ran since the month began; all of it if it was entered without times."""
     started, ended = (sa.cast(entry.c.detail[name].astext, sa.Float) for name in ("started_ms", "ended_ms"))
-    after = (ended - begins.timestamp() * 1000.0) / sa.func.nullif(ended - started, 0.0)
+    after = (ended - sa.cast(sa.extract("epoch", _BEGINS), sa.Float) * 1000.0) / sa.func.nullif(ended - started, 0.0)
     return sa.case((after.is_(None), 1.0), else_=sa.func.least(1.0, sa.func.greatest(0.0, after)))  # both ignore nulls
 
 
-def _open(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+def _open() -> tuple[sa.ColumnElement[bool], ...]:
     """Attempts that run, or have just ended and are not in the ledger yet."""
     entry = ledger_entries.alias()
     entered = sa.exists().where(entry.c.job_id == attempts.c.job_id, entry.c.attempt == attempts.c.attempt, entry.c.kind == "usage")
-    late = sa.and_(reservations.c.released_at > now - METERING_LAG, ~entered)
+    late = sa.and_(reservations.c.released_at > _NOW - METERING_LAG, ~entered)
     return attempts.c.started_at.is_not(None), sa.or_(reservations.c.released_at.is_(None), late)
 
 
@@ -335,8 +358,8 @@ def _same_attempt() -> sa.ColumnElement[bool]:
     return (attempts.c.job_id == reservations.c.job_id) & (attempts.c.attempt == reservations.c.attempt)
 
 
-def _elapsed(now: datetime, *, since: datetime | None = None) -> sa.ColumnElement[float]:
-    """GPU-seconds of an attempt between `since` and `now`."""
+def _elapsed(*, since: sa.ColumnElement[datetime] | None = None) -> sa.ColumnElement[float]:
+    """GPU-seconds of an attempt until now, from `since` on."""
     began = attempts.c.started_at if since is None else sa.func.greatest(attempts.c.started_at, since)
-    spent = sa.extract("epoch", sa.func.coalesce(attempts.c.ended_at, now) - began)
+    spent = sa.extract("epoch", sa.func.coalesce(attempts.c.ended_at, _NOW) - began)
     return sa.cast(sa.func.greatest(0, spent) * reservations.c.num_gpus, sa.Float)

@@ -26,7 +26,10 @@ KINDS = {
         r"|embedded database of .* is not running|database does not answer"
     ),
     "the code location": r"DagsterUserCodeUnreachableError|user code server",
-    "another service": r"ConnectError|ConnectionError|Connection refused|RemoteProtocolError|ReadTimeout|Server disconnected",
+    "another service": (
+        r"ConnectError|ConnectionError|Connection refused|Connection reset by peer|Remote end closed connection|ProtocolError|ReadTimeout"
+        r"|Server disconnected|the Kubernetes API did not answer"
+    ),
 }
 """Error texts of an unavailable peer, by kind of peer. Excludes errors reported by a running database (a deadlock, a timeout)."""
 _PATTERNS = {name: re.compile(pattern) for name, pattern in KINDS.items()}

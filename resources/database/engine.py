@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Mapping
 from functools import cache, partial
@@ -25,7 +26,7 @@ MAX_OVERFLOW = 10
 """At most 20 connections per login role; tenant and platform connections together match the API's 40 threads."""
 POOL_TIMEOUT_S = 10.0
 PING_AFTER_S = 1.0
-"""Idle time after which a connection is pinged before use: no server restarts within it, and a busy API saves a round trip a query."""
+"""Idle time after which a connection is pinged before use, which costs a round trip."""
 CONNECTION: Mapping[str, Any] = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000,
 }  # fmt: skip
@@ -40,7 +41,8 @@ SESSION_OPTIONS = (
 
 
 def make_engine(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Engine:
-    """Create an engine at READ COMMITTED. It survives a server restart: a connection that was idle is pinged before use.
+    """Create an engine at READ COMMITTED. It survives a server restart: a connection that was idle is pinged before use, and so is one
+    whose server has said something meanwhile.
 
     Invariants that need more than one statement take row locks; none relies on a higher isolation level.
     """
@@ -67,13 +69,20 @@ def _note_time(_connection: DBAPIConnection | None, record: ConnectionPoolEntry)
 
 
 def _ping_idle(dialect: sa.Dialect, connection: DBAPIConnection, record: ConnectionPoolEntry, _user: PoolProxiedConnection) -> None:
-    """Have the pool replace its connections if this one was idle and is broken."""
+    """Have the pool replace its connections if this one was idle, or its server has sent something meanwhile, and it is broken."""
     now = time.monotonic()
-    if now - record.info.get("returned_at", now) > PING_AFTER_S:
-        try:
+    try:
+        if now - record.info.get("returned_at", now) > PING_AFTER_S or _has_input(connection):
             dialect.do_ping(connection)
-        except dialect.loaded_dbapi.Error as error:
-            raise sa.exc.InvalidatePoolError from error
+    except dialect.loaded_dbapi.Error as error:
+        raise sa.exc.InvalidatePoolError from error
+
+
+def _has_input(connection: Any) -> bool:
+    """Whether the server has sent something unasked, as it does when it shuts down or ends the session."""
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def make_logins(url: str, *, pool_size: int = POOL_SIZE, max_overflow: int = MAX_OVERFLOW) -> Logins:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
-from kubernetes.informer import ADDED, ERROR, MODIFIED, SharedInformer
+from kubernetes.informer import ADDED, DELETED, ERROR, MODIFIED, SharedInformer
 
 from control_plane.capacity import kueue
 from ft_assets.adapters import llm_d
@@ -31,8 +30,6 @@ PAUSE_S = 1.0
 MERGE, APPLY = "application/merge-patch+json", "application/apply-patch+yaml"
 OWNER = "ft-platform"
 """Field manager of what is applied."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +163,8 @@ class KubernetesApi:
         except _Missing:
             return
 
-    def listing(self, resource: Resource, *, labels: str, listed: Callable[[], None]) -> Callable[..., Any]:
-        """Return what an informer lists and watches `resource` with; `listed` is called after each answer."""
+    def listing(self, resource: Resource, *, labels: str, watched: Callable[[], None]) -> Callable[..., Any]:
+        """Return what an informer lists and watches `resource` with; `watched` is called when a watch, which follows a list, has begun."""
 
         def objects(*, watch: bool = False, resource_version: str = "", timeout_seconds: int = 0, **_: Any) -> Any:
             """:rtype: object"""
@@ -179,8 +176,8 @@ class KubernetesApi:
                 answer = self._request("GET", resource.path(), asked, timeout=timeout)
             except _Gone as error:
                 raise ApiException(status=410, reason=error.message) from error  # as the informer knows it
-            listed()
             if watch:
+                watched()
                 return answer
             found = answer.json()
             return SimpleNamespace(items=found["items"], metadata=SimpleNamespace(resource_version=found["metadata"]["resourceVersion"]))
@@ -256,14 +253,19 @@ class Cache:
         *,
         labels: str,
         key: Callable[[Manifest], str],
+        group: Callable[[Manifest], str] | None = None,
         seen: Callable[[Manifest], None] | None = None,
     ) -> None:
         self._current, self._closing = threading.Event(), threading.Event()
-        listing = api.listing(resource, labels=labels, listed=self._current.set)
+        self._key, self._group, self._groups = key, group, dict[str, dict[str, Manifest]]()
+        listing = api.listing(resource, labels=labels, watched=self._current.set)
         self._informer = SharedInformer(listing, resync_period=WATCH_S, key_func=key)
         self._informer.add_event_handler(ERROR, self._failed)
-        for event in (ADDED, MODIFIED) if seen else ():
-            self._informer.add_event_handler(event, seen)
+        for event in (ADDED, MODIFIED):
+            for handler in filter(None, (group and self._join, seen)):
+                self._informer.add_event_handler(event, handler)
+        if group:
+            self._informer.add_event_handler(DELETED, self._leave)
 
     def start(self) -> None:
         self._informer.start()
@@ -281,6 +283,10 @@ class Cache:
         found: Manifest | None = self._informer.cache.get_by_key(key)
         return found
 
+    def group(self, name: str) -> list[Manifest]:
+        """Return the objects of which `group` returns this name."""
+        return list(self._groups.get(name, {}).values())
+
     def __iter__(self) -> Iterator[Manifest]:
         return iter(self._informer.cache.list())
 
@@ -288,9 +294,18 @@ class Cache:
         self._closing.set()
         self._informer.stop()
 
-    def _failed(self, error: object) -> None:
-        """Wait before the informer tries again; called by its thread."""
+    def _join(self, found: Manifest) -> None:
+        assert self._group is not None
+        self._groups.setdefault(self._group(found), {})[self._key(found)] = found
+
+    def _leave(self, gone: Manifest) -> None:
+        assert self._group is not None
+        left = self._groups.get(name := self._group(gone), {})
+        left.pop(self._key(gone), None)
+        if not left:
+            self._groups.pop(name, None)
+
+    def _failed(self, _error: object) -> None:
+        """Wait before the informer, which has logged the error, tries again; called by its thread."""
         self._current.clear()
-        if not self._closing.is_set():
-            log.warning("changes in the cluster are not seen now: %s", error)
         self._closing.wait(PAUSE_S)

@@ -59,7 +59,9 @@ class KubernetesLauncher:
     def __init__(self, api: KubernetesApi, *, namespace: str, pools: Mapping[str, Pool], clock: Callable[[], float] = time.time) -> None:
         self._api, self._namespace, self._pools, self._clock = api, namespace, pools, clock
         self._jobs = Cache(api, JOBS, labels=WORKLOAD, key=lambda job: job["metadata"]["labels"][WORKLOAD])
-        self._pods = Cache(api, PODS, labels=WORKLOAD, key=lambda pod: pod["metadata"]["uid"])
+        self._pods = Cache(
+            api, PODS, labels=WORKLOAD, key=lambda pod: pod["metadata"]["uid"], group=lambda pod: pod["metadata"]["labels"][WORKLOAD]
+        )
         self._queued = Cache(api, WORKLOADS, labels=JOB_UID, key=lambda queued: queued["metadata"]["labels"][JOB_UID], seen=self._saw)
         self._caches = (self._jobs, self._pods, self._queued)
         self._follows = False
@@ -69,9 +71,7 @@ class KubernetesLauncher:
         job, owned = manifests.job(workload, self._pool(workload)), [manifests.secret(workload, token=token)]
         if workload.num_nodes > 1:
             owned.append(manifests.gang_policy(workload))
-        if self._mark(workload):
-            self._start(job, owned)
-        return self.get(workload.name)
+        return self._start(job, owned) if self._mark(workload) else self.get(workload.name)
 
     def get(self, name: str) -> WorkloadStatus:
         found = self._found(name)
@@ -135,7 +135,7 @@ class KubernetesLauncher:
             return found is not None and bool(found["data"]["starter"] == starter)
         return True
 
-    def _start(self, job: Manifest, owned: Sequence[Manifest]) -> None:
+    def _start(self, job: Manifest, owned: Sequence[Manifest]) -> WorkloadStatus:
         """Create the Job, and before it what its pods need. If that fails, the name stays used: others may wait for its end already."""
         for manifest in owned:
             self._made(manifest)
@@ -143,6 +143,7 @@ class KubernetesLauncher:
         for manifest in owned:
             about = manifest["metadata"]
             self._api.patch(BY_KIND[manifest["kind"]], about["name"], about["namespace"], manifests.owned_by(made))
+        return status_of(Found(job=made, pods=(), queued=None), now=self._clock())
 
     def _made(self, manifest: Manifest) -> Manifest:
         """Create an object, or return the one that an earlier try created."""
@@ -172,8 +173,7 @@ class KubernetesLauncher:
     def _found(self, name: str) -> Found | None:
         """Return the objects of a workload: from the cache, if it is current and has the Job."""
         if self._follows and all(cache.is_current for cache in self._caches) and (job := self._jobs.get(label(name))) is not None:
-            pods = [pod for pod in self._pods if pod["metadata"]["labels"][WORKLOAD] == label(name)]
-            return Found(job=job, pods=pods, queued=self._queued.get(job["metadata"]["uid"]))
+            return Found(job=job, pods=self._pods.group(label(name)), queued=self._queued.get(job["metadata"]["uid"]))
         if (marker := self._marker(name)) is None or FORGOTTEN in marker["metadata"]["labels"]:
             return None
         namespace = marker["data"]["namespace"]

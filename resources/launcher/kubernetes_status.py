@@ -4,7 +4,8 @@
 2. One that Kueue has evicted, or that was withdrawn from its queue, ends with its pods. Once they are deleted, nothing says how they ended,
    so it is LOST.
 3. It runs once all of its agents have started, and is billed from then on; until then it is PENDING, with the reason.
-4. A pod whose time to end has passed counts as gone: its node does not answer. Its token lets it change nothing any more.
+4. A pod whose time to end has passed counts as gone: its node does not answer. If the cluster has lost the node, this is certain at once,
+   else after a moment. Its token lets it change nothing any more.
 """
 
 from __future__ import annotations
@@ -146,7 +147,13 @@ def has_ended(pod: Manifest) -> bool:
 def _is_unanswered(pod: Manifest, now: float) -> bool:
     """Whether the pod should have ended, and its node does not say so."""
     until = _time(pod["metadata"].get("deletionTimestamp"))
-    return not has_ended(pod) and until is not None and now > until + UNANSWERED_S
+    return not has_ended(pod) and until is not None and now > until + (0.0 if _is_on_lost_node(pod) else UNANSWERED_S)
+
+
+def _is_on_lost_node(pod: Manifest) -> bool:
+    """Whether the cluster has lost the pod's node: it then marks the node's pods as not ready, without the reason that a kubelet gives."""
+    ready = _any_condition(pod, "Ready")
+    return ready is not None and ready["status"] == "False" and not ready.get("reason")
 
 
 def _agent_state(pod: Manifest) -> Manifest:

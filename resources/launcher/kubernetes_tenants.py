@@ -32,8 +32,12 @@ BOUND_RETRIES = RetryPolicy(first_s=0.1, most_s=0.4, give_up_s=3.0)
 """For what needs a binding that was just applied: API servers learn of bindings through watches."""
 RBAC = "rbac.authorization.k8s.io"
 PARTS = {"app.kubernetes.io/part-of": "ft-platform"}
-DNS = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-"""At any address, as in the chart's policies: a cache on the node (NodeLocal DNSCache) is no pod that a policy could select."""
+PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fe80::/10")
+DNS: Manifest = {
+    "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
+    "to": [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": network}} for network in PRIVATE)],
+}
+"""Any pod, and private addresses, as in the chart's policies: no policy can select a cache on the node (NodeLocal DNSCache)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,7 @@ def _quota(tenant: str, pools: Sequence[Pool]) -> Manifest:
 def _network(tenant: str, reachable: Reachable) -> Manifest:
     """Return the policy of all pods: nothing comes in, and only DNS, the object store and the platform's API can be reached."""
     api = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": reachable.namespace}}}
-    egress = [{"ports": DNS}, {"to": [api], "ports": [{"protocol": "TCP", "port": reachable.api_port}]}]
+    egress = [DNS, {"to": [api], "ports": [{"protocol": "TCP", "port": reachable.api_port}]}]
     if reachable.store_networks:
         blocks = [{"ipBlock": {"cidr": network}} for network in reachable.store_networks]
         egress.append({"to": blocks, "ports": [{"protocol": "TCP", "port": reachable.store_port}]})

@@ -5,38 +5,13 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from control_plane.attempts.tables import attempts
 from control_plane.jobs.tables import jobs
-from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Manifest, Tenant, until
+from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, until
+from tests.cluster.small_jobs import ROWS, at_step, outcomes, spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-EVALUATION = {"skip": ["golden", "task", "perplexity"], "max_items": 4, "max_new_tokens": 8}
-ROWS = [
-    {"messages": [{"role": "user", "content": f"What is {n} plus {n}?"}, {"role": "assistant", "content": f"It is {2 * n}."}]}
-    for n in range(600)
-]
 HOURS_S = 36_000.0
 """Expected duration that the test gives a job: one that is nearly done is not preempted."""
-
-
-def spec(steps: int = 60, *, num_gpus: int = 1, batch: int = 2, every: int = 10) -> Manifest:
-    """Fields of a job whose training takes `steps` steps."""
-    hyperparameters = {"n_epochs": 50, "max_steps": steps, "batch_size": batch, "checkpoint_every_steps": every, "attention": "sdpa"}
-    return {
-        "method": "lora", "hyperparameters": hyperparameters, "eval_config": EVALUATION, "seed": 5, "auto_promote": False,
-        "hardware": {"num_gpus": num_gpus},
-    }  # fmt: skip
-
-
-def outcomes(cluster: Installed, job_id: str) -> list[str]:
-    """How the job's trainings ended; those of evaluations have no first step."""
-    query = sa.select(attempts.c.outcome).where(attempts.c.job_id == job_id, attempts.c.from_step.is_not(None))
-    with cluster.engine.connect() as conn:
-        return list(conn.execute(query.order_by(attempts.c.attempt)).scalars())
-
-
-def at_step(tenant: Tenant, job_id: str, step: int) -> None:
-    until(lambda: (tenant.job(job_id)["step"] or 0) >= step, limit_s=300, what=f"step {step} of {job_id}")
 
 
 def test_the_installation_checks_itself(cluster: Installed) -> None:
@@ -112,8 +87,9 @@ def test_the_platforms_own_pods_may_die_while_a_job_trains(cluster: Installed) -
     tenant = cluster.new_tenant()
     made = tenant.submit(tenant.upload(ROWS), **spec(250))
     at_step(tenant, made, 5)
-    own = "app.kubernetes.io/part-of=ft-platform"
-    cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", own, "--field-selector=status.phase=Running", "--wait=false")
+    own = "app.kubernetes.io/name=ft-platform"
+    deleted = cluster.kubectl("delete", "pod", "-n", NAMESPACE, "-l", own, "--field-selector=status.phase=Running", "--wait=false")
+    assert deleted.count(f"{RELEASE}-") >= 5, deleted
     for component in ("api", "worker", "daemon", "code-location"):
         cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"deploy/{RELEASE}-{component}", "--timeout=180s", timeout_s=200)
     tenant.reach(made, "succeeded")

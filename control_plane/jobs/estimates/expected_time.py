@@ -7,13 +7,13 @@ row, markup included, which overestimates. Preparation counts the tokens and rep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from agent.workload import Kind as Workload
 from control_plane.attempts.tables import attempts
@@ -114,7 +114,7 @@ def of_request(platform: Platform, tenant: str, request: JobRequest, model: Base
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
     seed = request.seed or 0
     spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
-    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model)
+    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model) * placed.evaluation_gpus
     return Expected(gpu_seconds=gpu_seconds, counted=known is not None)
 
 
@@ -123,7 +123,10 @@ EVALUATED_7B_S = 1800.0
 
 
 def evaluation_s(model: BaseModel) -> float:
-    """Return how long the evaluation that follows a training holds its GPU: mostly reading and generating, which grow with the weights."""
+    """Return how long the evaluation that follows a training holds its GPUs: mostly reading and generating, which grow with the weights.
+
+    Several GPUs make it no faster: each computes its own layers while the others wait.
+    """
     return SETUP_S + EVALUATED_7B_S * model.num_parameters / 7e9
 
 
@@ -212,7 +215,9 @@ def learned(platform: Platform, kind: Kind) -> Correction:
     whole = platform.whole
     pools = [pool.name for pool in configured_pools.planned(whole) if pool.gpu_type == kind.gpu_type]
     with whole.engine.connect() as conn:
-        trained = {job.id: job for job in (*_newest(conn, pools, jobs.c.model == kind.model), *_newest(conn, pools))}
+        given = {"pools": pools, "model": kind.model}
+        read = (job for of_model in (True, False) for job in many(conn, _newest(of_model), _Trained, given))
+        trained = {job.id: job for job in read}
     newest_first = sorted(trained.values(), key=lambda job: (job.finished_at, job.id), reverse=True)
     return correction(kind, [job.finished(kind.gpu_type) for job in newest_first])
 
@@ -240,8 +245,12 @@ class _Trained:
         return Finished(kind=kind, modelled_s=self.modelled_s, took_s=max(0.0, self.wall_s - again_s))
 
 
-def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool]) -> list[_Trained]:
-    """Return the newest jobs trained to their end in one of `pools` (pool of the last attempt)."""
+@cache
+def _newest(of_model: bool) -> sa.Select[Any]:
+    """Return what reads the newest jobs trained to their end in one of ``pools`` (pool of the last attempt), `of_model`: on base ``model``.
+
+    Built once: building it takes longer than executing it.
+    """
     pool = (
         sa.select(reservations.c.pool)
         .where(reservations.c.job_id == jobs.c.id, reservations.c.kind == Workload.TRAIN)
@@ -254,7 +263,8 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
             jobs.c.id, jobs.c.model, jobs.c.method, jobs.c.spec["adapter"].astext.label("adapter"), jobs.c.num_gpus, jobs.c.modelled_s,
             jobs.c.first_step_at, jobs.c.finished_at,
         )
-        .where(jobs.c.state == JobState.SUCCEEDED, jobs.c.modelled_s > 0, jobs.c.reused_job_id.is_(None), pool.in_(pools), *only)
+        .where(jobs.c.state == JobState.SUCCEEDED, jobs.c.modelled_s > 0, jobs.c.reused_job_id.is_(None))
+        .where(pool.in_(sa.bindparam("pools", expanding=True)), jobs.c.model == sa.bindparam("model") if of_model else sa.true())
         .order_by(jobs.c.finished_at.desc(), jobs.c.id.desc())
         .limit(NEWEST)
         .subquery()
@@ -263,7 +273,7 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
     evaluates = sa.exists().where(same, reservations.c.kind != Workload.TRAIN)
     wall_s = sa.func.sum(_seconds(attempts.c.ended_at - attempts.c.started_at))
     setup_s = _seconds(chosen.c.first_step_at - sa.func.min(attempts.c.started_at))
-    query = (
+    return (
         sa.select(
             chosen.c.id, chosen.c.model, chosen.c.method, chosen.c.adapter, chosen.c.num_gpus, chosen.c.modelled_s,
             chosen.c.finished_at, wall_s.label("wall_s"), sa.func.coalesce(setup_s, 0.0).label("setup_s"),
@@ -274,7 +284,6 @@ def _newest(conn: Connection, pools: Sequence[str], *only: sa.ColumnElement[bool
         .where(attempts.c.started_at.is_not(None), attempts.c.ended_at.is_not(None), ~evaluates)
         .group_by(*chosen.c)
     )  # fmt: skip
-    return many(conn, query, _Trained)
 
 
 def _seconds(interval: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:

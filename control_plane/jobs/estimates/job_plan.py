@@ -20,7 +20,8 @@ from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import cost_model, hyperparameters, memory, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
-from ft_assets.training.memory import Fit
+from ft_assets.training.memory import Fit, forward_pass
+from ft_assets.training.memory.gpus import GIB
 from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.spec import Quantization
 
@@ -39,6 +40,8 @@ class Placed:
 
     plan: Plan
     fit: Fit
+    evaluation_gpus: int = 1
+    """GPUs that the evaluation after the training holds, all of one node."""
 
     @property
     def placement(self) -> Mapping[str, Any]:
@@ -69,7 +72,10 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
-    return Placed(plan=plan, fit=fit_on(pool, plan, shape_of(model), tier=tier))
+    fit = fit_on(pool, plan, shape_of(model), tier=tier)
+    return Placed(
+        plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
+    )
 
 
 def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
@@ -93,6 +99,30 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
         others = [CLASS_WORDS[k] for k in JOB_CLASSES if taking(pools, k)]
         message = f"no pool of this platform takes {CLASS_WORDS[kind]}; they take {', '.join(others)}: choose one, or ask your operator"
     raise InvalidRequest(message, code="no_pool", param="model")
+
+
+def evaluation_gpus(platform: Platform, model: BaseModel, *, adapter: str, rank: int, tier: str) -> int:
+    """Return how many GPUs of one node an evaluation of the whole base in bf16 holds: the fewest that it fits on.
+
+    ``InvalidRequest`` if no node gives as many to a job: every adapter is evaluated before it can be served.
+    """
+    kind, pools = job_class(adapter, model.num_parameters), configured_pools.planned(platform)
+    gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
+    if gpu.is_cpu:
+        return 1
+    shape = shape_of(model)
+    needed = forward_pass.num_gpus(shape, gpu.memory_bytes, rank=rank)
+    able = in_order(pools, tier=tier, kind=kind, num_gpus=1)
+    most = max(min(pool.widest(tier), max(node.num_gpus for node in pool.nodes)) for pool in able)
+    if needed is not None and needed <= most:
+        return needed
+    raise InvalidRequest(
+        f"the evaluation after the training loads all of {model.id} in bf16 ({2 * shape.num_parameters / GIB:.0f} GiB) on GPUs of one node "
+        f"and needs {needed or 'more than ' + str(shape.num_layers)} x {gpu.name}, but a job of tier {tier} gets at most {most} on a node; "
+        "choose a smaller base model, or ask your operator for larger GPUs or nodes",
+        code="memory_exceeded",
+        param="model",
+    )
 
 
 def likely_pool(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, num_gpus: int, expected_s: float) -> Pool:

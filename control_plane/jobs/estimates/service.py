@@ -21,6 +21,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import schemas, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.estimates.expected_time import TrainingFile
+from control_plane.jobs.estimates.job_plan import Placed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.queue import scheduler
@@ -82,7 +83,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     )
     seconds, epochs = expected.expected_s, spec.optimization.num_epochs
     evaluation_s = expected_time.evaluation_s(model)
-    gpu_seconds = seconds * spec.world_size + evaluation_s
+    gpu_seconds = seconds * spec.world_size + evaluation_s * placed.evaluation_gpus
     pool = job_plan.likely_pool(platform, request, model, tier=tier, num_gpus=spec.world_size, expected_s=seconds)
     prices, now = price_lists.load(platform.settings.prices_file).at(platform.clock()), platform.clock().timestamp()
     this = scheduler.Waiting(
@@ -113,7 +114,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
         quota=JobQuota(**quotas.of_estimate(platform, tenant, gpu_seconds, counted=tokens.counted).to_dict()),
         recipe=spec.recipe,
         memory=placed.fit.to_dict(),
-        assumptions=_assumptions(method, tokens, spec, expected, evaluation_s, pool, prices, tier, start),
+        assumptions=_assumptions(placed, tokens, spec, expected, evaluation_s, pool, prices, tier, start),
     )
 
 
@@ -220,7 +221,7 @@ def _sides(
 
 
 def _assumptions(
-    method: Method,
+    placed: Placed,
     tokens: Tokens,
     spec: TrainingSpec,
     expected: expected_time.Expectation,
@@ -230,6 +231,8 @@ def _assumptions(
     tier: str,
     start: float | None,
 ) -> list[str]:
+    method, num = methods.get(placed.plan.method), placed.evaluation_gpus
+    evaluation = f"{evaluation_s:.0f} s of evaluation on {'one GPU' if num == 1 else f'{num} GPUs'}"
     hourly = prices.gpu(pool.gpu_type).per_hour(pool.pricing) / price_lists.MICROS
     queue = "the start assumes that the jobs ahead end as expected; later submissions and failures are not included"
     promise = tier_named(tier).starts_within_s
@@ -240,7 +243,7 @@ def _assumptions(
         f"{spec.precision}) after {expected.modelled.setup_s:.0f} s of set-up, by the cost model",
         expected.in_words(),
         f"price: {hourly:g} USD per GPU-hour of {pool.gpu_type} ({pool.pricing.replace('_', ' ')}), at {prices.tiers[tier].gpu_percent} % "
-        f"in tier {tier}, for the training and {evaluation_s:.0f} s of evaluation on one GPU",
+        f"in tier {tier}, for the training and {evaluation}",
         queue if start is not None else "no start can be estimated: too few GPUs, the hard cap is reached, or the queue is too long",
         f"tier {tier} promises no start: how long a job waits has no bound"
         if promise is None

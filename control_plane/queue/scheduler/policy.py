@@ -63,7 +63,7 @@ class _Round:
         self.snapshot, self.now, self.rules = snapshot, now, rules
         self.timelines = {p.name: PoolTimeline(p, now) for p in snapshot.pools}
         self._run()
-        self._able: dict[tuple[str, str, int, bool], list[Pool]] = {}
+        self._able: dict[tuple[str, str, int, bool, bool], list[Pool]] = {}
         fair = factors(snapshot, rules=rules)
         admissible = [w for w in snapshot.waiting if w.evaluation is None and self.blocked(w) is None]
         due = due_times(admissible, self.timelines, self.names, now=now, rules=rules)
@@ -132,12 +132,18 @@ class _Round:
         return max(end, self.now) if end >= self.now - TIE_S else self.now + late
 
     def able(self, job: Waiting | Running) -> list[Pool]:
-        """Return the pools that could ever hold the job, preferred first; those under maintenance only if all of them are."""
+        """Return the pools that could ever hold the job, preferred first; those under maintenance only if all of them are.
+
+        An evaluation on several GPUs needs a node in service that has them: it is one process.
+        """
         spot = may_use_spot(spot=job.spot, tier=job.tier, expected_s=job.expected_s)
-        key = (job.tier, job.job_class, job.num_gpus, spot)
+        one_node = isinstance(job, Waiting) and job.evaluation is not None and job.num_gpus > 1
+        key = (job.tier, job.job_class, job.num_gpus, spot, one_node)
         if key not in self._able:
             pools = in_order(self.snapshot.pools, tier=job.tier, kind=job.job_class, num_gpus=job.num_gpus, spot=spot)
             able = [p for p in pools if self.timelines[p.name].could_hold(job.num_gpus, job.tier)]
+            if one_node:
+                able = [p for p in able if job.num_gpus <= self.timelines[p.name].largest]
             self._able[key] = [p for p in able if p.name not in self.snapshot.closed] or able
         return self._able[key]
 
@@ -375,7 +381,8 @@ def _limit(job: Waiting, pool: str) -> _Limit:
 def never(job: Waiting) -> tuple[Reason, str]:
     if job.evaluation is not None:
         kind = f"of tier {job.tier} and class {job.job_class}"
-        return Reason.EXCEEDS_MAX_QUOTA, f"no pool takes a job {kind}; the evaluation starts when an operator has added one"
+        on_a_node = f" on a node with {job.num_gpus} GPUs in service" if job.num_gpus > 1 else ""
+        return Reason.EXCEEDS_MAX_QUOTA, f"no pool takes a job {kind}{on_a_node}; the evaluation starts when an operator has added one"
     most = f"no pool gives that many GPUs to one job of tier {job.tier} and class {job.job_class}"
     return Reason.EXCEEDS_MAX_QUOTA, f"num_gpus is {job.num_gpus}; {most}. Request fewer GPUs or another recipe"
 

@@ -28,12 +28,13 @@ from ft_assets.evals.run import prefix_tree
 from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
 from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
+from ft_assets.training.runtime.model import split_weights
 
 NLL_CAP = 1e4
 """Replaces a loss per token that is not finite: keeps the result valid JSON, and the adapter last in any comparison."""
 PROOF_TOKENS = 16
 """Last tokens of a prompt whose logits are compared: enough to distinguish models at any vocabulary size."""
-LOGIT_BYTES = {"cpu": 1 << 30, "cuda": 8 << 30}
+CPU_LOGIT_BYTES, GPU_LOGIT_BYTES = 1 << 30, 8 << 30
 """Most memory for the logits of one batch, including the copies that a softmax makes."""
 COPIES_OF_LOGITS = 3
 ADAPTER_CONFIG = "adapter_config.json"
@@ -63,10 +64,13 @@ class Subject:
     Adapters share the base. A whole model replaces it in memory, which holds only one.
     """
 
-    def __init__(self, base_model_dir: Path, *, batch_size: int = 32) -> None:
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.num_gpus = int(self._device == "cuda")
-        self._dtype = torch.float32 if self._device == "cpu" else torch.bfloat16
+    def __init__(self, base_model_dir: Path, *, batch_size: int = 32, gpus: Sequence[torch.device] | None = None) -> None:
+        """`gpus` hold the model, if it is on several in whole layers; None: all that the process sees, or the CPU if it sees none."""
+        self._gpus = gpus if gpus is not None else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+        self.num_gpus = len(self._gpus)
+        self._device = self._gpus[0] if self._gpus else torch.device("cpu")
+        self._dtype = torch.bfloat16 if self._gpus else torch.float32
+        self._logit_bytes = GPU_LOGIT_BYTES if self._gpus else CPU_LOGIT_BYTES
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
         self._base_dir, self._directories = base_model_dir, dict[str, Path]()
         self._batch_size = batch_size
@@ -82,7 +86,8 @@ class Subject:
 
         Includes the batch size where arithmetic is coarse enough that the other prompts of a batch can change an answer.
         """
-        parts = [torch.cuda.get_device_name() if self._device == "cuda" else "cpu", str(self._dtype).removeprefix("torch.")]
+        device = torch.get_device_module(self._device).get_device_name(self._device) if self._gpus else "cpu"
+        parts = [f"{self.num_gpus} x {device}" if self.num_gpus > 1 else device, str(self._dtype).removeprefix("torch.")]
         parts += [f"{name} {'.'.join(metadata.version(name).split('.')[:2])}" for name in LIBRARIES]
         parts += [f"batches of {self._batch_size}"] if self._dtype != torch.float32 else []
         return ", ".join(parts).replace("@", " ").replace("+", " ")
@@ -167,7 +172,7 @@ class Subject:
     def loss(self, requests: Sequence[Loss], *, skip: Collection[str] = ()) -> Iterator[Batch]:
         """Yields the negative log-likelihood and the number of labeled tokens of each example."""
         ordered = sorted(requests, key=lambda r: len(r.input_ids))
-        space = max(1, LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
+        space = max(1, self._logit_bytes // (COPIES_OF_LOGITS * 4 * self._vocabulary()))
         at = 0
         while at < len(ordered):
             batch = ordered[at : at + self._batch_size]
@@ -198,11 +203,12 @@ class Subject:
         if getattr(self, "_loaded", None) == directory:
             return
         if getattr(self, "model", None) is not None:
-            self.model.to("meta")  # frees its weights, though modules refer to each other in cycles
+            torch.nn.Module.to(self.model, "meta")  # frees its weights, though modules refer to each other in cycles
         self.model: Any = None
-        load: Any = AutoModelForCausalLM.from_pretrained
+        load: Any = partial(AutoModelForCausalLM.from_pretrained, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        split = split_weights.options(self._gpus) if self.num_gpus > 1 else {}
         try:
-            model, found = load(directory, dtype=self._dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+            model, found = load(directory, dtype=self._dtype, **split)
         except UNREADABLE as e:
             if directory == self._base_dir or _is_the_machines(e):
                 raise
@@ -211,7 +217,9 @@ class Subject:
             raise InvalidRequest(f"the model in {directory} lacks {absent[0]}, or it has another shape", code="adapter_unloadable")
         self._ends = self._ends or _end_tokens(model, self.tokenizer)
         model.generation_config = _decoding()  # its own may hold penalties, banned words, minimum lengths: none applies here
-        self.model = model.to(self._device).eval()
+        if split:
+            split_weights.check(model)
+        self.model = (model if split else model.to(self._device)).eval()
         self._loaded, self._attached, self._active = directory, set[str](), False
 
     def _attach(self, name: str) -> None:
@@ -245,6 +253,8 @@ class Subject:
         """Runs one pass of the base or of what is applied; returns logits of the last `kept` tokens or of those positions, if the model
         supports it."""
         bare = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        if self.num_gpus > 1 and isinstance(kept, torch.Tensor):
+            kept = kept.tolist()  # a tensor would be moved to the first GPU, and the last one has what it indexes
         some = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(bare.forward).parameters else {}
         with self._switched():
             return self.model(**inputs, **some)
@@ -264,7 +274,7 @@ class Subject:
 
     def _tree_batches(self, family: prefix_tree.Family) -> Iterator[list[prefix_tree.Tree]]:
         """Yields trees of a family that are read together: as many as the batch size, the positions and the logits allow."""
-        rows = LOGIT_BYTES[self._device] // (COPIES_OF_LOGITS * 4 * self._vocabulary())
+        rows = self._logit_bytes // (COPIES_OF_LOGITS * 4 * self._vocabulary())
         batch: list[prefix_tree.Tree] = []
         for one in family.trees:
             more = [*batch, one]

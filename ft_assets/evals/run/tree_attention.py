@@ -25,7 +25,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 class Reader:
     """One model in one state; `forward` is a pass of it."""
 
-    def __init__(self, forward: Callable[..., Any], config: Any, *, device: str, dtype: torch.dtype, pad: int) -> None:
+    def __init__(self, forward: Callable[..., Any], config: Any, *, device: torch.device, dtype: torch.dtype, pad: int) -> None:
         self._forward, self._config = forward, config
         self._device, self._dtype, self._pad = device, dtype, pad
         self._tried: bool | None = None

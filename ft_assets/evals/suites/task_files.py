@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +239,20 @@ def _definitions(root: Path) -> Iterator[Definition]:
 def _config(path: Path, seen: tuple[Path, ...]) -> JsonObject:
     if path in seen:
         raise ValueError(f"{path} includes itself")
+    stat = path.stat()
+    config = _parsed(path, stat.st_mtime_ns, stat.st_size)
+    included = config.get("include") or []
+    merged: dict[str, object] = {}
+    for name in included if isinstance(included, list) else [included]:
+        merged |= {k: v for k, v in _config(path.parent / str(name), (*seen, path)).items() if k != "task_list"}
+    return merged | {k: v for k, v in config.items() if k != "include"}
+
+
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, _changed_ns: int, _bytes: int) -> Mapping[str, Any]:
+    """Reads a file again once it has changed: every submission asks for the definitions."""
     with path.open(encoding="utf-8") as text:
         config = yaml.load(text, Loader=_Loader)
     if not isinstance(config, dict):
         raise ValueError("not a mapping")
-    included = config.pop("include", None) or []
-    merged: dict[str, object] = {}
-    for name in included if isinstance(included, list) else [included]:
-        merged |= {k: v for k, v in _config(path.parent / str(name), (*seen, path)).items() if k != "task_list"}
-    return merged | config
+    return config

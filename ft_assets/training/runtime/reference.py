@@ -3,6 +3,9 @@
 A training does this first, on its own GPUs, unless they are stored already. The reference is the model that training starts from: the base,
 quantized as for training, with the adapter of a warm start on it. For each answer: the sum of the log-probabilities of the tokens that
 carry loss, like TRL's ``precompute_ref_log_probs``. torch is used only if there is something to compute.
+
+Each rank has the whole model on its GPU. If a GPU does not hold it, as may happen to a training that shards it, one rank of several
+spreads it over the GPUs of all of them (:mod:`.model.split_weights`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from numpy.typing import NDArray
 
 from ft_assets.datasets.packs.manifest import verify as verify_pack
 from ft_assets.durable_files import sha256_of
+from ft_assets.training import model_shapes
+from ft_assets.training.memory import forward_pass
 from ft_assets.training.pack_stream import ARRIVING
 from ft_assets.training.reference_logps import (
     ATTENTION,
@@ -71,6 +76,7 @@ def compute_for(run: RunFile, *, touch: Callable[[], None]) -> Path:
         attention=ATTENTION,
         quantization=spec.quantization,
         adapter_dir=run.warm_start_dir,
+        sharded=spec.strategy in ("fsdp2", "zero3") and spec.quantization is None,
         rank=int(os.environ.get("LOCAL_RANK", "0")),
         num_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         touch=touch,
@@ -91,13 +97,15 @@ def compute(
     quantization: Quantization | None = None,
     adapter_dir: Path | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    sharded: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
     touch: Callable[[], None] = lambda: None,
 ) -> ReferenceManifest:
     """Computes the missing log-probabilities in `out_dir` and returns them; a second call computes nothing.
 
-    Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there.
+    Ranks that share `out_dir` divide the pack's files among themselves, and all return once every file is there. `sharded`: the model
+    may be too large for one GPU.
     """
     pack = verify_pack(pack_dir)
     if pack.kind not in SIDES:
@@ -118,8 +126,9 @@ def compute(
         adapter=adapter,
         files=(),
     )
-    missing = [name for name in wanted if name not in done]
-    own = missing[rank::num_ranks]
+    width = gpus_of_a_copy(base_dir, precision, num_ranks) if sharded and len(done) < len(wanted) else 1
+    own = [name for name in share(wanted, rank, num_ranks, width) if name not in done]
+    num_found = len(done)
     if own:
         model = Model(
             base_dir,
@@ -128,7 +137,7 @@ def compute(
             quantization=quantization,
             adapter_dir=adapter_dir,
             batch_tokens=batch_tokens,
-            rank=rank,
+            devices=_devices(rank, width),
             touch=touch,
         )
         for name in own:
@@ -137,7 +146,7 @@ def compute(
             replace(manifest, files=tuple(done.values())).write(out_dir, name=partial_name(rank))
             log.info("%s: %d rows in %.1f s", name, done[name].num_rows, time.monotonic() - started)
         model.close()
-    log.info("%s: %d files computed, %d found", key, len(own), len(wanted) - len(missing))
+    log.info("%s: %d files computed, %d found", key, len(own), num_found)
     while len(done := {entry.of: entry for entry in usable_files(out_dir, key)}) < len(wanted):
         touch()
         time.sleep(POLL_S)
@@ -146,6 +155,33 @@ def compute(
         whole.write(out_dir)
         remove_partial(out_dir)
     return whole
+
+
+def share(names: Sequence[str], rank: int, num_ranks: int, width: int) -> Sequence[str]:
+    """Returns what one rank computes if the first of each `width` ranks has a copy of the model: nothing for the others.
+
+    It depends on nothing that ranks see at different times, so that nothing is left out.
+    """
+    copy, place = divmod(rank, width)
+    num_copies = num_ranks // width
+    return names[copy::num_copies] if place == 0 and copy < num_copies else ()
+
+
+def gpus_of_a_copy(base_dir: Path, precision: str, num_ranks: int) -> int:
+    """Returns over how many GPUs of this node the model is spread; at most those of its ranks."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 1
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    shape = model_shapes.of("", directory=base_dir)
+    return min(num_ranks, forward_pass.num_gpus(shape, memory_bytes, compute_bytes=4 if precision == "fp32" else 2) or num_ranks)
+
+
+def _devices(rank: int, width: int) -> list[Any]:
+    import torch
+
+    return [torch.device("cuda", rank + i) for i in range(width)] if torch.cuda.is_available() else [torch.device("cpu")]
 
 
 def _adapter_digest(adapter_dir: Path) -> str:
@@ -180,7 +216,7 @@ def _arrays(table: pa.Table, column: str) -> list[NDArray[np.int32]]:
 
 
 class Model:
-    """Loads the model that training starts from, without dropout and gradients."""
+    """Loads the model that training starts from, without dropout and gradients; over several `devices` unless it is quantized."""
 
     def __init__(
         self,
@@ -191,7 +227,7 @@ class Model:
         quantization: Quantization | None,
         adapter_dir: Path | None,
         batch_tokens: int,
-        rank: int,
+        devices: Sequence[Any],
         touch: Callable[[], None],
     ) -> None:
         import torch
@@ -201,7 +237,7 @@ class Model:
         transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         self._torch = torch
-        self._device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+        self._devices, self._device = devices, devices[0]
         self._batch_tokens, self._touch = batch_tokens, touch
         loaded = self._load(directory, precision=precision, attention=attention, quantization=quantization)
         if adapter_dir is not None:
@@ -218,6 +254,8 @@ class Model:
             self._torch.cuda.empty_cache()
 
     def _load(self, directory: Path, *, precision: str, attention: str, quantization: Quantization | None) -> Any:
+        from ft_assets.training.runtime.model import split_weights
+
         torch = self._torch
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         options: dict[str, Any] = {}
@@ -225,6 +263,8 @@ class Model:
             from ft_assets.training.runtime.model.weights import keep_layout, quantized
 
             options = quantized(quantization, dtype=dtype, device=self._device)
+        if split := len(self._devices) > 1:
+            options = split_weights.options(self._devices)
         import transformers
 
         try:
@@ -233,6 +273,9 @@ class Model:
             )
         except (OSError, ValueError, ImportError) as e:
             raise BadInput(f"base model in {directory} cannot be loaded: {e}", code="base_model_unavailable") from e
+        if split:
+            split_weights.check(loaded)
+            return loaded
         if not options:
             return loaded.to(self._device)
         keep_layout(loaded)

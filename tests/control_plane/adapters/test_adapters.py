@@ -20,7 +20,7 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.datasets.tables import files
 from control_plane.jobs.tables import jobs
-from control_plane.platform.context import Platform
+from control_plane.platform.context import Actor, Platform
 from control_plane.serving import node_files
 from control_plane.serving.rollout import reconcile
 from control_plane.serving.tables import deployments
@@ -189,13 +189,14 @@ def test_a_failed_gate_and_an_unservable_adapter_are_quarantined_and_not_promote
 
 def test_a_promoted_adapter_answers_as_soon_as_its_promotion_returns(customer: Customer, server: str) -> None:
     id_, told = customer.adapter(seed=1), Told(server)
-    promoted = promotions.promote(replace(customer.platform, fleet=told), customer.id, id_)
+    theirs = customer.platform.in_scope_of(customer.id, Actor(kind="key", id="key-1"))
+    promoted = promotions.promote(replace(theirs, fleet=told), customer.id, id_)
     said = answer(server, promoted.name)
     told.close()
     assert told.calls == [("load", promoted.name), ("probe", promoted.name)], "one load, and one token to be sure"
     assert said != answer(server, "tiny")
     assert (promoted.stage, promoted.desired, promoted.observed, promoted.detail) == ("production", "loaded", "loaded", None)
-    again = promotions.promote(customer.platform, customer.id, promoted.name)
+    again = promotions.promote(theirs, customer.id, promoted.name)
     assert again.promoted_at == promoted.promoted_at
 
 
@@ -206,7 +207,8 @@ def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(custom
     lineage = one.name.rsplit(":", 1)[0]
     assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two.name
     before, told = answer(server, one.name), Told(server)
-    done = promotions.rollback(replace(customer.platform, fleet=told), customer.id, second)
+    theirs = customer.platform.in_scope_of(customer.id, Actor(kind="key", id="key-1"))
+    done = promotions.rollback(replace(theirs, fleet=told), customer.id, second)
     told.close()
     assert told.calls == [], "the earlier one is loaded still"
     assert (done.serving.observed, done.withdrawn.desired) == ("loaded", "unloaded")
@@ -217,8 +219,8 @@ def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(custom
     with pytest.raises(openai.NotFoundError):
         answer(server, two.name)
     assert promotions.resolve_model(customer.platform, customer.id, lineage).model == one.name
-    assert promotions.rollback(customer.platform, customer.id, second).serving.id == first
-    assert promotions.promote(customer.platform, customer.id, second).observed == "loaded"
+    assert promotions.rollback(theirs, customer.id, second).serving.id == first
+    assert promotions.promote(theirs, customer.id, second).observed == "loaded"
     assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two.name
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -37,7 +36,6 @@ from ft_assets import layout
 from ft_assets.errors import Fault
 from ft_assets.training.checkpoints import MANIFEST, RESUMABLE, committed, read_manifest
 from ft_assets.training.failures import HEARTBEAT_LIMIT_S
-from ft_assets.training.reference_logps import ReferenceManifest, write_logps
 from ft_assets.training.spec import CheckpointPolicy, EarlyStopping
 from resources.object_store import LocalObjectStore
 from resources.tracking.mlflow_tracker import MlflowTracker
@@ -237,39 +235,6 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
     assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
 
 
-class Meanwhile(LocalObjectStore):
-    """A store that does something else before it takes a file of a finished model."""
-
-    meanwhile: Callable[[], None]
-
-    def begin_upload(self, key: str, part_sha256: Sequence[str], upload_id: str | None = None) -> WriteGrant:
-        if "/final/" in key:
-            self.meanwhile()
-        return super().begin_upload(key, part_sha256, upload_id)
-
-
-def test_a_job_that_is_cancelled_while_its_finished_model_is_stored_stores_no_more_of_it(
-    new_job: Callable[..., Job], tmp_path: Path
-) -> None:
-    store = Meanwhile(tmp_path / "objects")
-    job = new_job(store)
-
-    def num_beats() -> int:
-        with job.platform.engine.connect() as conn:
-            return int(conn.execute(sa.select(agents_table.c.beat).where(agents_table.c.job_id == job.id)).scalar_one())
-
-    def cancel() -> None:
-        jobs.cancel(job.platform, job.tenant, job.id)
-        before = num_beats()
-        until(lambda: num_beats() >= before + 2)
-
-    store.meanwhile = cancel
-    ending, state = job.train(Scenario(steps=4))
-    assert (ending.outcome, state) == ("cancelled", JobState.CANCELLED)
-    stored = [info.key for info in store.list(f"{layout.job_prefix(job.tenant, job.id)}/final")]
-    assert [key.split("/")[-1] for key in stored] == ["adapter_config.json"], "the one on its way when the agent heard of it"
-
-
 def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
     job.train(Scenario(steps=9, every=1, best_step=1, each_stored=True, end_at={"step": 6, "outcome": "kill"}))
@@ -360,22 +325,6 @@ def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_neve
     assert list(job.platform.objects.list(f"{prefix}/checkpoints")) == []
     assert {info.key.split("/")[-2] for info in job.platform.objects.list(f"{prefix}/final")} == {"a1"}
     assert job.weights() == plain_weights(6)
-
-
-def test_a_resumed_attempt_stores_no_reference_again_that_it_was_given(new_job: Callable[..., Job]) -> None:
-    job = new_job(reference="rf_0123456789")
-    rows, directory = np.arange(5), job.work_dir / "reference"
-    directory.mkdir(parents=True)
-    scores = write_logps(directory, "shard-00000.parquet", {"row": rows, "chosen_logp": rows * -1.0, "rejected_logp": rows * -2.0})
-    ReferenceManifest(
-        key="rf_0123456789", pack_fingerprint=SPEC.pack_fingerprint, base_digest="d", precision="fp32", attention="sdpa", kind="pairs",
-        quantization=None, files=(scores,),
-    ).write(directory)  # fmt: skip
-    job.train(Scenario(steps=8, end_at={"step": 5, "outcome": "kill", "attempt": 1}))
-    assert job.train(Scenario(steps=8))[1] is JobState.EVALUATING
-    prefix = layout.reference_prefix(job.tenant, "rf_0123456789")
-    stored = sorted(info.key.removeprefix(f"{prefix}/").split("/")[0] for info in job.platform.objects.list(prefix))
-    assert stored == [f"{job.id}-a1", MANIFEST], "the second attempt added none"
 
 
 def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:

@@ -17,6 +17,8 @@ from control_plane.platform.settings import load
 from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.training.model_shapes import ModelShape
+from resources.launcher.kubernetes_tenants import DNS
+from tests.control_plane.api.test_authorization_matrix import TABLE as EVERY_ROUTE
 from tests.deploy.helm.dagster_pods import launcher, pod_of, run_job, step_job
 from tests.deploy.helm.rendered_chart import EVERYTHING, FILES, MINIMAL, NAMESPACE, OFF, Pod, configuration, environment, of_kind, pods
 
@@ -180,6 +182,17 @@ def test_the_ingress_controller_reaches_the_api_and_dagster_and_prometheus_the_a
     assert reached("monitoring") == {"api"}
 
 
+def test_the_ingress_publishes_the_public_api_and_no_endpoint_that_is_for_callers_in_the_cluster() -> None:
+    (ingress,) = of_kind(EVERYTHING, "Ingress").values()
+    (paths,) = [rule["http"]["paths"] for rule in ingress["spec"]["rules"] if rule["host"] == "ft.example.com"]
+    exact = {path["path"] for path in paths if path["pathType"] == "Exact"}
+    below = tuple(f"{path['path']}/" for path in paths if path["pathType"] == "Prefix")
+    every = {entry.split()[1] for entry in EVERY_ROUTE}
+    hidden = {path for path in every if path not in exact and not path.startswith(below)}
+    internal = {path for path in every if path.startswith("/internal/")}
+    assert internal and hidden == internal | {"/livez", "/metrics", "/readyz"}
+
+
 def test_only_the_api_the_worker_and_runs_reach_the_internet() -> None:
     outbound = components(MINIMAL, lambda labels: any(ANYWHERE in rule.get("to", []) for rule in rules(MINIMAL, labels, "egress")))
     assert outbound == {"api", "worker", "runs"}
@@ -195,7 +208,17 @@ def test_configured_addresses_are_the_only_ones_of_database_and_object_store() -
     found = rules(EVERYTHING, one(EVERYTHING, "daemon").labels, "egress")
     assert {"ports": [{"port": 6432}], "to": [{"ipBlock": {"cidr": "10.1.2.0/24"}}]} in found
     assert {"ports": [{"port": 443}], "to": [{"ipBlock": {"cidr": "10.1.3.0/24"}}]} in found
-    assert [rule for rule in found if "to" not in rule] == [{"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}]
+    assert not [rule for rule in found if "to" not in rule]
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != OFF])
+def test_names_are_resolved_as_in_tenants_namespaces(name: str) -> None:
+    """Neither by a server on the internet."""
+    policy = of_kind(name, "NetworkPolicy")["ft-ft-platform-names-and-objects"]["spec"]
+    assert policy["podSelector"] == {}
+    ports = {(port["protocol"], port["port"]) for port in DNS["ports"]}
+    (found,) = [rule for rule in policy["egress"] if {(port.get("protocol", "TCP"), port["port"]) for port in rule["ports"]} == ports]
+    assert found["to"] == DNS["to"]
 
 
 def test_model_servers_in_the_namespace_fetch_their_files_and_are_called() -> None:

@@ -20,8 +20,9 @@ from resources.launcher.kubernetes_launcher import START_TIMEOUT_S, KubernetesLa
 from resources.launcher.kubernetes_nodes import cordon
 from resources.launcher.kubernetes_tenants import TenantNamespaces, bindings
 from tests.deploy.helm.rendered_chart import MINIMAL, NAMESPACE, environment, objects
+from tests.resources.launcher import test_kubernetes_followers as following
 from tests.resources.launcher import test_kubernetes_launcher as launching
-from tests.resources.launcher.test_kubernetes_launcher import NAME, POOLS, TOKEN, Bench, Impatient, workload
+from tests.resources.launcher.kubernetes_bench import NAME, POOLS, TOKEN, Bench, Impatient, workload
 from tests.resources.launcher.test_kubernetes_tenants import REACHABLE, tenant
 from tests.support.jobs.followed_jobs import until
 from tests.support.servers.kubernetes_rbac import Rbac
@@ -156,7 +157,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
     launching.test_a_workload_that_kueue_has_admitted_again_is_withdrawn_all_the_same,
     launching.test_stop_withdraws_what_has_not_started,
     launching.test_stop_gives_agents_their_grace_and_then_kills,
-    partial(launching.test_a_follower_whose_watch_breaks_misses_nothing, too_old=True),
+    partial(following.test_a_follower_whose_watch_breaks_misses_nothing, too_old=True),
     stopped_and_forgotten_by_the_worker,
     stopped_by_dagster,
     follows_a_change_of_tier,

@@ -5,111 +5,38 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from agent.workload import Kind, NodeShare, Workload
-from control_plane.capacity.pools import Pool, nodes
-from control_plane.platform.protocols import WorkloadPhase, WorkloadStatus
+from agent.workload import Workload
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.evals.suites.endpoint import JUDGE_KEY, SAFETY_KEY
-from ft_assets.retries import RetryPolicy
 from ft_assets.telemetry import spans
 from resources.launcher import kubernetes_launcher
 from resources.launcher.kubernetes_api import KubernetesApi
 from resources.launcher.kubernetes_launcher import KubernetesLauncher
 from resources.launcher.kubernetes_status import UNANSWERED_S, Found, status_of
+from tests.resources.launcher.kubernetes_bench import (
+    ABSENT,
+    EXITED,
+    LOST,
+    NAME,
+    PENDING,
+    POOLS,
+    RUNNING,
+    TOKEN,
+    Bench,
+    workload,
+)
 from tests.support.jobs.followed_jobs import until
-from tests.support.servers.kubernetes_api import Cluster, Key, Object, served
-from tests.support.servers.kubernetes_nodes import Nodes
-
-NAME, TOKEN = "ftjob-1-a1", "an-attempts-token"
-FABRIC = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32)
-SPOT = Pool(name="cheap", nodes=nodes(8, prefix="c"), gpu_type="h100-80gb", max_gpus_per_job=8, pricing="spot")
-POOLS = {pool.name: pool for pool in (FABRIC, SPOT)}
-ABSENT, PENDING, RUNNING, EXITED, LOST = WorkloadPhase
-
-
-def workload(name: str = NAME, *, num_nodes: int = 1, gpus: int = 8, pool: str = "fabric") -> Workload:
-    return Workload(
-        name=name, kind=Kind.TRAIN, tenant="acme", job="ftjob-1", attempt=1, module="ft_assets.training.runtime",
-        processes=(gpus,) * num_nodes, report_to="http://ft-api.ft-platform:8000", image="registry.example/ft@sha256:" + "0" * 64,
-        placement=tuple(NodeShare(node=f"f-{n}", devices=tuple(range(gpus))) for n in range(num_nodes)),
-        labels={"tenant": "acme", "job": "ftjob-1", "pool": pool, "tier": "premium"},
-        env={"FT_JOB": "ftjob-1"},
-    )  # fmt: skip
-
-
-class Impatient(KubernetesLauncher):
-    start_retries = RetryPolicy(first_s=0.05, most_s=0.1, give_up_s=1.0)
-
-
-class Bench:
-    """A cluster with the namespace of tenant acme, and launchers that processes of the platform would have."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.cluster = Cluster()
-        self.nodes = Nodes(self.cluster)
-        self.client = stack.enter_context(served(self.cluster))
-        self.stack, self.ahead_s = stack, 0.0
-        self.prepare()
-        self.at_first = set(self.cluster.objects)
-        self.launcher = self.another()
-
-    def prepare(self) -> None:
-        self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "t-acme"}})
-
-    def another(self) -> KubernetesLauncher:
-        """A launcher of another process."""
-        made = Impatient(KubernetesApi(self.client), namespace="ft-platform", pools=POOLS, clock=self.clock)
-        self.stack.callback(made.close)
-        return made
-
-    def clock(self) -> float:
-        return time.time() + self.ahead_s
-
-    def follower(self) -> KubernetesLauncher:
-        """A launcher that follows the workloads through watches."""
-        made = self.another()
-        made.list()
-        return made
-
-    def started(self, *, num_nodes: int = 1) -> None:
-        """The workload runs."""
-        self.launcher.start_or_adopt(workload(num_nodes=num_nodes), token=TOKEN)
-        self.nodes.admit(NAME)
-        self.nodes.run(NAME)
-
-    def get(self) -> WorkloadStatus:
-        return self.launcher.get(NAME)
-
-    def created(self, plural: str) -> int:
-        return sum(event == "ADDED" and of == plural for _, event, of, _ in self.cluster.events)
-
-    def left(self, namespace: str) -> list[Key]:
-        """What was added to a namespace."""
-        return [key for key in self.cluster.objects if key[1] == namespace and key not in self.at_first]
-
-    def secret(self) -> Object:
-        (found,) = self.cluster.find("secrets")
-        return found
-
-    def condition(self, kind: str) -> Object | None:
-        return next((c for c in self.nodes.queued(NAME)["status"]["conditions"] if c["type"] == kind), None)
-
-
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    with ExitStack() as stack:
-        yield Bench(stack)
+from tests.support.servers.kubernetes_nodes import with_condition
 
 
 def test_a_workload_waits_for_its_quota_then_runs_then_exits_with_times_and_nodes_of_its_pods(bench: Bench) -> None:
-    status = bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN)
+    assert bench.launcher.start_or_adopt(workload(num_nodes=2), token=TOKEN).phase is PENDING
+    status = bench.get()
     assert (status.phase, status.started_at) == (PENDING, None)
     assert status.reason == "waits for QuotaReserved: couldn't assign flavors: insufficient unused quota"
     assert bench.nodes.pods(NAME) == [], "its pods hold no quota that it was not given"
@@ -153,6 +80,13 @@ def test_the_token_is_in_the_secret_and_nowhere_else_and_no_key_of_the_operator_
             for hidden in (TOKEN, "a-secret-value", *bench.secret()["data"].values()):
                 assert hidden not in text, key
     assert len(bench.nodes.pods(NAME)) == 2, "the pods were looked at too"
+
+
+def test_a_start_sends_four_requests(bench: Bench) -> None:
+    bench.cluster.requests.clear()
+    assert bench.launcher.start_or_adopt(workload(), token=TOKEN).phase is PENDING
+    sent = [f"{method} {path.split('?')[0].split('/')[-1]}" for method, path in bench.cluster.requests]
+    assert sent == ["POST configmaps", "POST secrets", "POST jobs", f"PATCH {NAME}"], "the last one gives the Secret its owner"
 
 
 def test_many_callers_at_once_start_one_workload(bench: Bench) -> None:
@@ -354,6 +288,27 @@ def test_a_gang_whose_node_does_not_answer_is_lost_after_its_grace_period(bench:
     assert status.reason.startswith("DeletionByTaintManager")
 
 
+def test_a_workload_on_a_node_that_the_cluster_has_lost_is_lost_at_the_end_of_its_grace_period(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.lose("node-0")
+    assert bench.get().phase is RUNNING, "it may only be cut off"
+    began = time.monotonic()
+    assert bench.launcher.stop(NAME, grace_s=1).phase is LOST
+    assert time.monotonic() - began < UNANSWERED_S / 3
+
+
+def test_a_pod_that_its_kubelet_reports_as_not_ready_may_still_report_its_end(bench: Bench) -> None:
+    bench.started()
+    bench.nodes.on_sigterm = lambda _pod: None
+    (pod,) = bench.nodes.pods(NAME)
+    bench.cluster.store(
+        ("pods", "t-acme", pod["metadata"]["name"]), with_condition(pod, "Ready", status=False, reason="ContainersNotReady"), "MODIFIED"
+    )
+    bench.cluster.delete(("pods", "t-acme", pod["metadata"]["name"]), 60)
+    bench.ahead_s = 61
+    assert bench.get().phase is RUNNING
+
+
 def test_what_kueue_evicts_is_withdrawn_and_not_started_again(bench: Bench) -> None:
     follower = bench.follower()
     bench.started()
@@ -412,50 +367,3 @@ def test_stop_gives_agents_their_grace_and_then_kills(bench: Bench) -> None:
     assert time.monotonic() - began >= 1.0
     assert status.phase in (EXITED, LOST) and not status.evicted
     until(lambda: bench.nodes.pods(NAME) == [], timeout_s=10)
-
-
-def test_a_follower_asks_the_api_for_nothing_while_nothing_happens(bench: Bench) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.requests.clear()
-    for _ in range(200):
-        assert follower.get(NAME).phase is RUNNING
-    assert bench.cluster.requests == []
-    bench.nodes.end(NAME, 0, 0)
-    until(lambda: follower.get(NAME).phase is EXITED, timeout_s=10)
-    assert [path for _, path in bench.cluster.requests if "watch" not in path] == []
-
-
-@pytest.mark.parametrize("too_old", [False, True])
-def test_a_follower_whose_watch_breaks_misses_nothing(bench: Bench, too_old: bool) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
-    bench.cluster.break_watches()
-    until(lambda: bench.cluster.watches == 0, timeout_s=10)
-    bench.nodes.end(NAME, 0, 4)
-    bench.launcher.start_or_adopt(workload("ftjob-2-a1"), token=TOKEN)
-    if too_old:
-        bench.cluster.compact()
-    bench.cluster.faults.clear()
-    bench.cluster.requests.clear()
-    until(lambda: bench.cluster.watches == 3, timeout_s=30)
-    until(lambda: [(s.name, s.phase) for s in follower.list()] == [(NAME, EXITED), ("ftjob-2-a1", PENDING)], timeout_s=10)
-    listed = [path for _, path in bench.cluster.requests if path.startswith("/apis/batch/v1/jobs?") and "watch" not in path]
-    assert bool(listed) is too_old, "everything is listed again only if the past is gone"
-
-
-def test_a_follower_that_sees_no_changes_asks_instead_of_answering_from_the_past(bench: Bench) -> None:
-    bench.started()
-    follower = bench.follower()
-    until(lambda: bench.cluster.watches == 3, timeout_s=10)
-    bench.cluster.faults.append(lambda _method, path: "before" if "watch=true" in path else None)
-    bench.cluster.break_watches()
-    until(lambda: not follower._jobs.is_current, timeout_s=10)
-    bench.nodes.end(NAME, 0, 0)
-    assert follower.get(NAME).phase is EXITED
-    bench.cluster.faults.append(lambda _method, _path: "before")
-    with pytest.raises(Unavailable):
-        follower.get(NAME)

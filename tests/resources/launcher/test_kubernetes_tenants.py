@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from ipaddress import ip_address, ip_network
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.support.servers.kubernetes_nodes import Nodes
 SMALL = Pool(name="small", nodes=nodes(16, prefix="s"), gpu_type="h100-80gb", max_gpus_per_job=8)
 RESERVED = Pool(name="fabric", nodes=nodes(32, prefix="f", fabric="ib"), gpu_type="h100-80gb", max_gpus_per_job=32, reserved_gpus=32)
 POOLS = [SMALL, RESERVED]
+NODE_LOCAL_DNS, PUBLIC_DNS = "169.254.20.10", ("1.1.1.1", "2606:4700:4700::1111")
 REACHABLE = Reachable(namespace="ft-platform", api_port=8000, store_networks=("10.1.0.0/16",), store_port=9000)
 
 
@@ -50,7 +52,10 @@ def test_a_namespace_is_restricted_and_its_network_closed_but_for_dns_the_store_
     assert "ingress" not in policy["spec"]
     dns, api, store = policy["spec"]["egress"]
     assert {each["port"] for each in dns["ports"]} == {53}
-    assert "to" not in dns, "the server may be a cache on the node, which no selector matches"
+    assert {"namespaceSelector": {}} in dns["to"]
+    networks = [ip_network(peer["ipBlock"]["cidr"]) for peer in dns["to"] if "ipBlock" in peer]
+    answering = {server for server in (NODE_LOCAL_DNS, *PUBLIC_DNS) if any(ip_address(server) in network for network in networks)}
+    assert answering == {NODE_LOCAL_DNS}, "no selector matches a cache on the node, and no server on the internet is reached"
     assert (api["to"][0]["namespaceSelector"]["matchLabels"], api["ports"]) == (
         {"kubernetes.io/metadata.name": "ft-platform"}, [{"protocol": "TCP", "port": 8000}],
     )  # fmt: skip

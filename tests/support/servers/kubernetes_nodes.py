@@ -111,6 +111,14 @@ class Nodes:
                 self.cluster.delete(self._key(pod))
             self.cluster.settle()
 
+    def lose(self, machine: str) -> None:
+        """A machine does not answer any more, and the cluster has noticed."""
+        with self.cluster.lock:
+            self.lost.add(machine)
+            for pod in self.cluster.find("pods"):
+                if pod["spec"].get("nodeName") == machine:
+                    self._store(with_condition(pod, "Ready", status=False))
+
     def collect(self, name: str) -> None:
         """An administrator removes the Job, whatever its finalizers say."""
         with self.cluster.lock:

@@ -486,6 +486,7 @@ CREATE TABLE jobs (
     train_runs integer NOT NULL DEFAULT 0,
     evaluate_runs integer NOT NULL DEFAULT 0,
     evaluation_s double precision,
+    evaluation_gpus integer NOT NULL DEFAULT 1,
     reason text,
     reason_detail text,
     queue_position integer,

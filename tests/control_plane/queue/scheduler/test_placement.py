@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control_plane.capacity.pools import Node, Pool, local_pool, nodes
-from control_plane.queue.scheduler import Reason, Rules, Snapshot, Start, Wait, schedule
+from control_plane.queue.scheduler import Evaluation, Reason, Rules, Snapshot, Start, Wait, schedule
 from control_plane.queue.scheduler.placement import PoolTimeline
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, decide, pool, running, waiting
 
@@ -214,3 +214,20 @@ def test_a_pool_without_slots_or_with_none_for_lower_tiers_is_refused() -> None:
         with pytest.raises(ValueError, match=r"0\.\.3 can be reserved"):
             local_pool(4, premium=premium)
     assert local_pool(4, premium=3).reserved_gpus == 3
+
+
+def test_an_evaluation_on_several_gpus_waits_for_a_node_that_has_them_all() -> None:
+    """A training of that width would take both small nodes."""
+    machines = (Node(name="wide", num_gpus=4, ready=False), Node(name="a", num_gpus=2), Node(name="b", num_gpus=2))
+    of = Pool(name="p", nodes=machines, gpu_type="h", max_gpus_per_job=4)
+    training = waiting("j", gpus=4)
+    evaluation = dataclasses.replace(training, evaluation=Evaluation(id=None))
+    spread = decide([training], [], of)["j"]
+    assert isinstance(spread, Start) and spread.placement == (("a", 2), ("b", 2))
+    wait = decide([evaluation], [], of)["j"]
+    assert isinstance(wait, Wait) and wait.reason is Reason.EXCEEDS_MAX_QUOTA
+    assert "on a node with 4 GPUs in service" in wait.detail
+    back = dataclasses.replace(of, nodes=tuple(dataclasses.replace(node, ready=True) for node in machines))
+    start = decide([evaluation], [running("r", 1, node="a")], back)["j"]
+    assert isinstance(start, Start) and (start.placement, start.evaluation) == ((("wide", 4),), evaluation.evaluation)
+    assert isinstance(decide([evaluation], [running("r", 1, node="wide")], back)["j"], Wait), "it is not spread over the small nodes either"

@@ -111,3 +111,12 @@ def test_a_list_of_suites_imports_neither_the_harness_nor_torch() -> None:
         "print(sorted({'lm_eval', 'torch', 'datasets', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_definition_that_an_operator_edits_counts_at_once_and_wins_over_what_it_includes(tmp_path: Path) -> None:
+    directory = write_suite(tmp_path)
+    (directory / "variant.yaml").write_text("include: ours.yaml\ntask: variant\nmetadata: {version: 4}\n")
+    assert {name: listed([directory])[name].version for name in ("ours", "variant")} == {"ours": "3", "variant": "4"}
+    assert listed([directory])["variant"].num_items == 4
+    (directory / "ours.yaml").write_text(LOCAL.format(name="ours").replace("version: 3", "version: 10"))
+    assert listed([directory])["ours"].version == "10"

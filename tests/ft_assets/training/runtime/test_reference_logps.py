@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 from ft_assets.datasets.packs.manifest import PackManifest  # noqa: E402
-from ft_assets.training.reference_logps import load_logps, reference_key, verify  # noqa: E402
+from ft_assets.training.reference_logps import load_logps, partial_name, reference_key, verify  # noqa: E402
 from ft_assets.training.runtime import reference  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec  # noqa: E402
 from ft_assets.training.spec import Quantization  # noqa: E402
 from tests.ft_assets.training.preference_packs import build_judged, build_preferences  # noqa: E402
+from tests.support.models.tiny_adapter import build_tiny_adapter  # noqa: E402
 from tests.support.models.tiny_model import build_tiny_model  # noqa: E402
 
 REPOSITORY = Path(__file__).parents[4]
@@ -211,6 +213,43 @@ def test_ranks_of_a_node_share_the_files(pack: Path, base: Path, whole: Path, tm
     assert len(computed) == 2 and computed[0] >= 1 and sum(computed) == len(one.files)
     assert all(touched)
     np.testing.assert_allclose(found(tmp_path, pack), found(whole, pack), atol=1e-4)
+
+
+def test_a_rank_that_begins_late_leaves_no_file_out(pack: Path, base: Path, tmp_path: Path) -> None:
+    begun, deadline = threading.Event(), time.monotonic() + 100.0
+
+    def touch() -> None:
+        assert time.monotonic() < deadline, "it waits for a file that no rank computes"
+        if any(tmp_path.glob(partial_name(0))):
+            begun.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(compute, pack, base, tmp_path, rank=0, num_ranks=2, touch=touch)
+        assert begun.wait(60)
+        late = compute(pack, base, tmp_path, rank=1, num_ranks=2, touch=touch)
+        assert late == early.result()
+    assert len(late.files) == len(pairs_of(pack)[0])
+
+
+def test_ranks_that_share_copies_of_a_large_model_compute_each_file_once() -> None:
+    names = [f"shard-{n:05}" for n in range(11)]
+    for num_ranks in range(1, 9):
+        for width in range(1, num_ranks + 1):
+            shares = [reference.share(names, rank, num_ranks, width) for rank in range(num_ranks)]
+            assert sorted(name for of_rank in shares for name in of_rank) == names
+            working = [rank for rank, of_rank in enumerate(shares) if of_rank]
+            assert working == [width * copy for copy in range(num_ranks // width)], "the GPUs of no two copies overlap"
+
+
+def test_a_model_split_over_two_gpus_gives_the_log_probabilities_of_one(base: Path, tmp_path: Path) -> None:
+    adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny-base")
+    command = [sys.executable, "-m", "tests.ft_assets.training.runtime.split_reference", str(base), str(adapter)]
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=150)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    split = json.loads(ran.stdout)
+    for one, two in split.values():
+        assert one == two and len(set(one)) == 4
+    assert split["base"] != split["adapter"]
 
 
 def test_what_cannot_be_computed_is_refused_with_the_reason(pack: Path, base: Path, tmp_path: Path) -> None:

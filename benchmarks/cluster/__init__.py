@@ -1,0 +1,1 @@
+"""The launcher of a cluster against a real API server."""
