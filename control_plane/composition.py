@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -78,7 +78,7 @@ def _servers(settings: Settings, models: Catalogue) -> ModelServers | None:
         from resources.inference.kubernetes_servers import KubernetesServers  # the client takes half a second to import
         from resources.launcher.kubernetes_api import KubernetesApi
 
-        return KubernetesServers(connect=KubernetesApi.from_environment, settings=cluster_settings(settings), models=models)
+        return KubernetesServers(connect=KubernetesApi.from_environment, configured=partial(cluster_settings, settings), models=models)
     return LocalServers(settings, models) if settings.embedded_inference else None
 
 

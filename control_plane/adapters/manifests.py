@@ -14,7 +14,7 @@ from control_plane.serving import model_routes
 from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.training import model_shapes
@@ -76,7 +76,13 @@ def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
 def route(platform: Platform, tenant: str, name: str) -> str:
     """Return the YAML of a route as an InferenceModelRewrite; its targets must share a base, because a rewrite applies to one pool."""
     targets = model_routes.get(platform, tenant, name).targets
-    bases = sorted({target.base_model if target.adapter is None else target.adapter.served_base for target in targets})
+    if whole := [target.model for target in targets if target.adapter is not None and target.adapter.type == FULL]:
+        raise Conflict(
+            f"route {name!r} has the whole model {whole[0]} as a target, which is in no pool; call it through this API, or leave it out",
+            code="route_over_bases",
+            param="name",
+        )
+    bases = sorted({target.base_model for target in targets})
     if len(bases) != 1:
         raise Conflict(
             f"route {name!r} has targets on {', '.join(bases)}, and a rewrite holds within one pool; make a route for each base model",
@@ -87,7 +93,7 @@ def route(platform: Platform, tenant: str, name: str) -> str:
         tenant=tenant,
         name=name,
         targets=[(t.model, t.weight) for t in targets],
-        pool=pool_of(platform.models.card(targets[0].base_model)).name,
+        pool=pool_of(platform.models.card(bases[0])).name,
         settings=cluster_settings(platform.settings),
     )
     return cluster.to_yaml([made])
@@ -112,5 +118,5 @@ def cluster_settings(settings: Settings) -> ClusterSettings:
             raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(requested, dict) else "it is not a mapping")
         given = {"object_store": settings.object_store, **requested}
         return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as e:
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as e:
         raise InvalidRequest(f"FT_CLUSTER {file}: {e}; fields are {', '.join(sorted(FIELDS))}", code="invalid_cluster") from e

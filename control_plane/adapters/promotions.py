@@ -17,6 +17,7 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
 from control_plane.serving.rollout import LOADED, UNLOADED
+from control_plane.serving.tables import deployments
 from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import FULL, AdapterRecord, parse_name
@@ -56,6 +57,8 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
         stage = locked(conn, tenant, current.id).stage
         if (mismatch := promotion_rules.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
             raise _refused(current, [mismatch])
+        if current.type == FULL and (over := _over_limit(conn, tenant, current)) is not None:
+            raise _refused(current, [over])
         if stage != Stage.PRODUCTION:
             check_transition(current.id, stage, Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
@@ -95,6 +98,24 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
     reasons = "; ".join(f"{r.code}: {r.detail}" for r in found)
     what = "model" if record.type == FULL else "adapter"
     return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
+
+
+MAX_SERVERS = 4
+"""Whole models of a tenant that are served at once, because each takes GPUs as long as it is: two lineages, each with the version before
+it for a rollback."""
+
+
+def _over_limit(conn: Connection, tenant: str, record: AdapterRecord) -> Refusal | None:
+    """Return why a whole model gets no server; holds a lock until the promotion ends, so that of several at once each counts."""
+    conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"model_servers:{tenant}", 0))))
+    others = sa.and_(adapters.c.tenant_id == tenant, adapters.c.type == FULL, adapters.c.id != record.id)
+    served = sa.select(adapters.c.name).join(deployments).where(others, deployments.c.desired == LOADED).order_by(adapters.c.promoted_at)
+    if len(names := conn.scalars(served).all()) < MAX_SERVERS:
+        return None
+    return Refusal(
+        code="too_many_servers",
+        detail=f"{len(names)} other whole models of this tenant are served, limit {MAX_SERVERS}; deprecate one, such as {names[0]}",
+    )
 
 
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
@@ -184,6 +205,8 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     ready = requested.pool(previous.base_model)
     why = rollout.load(platform, previous, requested)
     whole = previous.type == FULL
+    if whole and why is None:
+        why = f"its server does not run; promote {previous.id} to start it"
     if not (ready or whole) or current.stage != Stage.PRODUCTION:
         return
     with platform.engine.connect() as conn:

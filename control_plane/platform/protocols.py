@@ -152,9 +152,9 @@ class ModelServer:
     """The server of a whole model, as seen by what runs it. Whether it answers, only a request shows."""
 
     url: str = ""
-    """Empty as long as it cannot be started."""
+    """Empty while it does not run: another program may listen there."""
     problem: str | None = None
-    """Why it does not run; None if it runs or starts, as far as can be seen."""
+    """Why it does not run; None if it runs or starts, as far as can be seen. Shown to its tenant."""
     refused: bool = False
     """The problem stays until something else changes."""
 
@@ -163,9 +163,10 @@ class ModelServers(Protocol):
     """Inference servers that the platform itself starts: one for each whole model in production, and pools of configured base models."""
 
     def keep(self, models: Sequence[AdapterRecord]) -> Mapping[str, ModelServer]:
-        """Start what is missing, mend what has changed, and stop every other server; returns the servers of `models` by id.
+        """Start what is missing, mend what has changed, and stop every other server; returns by id of their models the servers that are
+        wanted, and those that have not ended yet.
 
-        Returns at once: servers start and stop by themselves. ``Unavailable`` if nothing is known of any of them.
+        Waits for no server to start or stop. An error means that nothing is known of any of them.
         """
 
     def pool_urls(self) -> Sequence[str]:

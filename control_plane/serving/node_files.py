@@ -160,10 +160,9 @@ def _beside(platform: Platform) -> Path:
 
 
 def copies(platform: Platform, adapter_id: str) -> list[Path]:
-    """Return every directory of an adapter on this node: one per base that it was served on, a whole model's server, and leftovers of a
-    crash."""
-    root, servers = platform.settings.adapters_dir, platform.settings.servers_dir
-    return [*sorted(root.glob(f"{adapter_id}*")), *sorted(root.glob(f".making/*/{adapter_id}*")), *servers.glob(adapter_id)]
+    """Return every directory of an adapter on this node: one per base that it was served on, and leftovers of a crash."""
+    root = platform.settings.adapters_dir
+    return [*sorted(root.glob(f"{adapter_id}*")), *sorted(root.glob(f".making/*/{adapter_id}*"))]
 
 
 ONE_WRITER = 0x66745F696E646578

@@ -53,7 +53,7 @@ def write(
     """Record the state of an adapter on a server; with `before`, only if nothing was recorded since then."""
     values = {
         "observed": observed,
-        "detail": detail and printable(detail)[:MAX_DETAIL],
+        "detail": shown(detail),
         "failures": failures,
         "updated_at": platform.clock(),
     }
@@ -61,6 +61,11 @@ def write(
     unless = None if before is None else replica_adapters.c.updated_at < before
     with platform.engine.begin() as conn:
         conn.execute(statement.on_conflict_do_update(index_elements=["replica", "adapter_id"], set_=values, where=unless))
+
+
+def shown(detail: str | None) -> str | None:
+    """Return a server's message as the database can store it."""
+    return detail and printable(detail)[:MAX_DETAIL]
 
 
 def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = None) -> bool:
@@ -96,6 +101,7 @@ def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collect
         deployed, seen = many(conn, select_adapters().where(adapters.c.id.in_(locked)), Adapter), read(conn, locked)
         for adapter in deployed:
             observed, detail = _together(adapter, replicas, seen)
+            detail = shown(detail)
             if (observed, detail) != (adapter.observed, adapter.detail):
                 values = {"observed": observed, "detail": detail, "updated_at": platform.clock()}
                 conn.execute(sa.update(deployments).where(deployments.c.adapter_id == adapter.id).values(**values))

@@ -87,14 +87,7 @@ class _NotTheServer(Unavailable):
 def ask(platform: Platform) -> FleetState:
     """Return the state of each server of a base model; empty without a fleet."""
     at = platform.clock()
-    return FleetState(at=at, replicas=own_servers.replicas(platform, {}) if platform.fleet else [])
-
-
-def _ask_all(platform: Platform) -> FleetState:
-    """Start and stop the servers of whole models as desired, then ask every server."""
-    own = own_servers.keep(platform)
-    at = platform.clock()
-    return FleetState(at=at, replicas=own_servers.replicas(platform, own))
+    return FleetState(at=at, replicas=own_servers.replicas(platform) if platform.fleet else [])
 
 
 def reconcile(platform: Platform) -> list[Reconciled]:
@@ -108,7 +101,9 @@ def reconcile(platform: Platform) -> list[Reconciled]:
     with _alone(platform) as alone:
         if not alone:
             return []
-        answers = _ask_all(platform)  # before the desired state is read: an adapter promoted in between never counts as an orphan
+        own, at = own_servers.known(platform), platform.clock()
+        answers = FleetState(at=at, replicas=own_servers.replicas(platform, own))
+        # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
         observations.forget_others(platform, [r.url for r in answers.replicas])
         return _round(platform, answers)
 
@@ -323,7 +318,7 @@ def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecor
     with platform.engine.begin() as conn:
         if conn.scalar(query) == LOADED:
             return
-        if record.type != FULL:  # whose server is stopped by the next pass
+        if record.type != FULL:  # whose server is stopped once it is drained
             _fleet(platform).unload(replica.url, record.name)
         gone = replica_adapters.c.replica == replica.url, replica_adapters.c.adapter_id == record.id
         conn.execute(sa.update(replica_adapters).where(*gone).values(observed=UNLOADED, detail=None, updated_at=platform.clock()))

@@ -153,9 +153,11 @@ class KubernetesApi:
             return False
         return True
 
-    def delete(self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None) -> None:
-        """Delete an object, and then what it owns; nothing if there is none."""
-        asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    def delete(
+        self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None, foreground: bool = False
+    ) -> None:  # fmt: skip
+        """Delete an object, and then what it owns, with `foreground` in the other order; nothing if there is none."""
+        asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground" if foreground else "Background"}
         try:
             self._request(
                 "DELETE", resource.path(namespace, name), body=asked | ({} if grace_s is None else {"gracePeriodSeconds": int(grace_s)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ import pytest
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.platform.context import Actor
-from control_plane.serving import model_routes, rollout
+from control_plane.serving import model_routes, own_servers, rollout
 from control_plane.serving.routes import _target
 from control_plane.tenant_data.erasure import Servers as AskedServers
 from control_plane.tenant_data.erasure import served_by
@@ -160,10 +161,115 @@ def test_files_are_needed_while_a_server_may_answer_with_them(place: Place, own:
     place.desire(whole)
     place.round()
     place.desire(whole, "unloaded")
-    assert served_by(place.platform, [whole], AskedServers(platform=place.platform)) == f"model {whole} is loaded on http://{whole}"
     place.clock.now += timedelta(seconds=6)
+    assert needed(place, whole) and place.round() == [f"http://{whole} unload"]
+    own.ends = False
+    for _ in range(2):
+        place.round()
+        assert needed(place, whole) == f"the server of model {whole} has not ended yet"
+    own.ends = True
     place.round()
-    assert served_by(place.platform, [whole], AskedServers(platform=place.platform)) is None
+    assert needed(place, whole) is None
+
+
+def test_a_server_that_was_asked_for_and_never_loaded_its_model_needs_the_files_too(place: Place, own: OwnServers) -> None:
+    whole = place.whole_model("w")
+    own.problem, own.ends = "it reads its weights", False
+    place.desire(whole)
+    place.round()
+    place.desire(whole, "unloaded")
+    assert needed(place, whole)
+    place.round()
+    assert (own.kept[-1], place.state(whole)) == ([], ("unloaded", None))
+    assert needed(place, whole)
+    own.ends = True
+    place.round()
+    assert needed(place, whole) is None
+
+
+def test_what_a_dying_server_wrote_is_shown_printable_and_cut_and_delays_no_other_model(place: Place, own: OwnServers) -> None:
+    whole, adapter = place.whole_model("w"), place.adapter("a")
+    own.problem = "it ended: \x00\ud800" + "x" * 10_000
+    place.desire(whole)
+    place.desire(adapter)
+    place.round()
+    observed, detail = place.state(whole)
+    assert observed == "unloaded" and detail is not None and "it ended" in detail and len(detail) <= 4000 and "\x00" not in detail
+    assert place.state(adapter) == ("loaded", None)
+    own.refused = True
+    place.round()
+    assert place.state(whole)[0] == "failed" and place.state(adapter) == ("loaded", None)
+
+
+def test_an_error_of_an_ordinary_server_is_stored_too(place: Place) -> None:
+    made, other = place.adapter("a"), place.adapter("b")
+    place.servers.at[ONE].error = "bad gateway \x00"
+    for adapter in (made, other):
+        place.desire(adapter)
+    place.round()
+    assert "bad gateway" in str(place.state(made)[1]) and "bad gateway" in str(place.state(other)[1])
+
+
+def test_two_servers_at_one_address_are_told_apart_by_what_they_serve(place: Place, own: OwnServers) -> None:
+    first, second = place.whole_model("a"), place.whole_model("b")
+    place.desire(first)
+    place.desire(second)
+    own.address = f"http://{first}"  # the other could not listen there
+    for _ in range(2):
+        place.round()
+    assert place.state(first) == ("loaded", None)
+    observed, detail = place.state(second)
+    assert observed == "unloaded" and f"serves ft:tiny-base:{place.tenant}:bot:a" in str(detail)
+
+
+def test_a_tenant_has_no_more_servers_than_its_limit(place: Place, own: OwnServers) -> None:
+    models = [place.whole_model(f"w{n}") for n in range(promotions.MAX_SERVERS + 1)]
+    theirs = place.platform.in_scope_of(place.tenant, Actor(kind="key", id="key-1"))
+    with ThreadPoolExecutor(len(models)) as pool:
+        outcomes = [attempt.exception() for attempt in [pool.submit(promotions.promote, theirs, place.tenant, id_) for id_ in models]]
+    (refused,) = (error for error in outcomes if error is not None)
+    assert isinstance(refused, Conflict) and refused.code == "promotion_refused"
+    assert "too_many_servers: 4 other whole models of this tenant are served, limit 4; deprecate one, such as ft:" in refused.message
+    over = models[outcomes.index(refused)]
+    promotions.deprecate(theirs, place.tenant, next(id_ for id_ in models if id_ != over))
+    assert promotions.promote(theirs, place.tenant, over).stage == "production"
+
+
+def test_a_rollback_to_a_model_whose_server_was_stopped_says_what_to_do(place: Place, own: OwnServers) -> None:
+    first, second = place.whole_model("a"), place.whole_model("b")
+    place.in_production(first, second)
+    place.desire(second)
+    place.desire(first, "unloaded")
+    place.round()
+    with pytest.raises(
+        Conflict, match=f"no server can serve {first}, its predecessor .its server does not run; promote {first} to start it"
+    ):
+        promotions.rollback(place.platform, place.tenant, second)
+
+
+def test_a_platform_that_starts_no_servers_any_more_says_so(place: Place, own: OwnServers) -> None:
+    served, withdrawn, adapter = place.whole_model("a"), place.whole_model("b"), place.adapter("c")
+    for made in (served, withdrawn, adapter):
+        place.desire(made)
+    place.round()
+    place.desire(withdrawn, "unloaded")
+    own_servers.abandon(place.platform)
+    place.platform = replace(place.platform, servers=None)
+    for _ in range(2):
+        observed, detail = place.state(served)
+        assert observed == "failed" and "this platform starts no servers" in str(detail)
+        assert (place.state(withdrawn), place.state(adapter)) == (("unloaded", None), ("loaded", None))
+        assert (place.seen(served), place.seen(withdrawn)) == ({}, {})
+        place.round()
+    place.platform = replace(place.platform, servers=own)
+    place.desire(served)
+    place.round()
+    assert place.state(served) == ("loaded", None), "promoted again"
+
+
+def needed(place: Place, whole: str) -> str | None:
+    """Why the files of a model cannot be deleted."""
+    return served_by(place.platform, [whole], AskedServers(platform=place.platform))
 
 
 def test_a_tenants_promotion_waits_for_no_server(place: Place, own: OwnServers) -> None:

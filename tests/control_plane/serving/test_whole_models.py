@@ -19,8 +19,8 @@ from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
-from control_plane.serving import model_routes
-from control_plane.serving.rollout import reconcile
+from control_plane.serving import model_routes, own_servers
+from control_plane.serving.rollout import Reconciled, reconcile
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict
@@ -47,11 +47,15 @@ class Bench:
     def platform(self) -> Platform:
         return self.customer.platform
 
+    def round(self) -> list[Reconciled]:
+        own_servers.keep(self.platform)
+        return reconcile(self.platform)
+
     def round_until(self, adapter_id: str, observed: str) -> None:
         """The worker's passes until the model is in that state."""
 
         def reached() -> bool:
-            reconcile(self.platform)
+            self.round()
             return adapters.get_adapter(self.platform, self.customer.id, adapter_id).observed == observed
 
         until(reached, timeout_s=START_TIMEOUT_S)
@@ -143,7 +147,7 @@ def test_a_whole_model_is_served_as_trained_then_repaired_routed_rolled_back_and
     assert bench.ask(lineage) == expected
     gone = bench.process(second.id)
     bench.round_until(second.id, "unloaded")
-    until(lambda: reconcile(platform) == [] and not (platform.settings.servers_dir / second.id).exists())
+    until(lambda: bench.round() == [] and not (platform.settings.servers_dir / second.id).exists())
     assert not alive(*gone)
 
     gone = bench.process(first.id)
@@ -152,7 +156,7 @@ def test_a_whole_model_is_served_as_trained_then_repaired_routed_rolled_back_and
         bench.ask(first.name)
     assert bench.ask("mixed", user="caller 1") == bench.ask(adapter.name), "its callers fall to the other target"
     bench.round_until(first.id, "unloaded")
-    until(lambda: reconcile(platform) == [] and not (platform.settings.servers_dir / first.id).exists())
+    until(lambda: bench.round() == [] and not (platform.settings.servers_dir / first.id).exists())
     assert not alive(*gone)
 
 
@@ -164,7 +168,7 @@ def test_files_that_are_not_the_registered_ones_are_not_served_and_the_model_say
     promotions.promote(platform, customer.id, model.id)
 
     def refused() -> bool:
-        reconcile(platform)
+        bench.round()
         found = adapters.get_adapter(platform, customer.id, model.id)
         assert found.observed == "unloaded"
         return "model.safetensors is absent or not the file that was registered" in str(found.detail)
@@ -182,5 +186,5 @@ def test_a_model_that_failed_its_gate_gets_no_server(bench: Bench) -> None:
     model = customer.register(made)
     with pytest.raises(Conflict, match="gate_failed"):
         promotions.promote(bench.platform, customer.id, model.id)
-    reconcile(bench.platform)
+    bench.round()
     assert not bench.platform.settings.servers_dir.exists()

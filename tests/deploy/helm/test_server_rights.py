@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from ft_assets.adapters import llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings
@@ -34,9 +35,8 @@ class BoundBench(Bench):
         self.api = KubernetesApi(rbac.client(self.client, WORKER))
 
     def servers(self, **changes: object) -> KubernetesServers:
-        made = super().servers()
-        given = ClusterSettings(**configuration(EVERYTHING, "cluster.yaml"))
-        return replace(made, settings=replace(given, **changes))  # type: ignore[arg-type]
+        settings = replace(ClusterSettings(**configuration(EVERYTHING, "cluster.yaml")), **changes)  # type: ignore[arg-type]
+        return replace(super().servers(), configured=lambda: settings)
 
 
 @pytest.fixture
@@ -102,3 +102,37 @@ def test_servers_mount_the_claim_and_read_the_secret_that_the_platform_does() ->
     assert found.credentials_secret == given["objectStore"]["secret"]
     assert found.adapters_claim == given["volumes"]["adapters"]
     assert found.inference_secret == given["inference"]["secret"]
+
+
+def test_what_the_values_say_of_servers_counts_more_than_what_other_values_do() -> None:
+    given = merged(values(EVERYTHING), {"modelServers": {"credentials_secret": "read-only", "adapters_claim": "their-adapters"}})
+    found = cluster_of(given)
+    assert (found["credentials_secret"], found["adapters_claim"], found["namespace"]) == ("read-only", "their-adapters", NAMESPACE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"volumes": {"adapters": ""}}, "modelServers.pools needs volumes.adapters"),
+        ({"inference": {"servedAdaptersDir": "/srv/adapters"}}, "leave inference.servedAdaptersDir as it is"),
+    ],
+)
+def test_pools_that_could_get_no_adapters_are_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        render(merged(values(EVERYTHING), changes))
+    without = {**values(EVERYTHING), "modelServers": {**values(EVERYTHING)["modelServers"], "pools": {}}}
+    assert cluster_of(merged(without, changes)), "without pools, all is well"
+
+
+def test_the_installations_test_knows_the_base_models_whose_pools_it_asks() -> None:
+    (pod,) = (each for each in objects(EVERYTHING) if each["kind"] == "Pod")
+    assert {"name": "models", "mountPath": "/var/lib/ft/models", "readOnly": True} in pod["spec"]["containers"][0]["volumeMounts"]
+    claim = {"claimName": values(EVERYTHING)["volumes"]["models"], "readOnly": True}
+    assert {"name": "models", "persistentVolumeClaim": claim} in pod["spec"]["volumes"]
+
+
+def cluster_of(given: dict[str, object]) -> dict[str, object]:
+    """The file of FT_CLUSTER."""
+    (files,) = (each for each in render(given) if each["kind"] == "ConfigMap" and each["metadata"]["name"].endswith("-files"))
+    found: dict[str, object] = yaml.safe_load(files["data"]["cluster.yaml"])
+    return found

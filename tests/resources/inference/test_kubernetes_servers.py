@@ -18,17 +18,18 @@ from ft_assets.adapters.cluster import ClusterSettings
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.base_models import Catalogue
-from ft_assets.errors import Unavailable
+from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape
-from resources.inference.kubernetes_servers import KEPT, KubernetesServers
+from resources.inference.kubernetes_servers import APPLIED_S, KEPT, KubernetesServers
 from resources.launcher.kubernetes_api import KubernetesApi
 from tests.support.models.tiny_model import build_tiny_model
-from tests.support.servers.kubernetes_api import PLURALS, Cluster, Object, served
+from tests.support.servers.kubernetes_api import PLURALS, Cluster, Object, Refused, served
 
 NAMESPACE = "ft-platform"
 DIGEST = "@sha256:" + "0" * 64
 SETTINGS = ClusterSettings(vllm_image=f"vllm{DIGEST}", platform_image=f"ft{DIGEST}", object_store="s3://ft/objects")
+LOG = "key AKIA is not allowed to read s3://ft/objects"
 KINDS = ("deployments", "statefulsets", "services", "networkpolicies", "inferencepools")
 
 
@@ -43,13 +44,14 @@ def model(id_: str) -> AdapterRecord:
 
 class Bench:
     def __init__(self, stack: ExitStack, models: Catalogue) -> None:
-        self.cluster, self.models = Cluster(), models
+        self.cluster, self.models, self.now = Cluster(), models, 0.0
         self.cluster.create("namespaces", "", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         self.client = stack.enter_context(served(self.cluster))
         self.api = KubernetesApi(self.client)
 
     def servers(self, **changes: Any) -> KubernetesServers:
-        return KubernetesServers(connect=lambda: self.api, settings=replace(SETTINGS, **changes), models=self.models)
+        settings = replace(SETTINGS, **changes)
+        return KubernetesServers(connect=lambda: self.api, configured=lambda: settings, models=self.models, clock=lambda: self.now)
 
     def names(self) -> dict[str, list[str]]:
         return {kind: found for kind in KINDS if (found := [each["metadata"]["name"] for each in self.cluster.find(kind, NAMESPACE)])}
@@ -121,6 +123,92 @@ def test_a_deployment_that_was_deleted_or_applied_in_part_is_applied_again(bench
     assert bench.names().keys() == {"deployments", "services", "networkpolicies"}
 
 
+@pytest.mark.parametrize(("method", "path"), [("PATCH", "deployments/ft-adp-1?"), ("PATCH", "services/ft-adp-1?"), ("GET", "/pods?")])
+def test_a_request_that_fails_for_one_server_hides_no_other(bench: Bench, method: str, path: str) -> None:
+    bench.cluster.faults.append(lambda of, at: "before" if of == method and path in at else None)
+    kept = bench.servers()
+    for _ in range(2):
+        found = kept.keep([model("adp-1"), model("adp-2")])
+    assert "did not answer" in str(found["adp-1"].problem)
+    assert found["adp-2"].url == "http://ft-adp-2.ft-platform.svc"
+    assert "ft-adp-2" in bench.names()["deployments"]
+
+
+def test_a_server_that_cannot_be_deleted_is_listed_and_hides_no_other(bench: Bench) -> None:
+    bench.servers().keep([model("adp-1")])
+    bench.cluster.faults.append(lambda method, _path: "before" if method == "DELETE" else None)
+    found = bench.servers().keep([model("adp-2")])
+    assert found["adp-1"].problem == "its server is still ending" and found["adp-2"].url
+
+
+def test_a_server_is_listed_until_its_pods_are_gone_and_is_not_applied_meanwhile(bench: Bench) -> None:
+    record, kept, key = model("adp-1"), bench.servers(), ("deployments", NAMESPACE, "ft-adp-1")
+    kept.keep([record])
+    held = bench.cluster.read(key)
+    bench.cluster.update(key, {**held, "metadata": {**held["metadata"], "finalizers": ["foregroundDeletion"]}})
+    ending = ModelServer(problem="its server is still ending")
+    assert kept.keep([]) == {"adp-1": ending}
+    assert "deletionTimestamp" in bench.cluster.read(key)["metadata"]
+    bench.cluster.requests.clear()
+    assert kept.keep([]) == kept.keep([record]) == {"adp-1": ending}, "wanted again, it waits for the end"
+    assert {method for method, _ in bench.cluster.requests} == {"GET"}
+    held = bench.cluster.read(key)
+    bench.cluster.update(key, {**held, "metadata": {**held["metadata"], "finalizers": []}})
+    assert kept.keep([]) == {}
+    assert kept.keep([record])["adp-1"].url
+
+
+def test_what_an_operator_applied_under_the_same_name_is_not_taken_over(bench: Bench) -> None:
+    record = model("adp-1")
+    for made in servers.render(record, model_shape(bench), SETTINGS, context_length=256):
+        bench.api.apply(made)
+    before = bench.cluster.read(("deployments", NAMESPACE, "ft-adp-1"))
+    found = bench.servers().keep([record])["adp-1"]
+    assert (found.url, found.refused) == ("", False)
+    assert "Deployment ft-adp-1 was not applied by this platform; delete it" in str(found.problem)
+    assert bench.cluster.read(("deployments", NAMESPACE, "ft-adp-1")) == before
+    assert bench.servers().keep([]) == {} and bench.names()["deployments"] == ["ft-adp-1"]
+    for each in ("deployments", "services", "networkpolicies"):
+        bench.cluster.delete((each, NAMESPACE, "ft-adp-1"))
+    assert bench.servers().keep([record])["adp-1"].url
+
+
+def test_what_others_changed_or_deleted_is_applied_again_after_a_while(bench: Bench) -> None:
+    kept, record, key = bench.servers(), model("adp-1"), ("deployments", NAMESPACE, "ft-adp-1")
+    kept.keep([record])
+    applied = bench.cluster.read(key)["spec"]
+    bench.cluster.delete(("services", NAMESPACE, "ft-adp-1"))
+    bench.cluster.merge(key, {"spec": {"replicas": 0}})
+    bench.now = APPLIED_S - 1
+    kept.keep([record])
+    assert bench.cluster.read(key)["spec"]["replicas"] == 0
+    bench.now = APPLIED_S + 1
+    kept.keep([record])
+    assert bench.cluster.read(key)["spec"] == applied
+    assert bench.names()["services"] == ["ft-adp-1"]
+
+
+@pytest.mark.parametrize(("status", "refused"), [(409, False), (422, True), (500, False)])
+def test_only_an_object_that_can_never_be_applied_is_refused(bench: Bench, status: int, refused: bool) -> None:
+    def answer(method: str, path: str) -> None:
+        if method == "PATCH" and "deployments" in path:
+            raise Refused(status, "Conflict", "apply failed")
+
+    bench.cluster.faults.append(answer)
+    found = bench.servers().keep([model("adp-1")])["adp-1"]
+    assert (found.refused, found.url) == (refused, "") and "apply failed" in str(found.problem)
+
+
+def test_a_mistake_in_the_settings_stops_nothing_else(bench: Bench) -> None:
+    def wrong() -> ClusterSettings:
+        raise InvalidRequest("FT_CLUSTER: unknown field 'colour'", code="invalid_cluster")
+
+    kept = KubernetesServers(connect=lambda: bench.api, configured=wrong, models=bench.models)
+    assert kept.pool_urls() == ()
+    with pytest.raises(InvalidRequest, match="colour"):
+        kept.keep([model("adp-1")])
+
+
 def test_new_settings_change_what_runs(bench: Bench) -> None:
     bench.servers().keep([model("adp-1")])
     bench.servers(vllm_image=f"newer{DIGEST}").keep([model("adp-1")])
@@ -146,8 +234,8 @@ def test_a_model_that_fits_on_no_node_is_refused_with_the_reason(bench: Bench, t
             "Unschedulable: 0/8 nodes are available",
         ),
         (
-            {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "it is not registered"}}}]},
-            "fetch ended with 1: it is not registered",
+            {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": LOG}}}]},
+            "fetch ended with 1 (Error)",
         ),
         (
             {
@@ -155,20 +243,20 @@ def test_a_model_that_fits_on_no_node_is_refused_with_the_reason(bench: Bench, t
                     {
                         "name": "fetch",
                         "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
-                        "lastState": {"terminated": {"exitCode": 1, "message": "it is not registered"}},
+                        "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": LOG}},
                     }
                 ]
             },
-            "fetch: CrashLoopBackOff: it is not registered",
+            "fetch: CrashLoopBackOff; fetch ended with 137 (OOMKilled)",
         ),
         (
-            {"containerStatuses": [{"name": "vllm", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]},
-            "vllm: ImagePullBackOff: no such image",
+            {"containerStatuses": [{"name": "vllm", "state": {"waiting": {"reason": "ImagePullBackOff", "message": LOG}}}]},
+            "vllm: ImagePullBackOff",
         ),
         ({"containerStatuses": [{"name": "vllm", "state": {"waiting": {"reason": "PodInitializing"}}}]}, None),
     ],
 )
-def test_a_server_that_does_not_run_says_why_in_the_clusters_words(bench: Bench, status: dict[str, Any], problem: str | None) -> None:
+def test_a_server_that_does_not_run_says_why_without_the_containers_log(bench: Bench, status: dict[str, Any], problem: str | None) -> None:
     record, kept = model("adp-1"), bench.servers()
     kept.keep([record])
     bench.pod_of(record, **status)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from control_plane.platform import settings as settings_module
@@ -69,9 +73,12 @@ def test_a_server_outlives_who_started_it_and_is_found_again(settings: Settings,
     started = process(settings)
     assert second.keep([record])["adp-1"].url == url
     assert process(settings) == started and is_alive(started)
-    second.keep([])
+    group = int(str(started["pid"]))
+    os.killpg(group, signal.SIGSTOP)  # it cannot end yet
+    assert second.keep([])["adp-1"].problem == "its server is still ending"
     found = second.keep([record])["adp-1"]
     assert found.url == "" and found.problem == "its server is still ending", "no second one beside it"
+    os.killpg(group, signal.SIGCONT)
     until(lambda: not is_alive(started))
     assert second.keep([record])["adp-1"].url, "a new one, once it is gone"
     assert stop_all(settings) == ["adp-1"]
@@ -94,6 +101,65 @@ def test_a_server_that_ends_says_why_and_starts_again_ever_more_slowly(
     assert (before["failures"], process(settings)["failures"]) == (0, 1)
     stop_all(settings)
     until(ended(servers, settings))
+
+
+def test_a_server_that_ended_has_no_url(settings: Settings, models: Catalogue, record: AdapterRecord) -> None:
+    servers = LocalServers(settings, models)
+    assert servers.keep([record])["adp-1"].url
+    started = process(settings)
+    os.killpg(int(str(started["pid"])), signal.SIGKILL)
+    until(lambda: not is_alive(started))
+    assert servers.keep([record])["adp-1"].url == "", "another program may listen there, and would get the token"
+    stop_all(settings)
+    until(ended(servers, settings))
+
+
+def test_waits_grow_from_the_end_of_a_server_however_long_it_took_to_fail(
+    settings: Settings, models: Catalogue, record: AdapterRecord
+) -> None:
+    directory = settings.servers_dir / "adp-1"
+    directory.mkdir(parents=True)
+    long_ago = {"pid": 2**22 + 1, "identity": "1@boot", "port": 1, "started_at": time.time() - 300, "failures": 5}
+    (directory / "server.json").write_text(json.dumps(long_ago))
+    found = LocalServers(settings, models).keep([record])["adp-1"]
+    assert (found.url, process(settings)) == ("", long_ago), "the sixth failure in a row: not at once"
+    settled = {**long_ago, "started_at": time.time() - 3600}
+    (directory / "server.json").write_text(json.dumps(settled))
+    servers = LocalServers(settings, models)
+    assert servers.keep([record])["adp-1"].url
+    assert process(settings)["failures"] == 0, "it had run for an hour"
+    stop_all(settings)
+    until(ended(servers, settings))
+
+
+def test_no_server_runs_that_could_not_be_recorded(settings: Settings, models: Catalogue, record: AdapterRecord) -> None:
+    servers, directory = LocalServers(settings, models), settings.servers_dir / "adp-1"
+    draft = directory / f".server.json.{os.getpid()}"
+    draft.mkdir(parents=True)
+    found = servers.keep([record])["adp-1"]
+    assert found.url == "" and "Is a directory" in str(found.problem)
+    until(lambda: all(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process().children()))
+    assert (directory / "log").read_text() == "", "it has not even begun to fetch"
+    draft.rmdir()
+    assert servers.keep([record])["adp-1"].url
+    stop_all(settings)
+    until(ended(servers, settings))
+
+
+def test_what_cannot_be_read_in_the_directory_of_servers_concerns_no_other_server(
+    settings: Settings, models: Catalogue, record: AdapterRecord
+) -> None:
+    (settings.servers_dir / "adp-0").mkdir(parents=True)
+    (settings.servers_dir / "adp-0" / "server.json").write_text("[1, 2")
+    (settings.servers_dir / "notes.txt").write_text("not a server")
+    servers = LocalServers(settings, models)
+    found = servers.keep([record])
+    assert found["adp-1"].url and found["adp-0"].problem == "its server is still ending"
+    broken = servers.keep([record, replace(record, id="adp-0")])["adp-0"]
+    assert broken.url == "" and "server.json cannot be read" in str(broken.problem)
+    assert stop_all(settings) == ["adp-1"], "and it ends"
+    assert (settings.servers_dir / "adp-0" / "server.json").exists()
+    until(lambda: servers.keep([]).keys() == {"adp-0"} and not (settings.servers_dir / "adp-1").exists())
 
 
 def test_without_the_bytes_of_its_base_a_model_says_so(settings: Settings, models: Catalogue, record: AdapterRecord) -> None:

@@ -17,7 +17,7 @@ from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import ModelServer, Replica
-from control_plane.serving import observations, rollout
+from control_plane.serving import observations, own_servers, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
 from ft_assets.adapters.record import AdapterRecord
@@ -40,6 +40,8 @@ class Server:
     stuck: bool = False
     """It unloads nothing."""
     silent: bool = False
+    error: str | None = None
+    """It answers with this."""
     own: bool = False
     """The platform starts it, and asks it by its URL."""
     on_load: Callable[[], object] = lambda: None
@@ -57,6 +59,8 @@ class Servers:
     def _described(self, url: str, s: Server) -> Replica:
         if not s.up or s.silent:
             return Replica(url=url, ready=False, base=s.base, error=f"{url} did not answer", silent=s.silent)
+        if s.error:
+            return Replica(url=url, ready=False, base=s.base, error=s.error)
         return Replica(url=url, ready=True, base=s.base, base_digest=s.digest, adapters=dict(s.adapters))
 
     def load(self, url: str, name: str, directory: Path) -> None:
@@ -96,6 +100,10 @@ class OwnServers:
     problem: str | None = None
     refused: bool = False
     away: bool = False
+    ends: bool = True
+    """Servers end at once."""
+    address: str | None = None
+    """URL that all servers are said to have."""
 
     def keep(self, models: Sequence[AdapterRecord]) -> dict[str, ModelServer]:
         if self.away:
@@ -104,12 +112,14 @@ class OwnServers:
         if self.refused:
             return {model.id: ModelServer(problem=self.problem, refused=True) for model in models}
         wanted = {f"http://{model.id}": model for model in models}
-        for url in [url for url, server in self.servers.at.items() if server.own and url not in wanted]:
+        ending = [url for url, server in self.servers.at.items() if server.own and url not in wanted]
+        for url in ending if self.ends else ():
             del self.servers.at[url]
+        left = {url.removeprefix("http://"): ModelServer(problem="ending") for url in ending if url in self.servers.at}
         for url, model in wanted.items():
             if url not in self.servers.at:
                 self.started(model.id, model.name).up = self.problem is None
-        return {model.id: ModelServer(url=url, problem=self.problem) for url, model in wanted.items()}
+        return left | {model.id: ModelServer(url=self.address or url, problem=self.problem) for url, model in wanted.items()}
 
     def started(self, id_: str, name: str) -> Server:
         return self.servers.at.setdefault(f"http://{id_}", Server(base=name, digest=None, own=True))
@@ -190,5 +200,8 @@ class Place:
             return {url: row.observed for (url, _), row in observations.read(conn, [adapter_id]).items()}
 
     def round(self) -> list[str]:
+        """The worker's next passes; what the rollout did."""
         self.clock.now += timedelta(milliseconds=10)
+        if self.platform.servers is not None:
+            own_servers.keep(self.platform)
         return [f"{r.replica} {r.action.kind}" + (f": {r.error}" if r.error else "") for r in reconcile(self.platform)]

@@ -84,7 +84,8 @@ class Cluster:
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Methods and paths with queries."""
     faults: list[Callable[[str, str], str | None]] = field(default_factory=list)
-    """Called with method and path: ``before`` breaks the connection instead of an answer, ``after`` does once the request took effect."""
+    """Called with method and path: ``before`` breaks the connection instead of an answer, ``after`` does once the request took effect. One
+    that raises :class:`Refused` has the request answered so."""
     watches: int = 0
     """Number of open watches."""
     generation: int = 0
@@ -274,11 +275,12 @@ class _Answers(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query, body = dict(parse_qsl(url.query)), self.rfile.read(int(self.headers.get("content-length") or 0))
         self.cluster.requests.append((self.command, self.path))
-        fault = next((found for each in self.cluster.faults if (found := each(self.command, self.path))), None)
-        if fault == "before":
-            self.hang_up()
-            return
+        fault = None
         try:
+            fault = next((found for each in self.cluster.faults if (found := each(self.command, self.path))), None)
+            if fault == "before":
+                self.hang_up()
+                return
             account = self.account()
             if url.path in self.cluster.about:
                 self.reply(200, self.cluster.about[url.path])
