@@ -29,7 +29,7 @@ FORGET_EVERY_S = 300.0
 
 def watch(platform: Platform, ending: threading.Event) -> None:
     """Watch until `ending` is set, while no other worker does."""
-    run_alone(platform, WATCH_LOCK, ending, lambda conn: _watch(platform, ending, conn))
+    run_alone(platform, WATCH_LOCK, ending, lambda conn: _watch(platform, ending, conn), what="the attempts")
 
 
 def _watch(platform: Platform, ending: threading.Event, conn: sa.Connection) -> None:

@@ -15,8 +15,8 @@ from control_plane.platform.context import Platform
 from control_plane.serving import own_servers
 from control_plane.worker.sole_worker import check_lock, run_alone
 
-KEEP_LOCK = 0x66745F73
-"""Advisory lock ("ft_s") of the worker that keeps the servers."""
+KEEP_LOCK = 0x66745F6D
+"""Advisory lock ("ft_m") of the worker that keeps the servers."""
 EVERY_S = 1.0
 """Between two passes while a whole model has a server or is to have one."""
 UNASKED_S = 10.0
@@ -25,7 +25,7 @@ UNASKED_S = 10.0
 
 def watch(platform: Platform, ending: threading.Event) -> None:
     """Keep the servers until `ending` is set, while no other worker does."""
-    run_alone(platform, KEEP_LOCK, ending, lambda conn: _watch(platform, ending, conn))
+    run_alone(platform, KEEP_LOCK, ending, lambda conn: _watch(platform, ending, conn), what="the model servers")
 
 
 def _watch(platform: Platform, ending: threading.Event, conn: sa.Connection) -> None:

@@ -15,8 +15,8 @@ TAKE_OVER_S = 2.0
 log = logging.getLogger(__name__)
 
 
-def run_alone(platform: Platform, key: int, ending: threading.Event, work: Callable[[sa.Connection], None]) -> None:
-    """Run `work` until `ending` is set, while no other worker does; an error is logged, and one of the workers begins again.
+def run_alone(platform: Platform, key: int, ending: threading.Event, work: Callable[[sa.Connection], None], *, what: str) -> None:
+    """Watch `what` by `work` until `ending` is set, while no other worker does; an error is logged, and one of the workers begins again.
 
     `work` gets the connection that holds the advisory lock `key`, and calls :func:`check_lock` before each pass.
     """
@@ -25,7 +25,7 @@ def run_alone(platform: Platform, key: int, ending: threading.Event, work: Calla
             with platform.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
                 _with_lock(conn, key, ending, work)
         except Exception:
-            log.exception("work with the lock %x cannot be done now", key)
+            log.exception("%s cannot be watched now", what)
             ending.wait(TAKE_OVER_S)
 
 

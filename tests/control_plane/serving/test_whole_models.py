@@ -21,6 +21,7 @@ from control_plane.api.app import create_app
 from control_plane.platform.context import Platform
 from control_plane.serving import model_routes, own_servers
 from control_plane.serving.rollout import Reconciled, reconcile
+from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict
@@ -176,6 +177,26 @@ def test_files_that_are_not_the_registered_ones_are_not_served_and_the_model_say
     until(refused, timeout_s=START_TIMEOUT_S)
     with pytest.raises(openai.InternalServerError):
         bench.ask(model.name)
+
+
+def test_data_of_a_tenant_is_deleted_once_the_server_that_has_it_is_gone(bench: Bench) -> None:
+    customer, platform = bench.customer, bench.platform
+    model = customer.register(build_tiny_model(customer.scratch / "trained", seed=5))
+    promotions.promote(platform, customer.id, model.id)
+    bench.round()
+    (pid, identity), directory = bench.process(model.id), platform.settings.servers_dir / model.id
+    os.killpg(pid, signal.SIGSTOP)  # it cannot end yet
+    asked = deletion_requests.request_tenant(platform, customer.id, confirm=customer.id, reason="contract ended", requested_by="key_1")
+    for _ in range(2):
+        assert not deletion.carry_out(platform, asked.id)
+        assert deletion.get(platform, customer.id, asked.id).waiting_for == f"the server of model {model.id} has not ended yet"
+        assert alive(pid, identity) and directory.is_dir()
+        bench.round()
+    os.killpg(pid, signal.SIGCONT)
+    until(lambda: bench.round() == [] and not directory.exists())
+    assert not alive(pid, identity)
+    assert not deletion.carry_out(platform, asked.id)
+    assert "a second look follows" in str(deletion.get(platform, customer.id, asked.id).waiting_for)
 
 
 def test_a_model_that_failed_its_gate_gets_no_server(bench: Bench) -> None:
