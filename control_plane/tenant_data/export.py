@@ -49,7 +49,8 @@ LEFT_OUT: Mapping[str, str] = {
     **dict.fromkeys(("idempotency_keys", "upload_parts", "loose_objects", "deletion_objects", "rate_limits"), "work in progress"),
     **dict.fromkeys(("eval_scores", "unbilled_attempts", "quota_holds"), "derived: reports, meter events and jobs hold the same"),
     **dict.fromkeys(
-        ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters"), "the platform's nodes and servers"
+        ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters", "model_servers"),
+        "the platform's nodes and servers",
     ),
     **dict.fromkeys(
         ("operator_keys", "node_drains", "node_health", "maintenance", "scheduler_state", "mirrors", "adapter_stage_moves"),
