@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 
 import dagster as dg
+from dagster import DefaultRunLauncher
 
 from control_plane.attempts.claims import STOP_GRACE_S
 from control_plane.jobs.transitions import fail
@@ -19,11 +20,14 @@ from sensors.run_coordinator import KEYED_JOBS
 from sensors.run_requests import FALLBACK_S
 
 STALE = timedelta(seconds=15)
-"""A live step sends a heartbeat at least every 5 s; three missed ones mean that its worker is gone. The queue listener looks every 5 s, so
-a silent worker is noticed within 20 s, and one whose process can be checked within 5 s."""
+"""On one machine, a live step sends a heartbeat at least every 5 s; three missed ones mean that its worker is gone. The queue listener
+looks every 5 s, so a silent worker is noticed within 20 s, and one whose process can be checked within 5 s."""
 HUNG = timedelta(seconds=60)
 """A worker whose process lives is left alone for longer, because its database may be unavailable. Then it is killed, so that there are
 never two."""
+WAITING = timedelta(minutes=5)
+"""On a cluster nobody is heard of while the pod of a run's next step waits for a node or its image; Dagster ends a run whose pods fail. As
+long as Dagster waits for a run to start."""
 FORGOTTEN = timedelta(minutes=10)
 """How long a run may take to finish after its job has moved on; nothing waits for it, and its worker may have died."""
 MAX_LOOKED_AT = 500
@@ -93,23 +97,33 @@ def why_gone(instance: dg.DagsterInstance, due: DueRun, beat: datetime | None, n
     if lives is False and now - changed > SETTLED:
         instance.report_run_failed(run, message="its worker's process is gone; the job gets another run")
         return f"run {run.run_id} lost its process"
-    if silent <= (HUNG if lives else STALE):
+    on_cluster = not isinstance(instance.run_launcher, DefaultRunLauncher)
+    if silent <= (WAITING if on_cluster else HUNG if lives else STALE):
         return None
-    if lives and isinstance(instance.run_launcher, ForkingRunLauncher):
-        instance.run_launcher.kill(run)
+    end_worker(instance, run)
     instance.report_run_failed(run, message="its worker has not been heard of; the job gets another run")
     return f"run {run.run_id} was silent for {silent.total_seconds():.0f} s"
 
 
+def end_worker(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """End what is left of a run that gets replaced: its process, or its Job on the cluster, whose pod would wait for a step forever."""
+    launcher = instance.run_launcher
+    if isinstance(launcher, ForkingRunLauncher):
+        launcher.kill(run)
+    elif not isinstance(launcher, DefaultRunLauncher):
+        launcher.terminate(run.run_id)
+
+
 def worker_lives(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
-    """Asks the launcher: a forked run's process is on this machine; for a step on a cluster, it knows the pod. None: it cannot tell."""
+    """Asks the launcher: a forked run's process is on this machine, and a Job on the cluster has a pod. None: it cannot tell."""
     launcher = instance.run_launcher
     if not launcher.supports_check_run_worker_health:
         return None
     health = launcher.check_run_worker_health(run)
     if health.status in (WorkerStatus.NOT_FOUND, WorkerStatus.FAILED):
         return False
-    return True if health.status is WorkerStatus.RUNNING and health.run_worker_id else None
+    knows = health.run_worker_id or not isinstance(launcher, DefaultRunLauncher)
+    return True if health.status is WorkerStatus.RUNNING and knows else None
 
 
 def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime) -> list[str]:
@@ -121,6 +135,7 @@ def end_forgotten(instance: dg.DagsterInstance, awaited: set[str], now: datetime
         key = run.tags.get(RUN_KEY_TAG)
         if key is None or key in awaited or run.job_name not in KEYED_JOBS or worker_lives(instance, run):
             continue
+        end_worker(instance, run)
         instance.report_run_failed(run, message="its job has moved on, and its worker has not been heard of")
         ended.append(f"{key}: run {run.run_id} was forgotten")
     return ended

@@ -244,7 +244,7 @@ def test_a_validation_whose_worker_ends_is_done_by_another_and_leaves_no_process
 ) -> None:
     tenant = new_tenant(fresh_platform)
     with processes(fresh_platform, 2) as workers:
-        file_id = add_file(fresh_platform, tenant, write_chat_rows(150_000), "big.jsonl")
+        file_id = add_file(fresh_platform, tenant, write_chat_rows(600_000), "big.jsonl")
         until(lambda: any(validator_of(worker) for worker in workers))
         (at_work,) = (worker for worker in workers if validator_of(worker))
         child = validator_of(at_work)

@@ -37,5 +37,8 @@ run_k8s_config:
     initContainers:
       - {{- include "ft.initContainer" (dict "root" . "image" (include "ft.image" .Values.images.trainer)) | nindent 8 }}
     securityContext: {{- include "ft.podSecurity" . | nindent 6 }}
+    tolerations: # of a node that is gone: its runs are replaced after half a minute instead of five
+      - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
+      - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 30}
     volumes: {{- include "ft.volumes" . | nindent 6 }}
 {{- end }}
