@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.datasets.tables import files
-from control_plane.jobs.tables import Job, job_events
+from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events
 from control_plane.platform.context import Platform
 from ft_assets.layout import file_key
 
@@ -66,16 +66,30 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
     return out
 
 
-def metric_lines(platform: Platform, job_id: str) -> list[Mapping[str, Any]]:
-    """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
+def metric_lines(platform: Platform, job_id: str, *, most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values.
+
+    `most`: about how many training steps to return, evenly spread; validations are returned in any case. None: all.
+    """
     lines: dict[tuple[str, int], Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
-        found = list(_measured(conn, job_id, job_events.c.seq))
+        found = list(_measured(conn, job_id, job_events.c.seq) if most is None else _spread(conn, job_id, most))
     for data in found:
         kind = "eval_loss" if "valid_loss" in data else "loss"
         renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}
         lines[(kind, data["step"])] = renamed
     return sorted(lines.values(), key=lambda m: (m["step"], "eval_loss" in m))
+
+
+def _spread(conn: Connection, job_id: str, most: int) -> Iterator[Mapping[str, Any]]:
+    """Yield every nth metric, the newest, and all validations, so that a job of 100,000 steps takes no longer than one of hundreds."""
+    seq, number, total = job_events.c.seq, sa.func.row_number().over(order_by=job_events.c.seq.desc()), sa.func.count().over()
+    counted = sa.select(seq, number.label("n"), total.label("total")).where(job_events.c.job_id == job_id).subquery()
+    every = sa.func.greatest(1, counted.c.total / most)  # a division of integers
+    chosen = sa.select(counted.c.seq).where((counted.c.n - 1) % every == 0)
+    validated = sa.select(seq).where(job_events.c.job_id == job_id, HAS_VALIDATION)
+    query = sa.select(job_events.c.data).where(_of(job_id), seq.in_(chosen.union(validated))).order_by(seq)
+    return iter(conn.execute(query).scalars())
 
 
 def _opened() -> BinaryIO:
