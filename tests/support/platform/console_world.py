@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
+import uuid
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from control_plane.adapters.tables import adapters
+from control_plane.adapters import promotions
+from control_plane.adapters import service as adapters
 from control_plane.attempts import service as attempts
 from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations import reports
 from control_plane.jobs import service as jobs
 from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
@@ -27,11 +29,10 @@ from control_plane.queue import cycle
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from tests.support.jobs.evaluation_results import store_evaluation
-from tests.support.jobs.finished_job import rewrite
-from tests.support.jobs.registered_adapter import add_adapter
 from tests.support.jobs.training_specs import SPEC
+from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
-from tests.support.platform.database_roles import as_owner
+from tests.support.platform.fleet_in_memory import Servers
 
 STEPS = 60
 
@@ -59,6 +60,9 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     base = build_tiny_model(directory / "tiny-base")
     entry = {"id": "tiny-base", "path": str(base), "license": "Apache-2.0"}
     platform = replace(platform, models=Catalogue({"tiny-base": (entry, base)}))
+    if isinstance(platform.fleet, Servers):
+        for server in platform.fleet.at.values():
+            server.digest = platform.models.get("tiny-base").digest
     _, key = tenants.create(platform, tenant, name=f"Acme Support{text}", tier="standard", owner_email="ada@example.com")
     dataset, file = _dataset(platform, tenant, directory, text)
     refused = _refused(platform, tenant, directory, text)
@@ -70,12 +74,10 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     error = {"code": "out_of_memory", "message": f"the step needs 91 GiB and the GPU has 80{text}; lower batch_size", "param": None}
     with platform.engine.begin() as conn:
         transition(conn, failed, JobState.FAILED, message=f"Training failed: out of memory.{text}", error=error)
-    made = (("support-v1", "production", 0.71), ("support-v2", "draft", 0.83), ("support-v3", "draft", 0.64))
-    models = [_model(platform, tenant, *given) for given in made]
-    with as_owner(platform).begin() as conn:
-        rewrite(conn, adapters.c.id == models[2], approval="pending")
-    evaluated = f"ftjob-{models[1]}"
-    store_evaluation(platform, tenant, evaluated, quarantined=False)
+    scores = ((0.71, False), (0.83, False), (0.64, True))
+    models = [_model(platform, tenant, (dataset, file), base, directory, score, approval) for score, approval in scores]
+    promotions.promote(platform, tenant, models[0])
+    evaluated = adapters.get_adapter(platform, tenant, models[1]).job_id
     return World(
         platform=platform, tenant=tenant, key=key.secret, dataset=dataset, refused_file=refused, running=running, waiting=waiting,
         failed=failed, evaluated=evaluated, production=models[0], draft=models[1], pending=models[2],
@@ -143,10 +145,30 @@ def report_steps(platform: Platform, job: str, first: int, last: int) -> None:
         conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job).values(**values))
 
 
-def _model(platform: Platform, tenant: str, name: str, stage: str, score: float) -> str:
-    metrics = {
-        "holdout/exact_match": score, "base/holdout/exact_match": 0.52, "holdout/perplexity": 3.1, "base/holdout/perplexity": 8.4,
-        "safety/refused": 0.98, "base/safety/refused": 0.99,
+def _model(platform: Platform, tenant: str, data: tuple[str, str], base: Path, directory: Path, score: float, approval: bool) -> str:
+    """An adapter with real files, registered as that of a job; returns its id."""
+    job, now = f"ftjob-{uuid.uuid4().hex[:24]}", platform.clock()
+    spec = {"lock_sha256": "a" * 64, "commit": "c" * 40, "strategy": "single"}
+    row = {
+        "id": job, "tenant_id": tenant, "state": "succeeded", "tier": "standard", "model": "tiny-base", "method": "sft", "seed": 7,
+        "base_digest": platform.models.get("tiny-base").digest, "training_file": data[1], "suffix": "support",
+        "request": {"eval_config": {"approval": True}} if approval else {}, "request_sha256": "r", "hyperparameters": {"n_epochs": 3},
+        "dataset_id": data[0], "pack_fingerprint": "p", "spec": spec, "spec_sha256": "5" * 64, "created_at": now, "queued_at": now,
+        "started_at": now - timedelta(minutes=40), "finished_at": now, "step": 200, "total_steps": 200,
     }  # fmt: skip
-    full = f"ft:tiny-base:{tenant}:{name}:{zlib.crc32(name.encode()):08x}"
-    return add_adapter(platform, tenant, name=full, stage=stage, loaded=stage == "production", metrics=metrics)
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(jobs_table).values(**row))
+    report_steps(platform, job, 1, 200)
+    store_evaluation(platform, tenant, job, quarantined=False)
+    found = reports.load_evaluated(platform, tenant, job)
+    scored = [replace(s, adapter=score, base=0.52) if s.metric == "exact_match" else s for s in found.report.scores]
+    files = build_tiny_adapter(directory / job, base, base_name="tiny-base", seed=int(100 * score))
+    made, refused = adapters.register(
+        platform, tenant=tenant, job_id=job, directory=files, report=replace(found.report, scores=tuple(scored)), verdict=found.verdict,
+        eval_report_key=reports.report_key(tenant, job),
+    )  # fmt: skip
+    assert not refused, refused
+    with platform.engine.begin() as conn:
+        done = {"adapter_id": made.id, "fine_tuned_model": made.name}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job).values(**done))
+    return made.id
