@@ -211,6 +211,8 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     page.locator("[data-price]").filter(has_text="$").wait_for()
     page.get_by_label("Epochs").fill("2")
     page.get_by_label("Name suffix").fill("from-browser")
+    page.get_by_label("Require a person's approval").check()
+    page.get_by_label("Only monitor").check()
     page.locator("[data-steps]").filter(has_text="over 2 epochs").wait_for()
     for language, words in {"ft": "--hp 'n_epochs=2'", "Python": 'suffix="from-browser"', "curl": '"n_epochs": 2'}.items():
         page.get_by_role("button", name=language, exact=True).click()
@@ -220,6 +222,7 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     page.get_by_role("heading", name="from-browser").wait_for()
     made = jobs.get(world.platform, world.tenant, page.url.rpartition("/")[2]).job
     assert (made.suffix, made.hyperparameters["n_epochs"]) == ("from-browser", 2)
+    assert made.request["eval_config"] == {"approval": "required", "mode": "monitor"}
     page.get_by_role("button", name="Cancel job").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
     page.get_by_text("The job was cancelled.").first.wait_for()

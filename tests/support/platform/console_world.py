@@ -152,7 +152,7 @@ def _model(platform: Platform, tenant: str, data: tuple[str, str], base: Path, d
     row = {
         "id": job, "tenant_id": tenant, "state": "succeeded", "tier": "standard", "model": "tiny-base", "method": "sft", "seed": 7,
         "base_digest": platform.models.get("tiny-base").digest, "training_file": data[1], "suffix": "support",
-        "request": {"eval_config": {"approval": True}} if approval else {}, "request_sha256": "r", "hyperparameters": {"n_epochs": 3},
+        "request": {"eval_config": {"approval": "required"}} if approval else {}, "request_sha256": "r", "hyperparameters": {"n_epochs": 3},
         "dataset_id": data[0], "pack_fingerprint": "p", "spec": spec, "spec_sha256": "5" * 64, "created_at": now, "queued_at": now,
         "started_at": now - timedelta(minutes=40), "finished_at": now, "step": 200, "total_steps": 200,
     }  # fmt: skip
