@@ -30,6 +30,7 @@ ALWAYS = ("step", "train_loss", "valid_loss")
 """Columns present even if nothing was measured."""
 WHOLE = ("step", "num_tokens", "memory_bytes")
 LEFT_OUT = frozenset({"total_steps"})
+LAST_SEQ = 2**63 - 1
 AT_A_TIME = 1000
 """Metrics held in memory at a time."""
 IN_MEMORY_BYTES = 4 * 2**20
@@ -82,14 +83,25 @@ def metric_lines(platform: Platform, job_id: str, *, most: int | None = None) ->
 
 
 def _spread(conn: Connection, job_id: str, most: int) -> Iterator[Mapping[str, Any]]:
-    """Yield every nth metric, the newest, and all validations, so that a job of 100,000 steps takes no longer than one of hundreds."""
-    seq, number, total = job_events.c.seq, sa.func.row_number().over(order_by=job_events.c.seq.desc()), sa.func.count().over()
-    counted = sa.select(seq, number.label("n"), total.label("total")).where(job_events.c.job_id == job_id).subquery()
-    every = sa.func.greatest(1, counted.c.total / most)  # a division of integers
-    chosen = sa.select(counted.c.seq).where((counted.c.n - 1) % every == 0)
-    validated = sa.select(seq).where(job_events.c.job_id == job_id, HAS_VALIDATION)
-    query = sa.select(job_events.c.data).where(_of(job_id), seq.in_(chosen.union(validated))).order_by(seq)
-    return iter(conn.execute(query).scalars())
+    """Yield about `most` metrics, evenly spread up to the newest, and all validations.
+
+    Each is found through the index, so that a job of 100,000 steps takes no longer than one of hundreds.
+    """
+    seq, data, of_job = job_events.c.seq, job_events.c.data, job_events.c.job_id
+    place, job = sa.tuple_(of_job, seq), sa.literal(job_id)
+    # Compared and ordered as pairs, so that only the index on both serves: the newest job's first event is last in the one on seq.
+    low = sa.select(seq).where(place >= sa.tuple_(job, sa.literal(0))).order_by(of_job, seq).limit(1).scalar_subquery()
+    high = (
+        sa.select(seq).where(place <= sa.tuple_(job, sa.literal(LAST_SEQ))).order_by(of_job.desc(), seq.desc()).limit(1).scalar_subquery()
+    )
+    ends = sa.select(low.label("low"), high.label("high")).subquery()
+    number = sa.func.generate_series(0, most).table_valued(sa.column("number", sa.BigInteger)).render_derived()
+    wanted = ends.c.low + (ends.c.high - ends.c.low) * number.c.number // most
+    nearest = sa.select(job_events).where(place >= sa.tuple_(job, wanted)).order_by(of_job, seq).limit(1).lateral()
+    measured = (nearest.c.job_id == job_id) & (nearest.c.type == "metrics")
+    spread = sa.select(nearest.c.seq, nearest.c.data).select_from(ends.join(number, sa.true()).join(nearest, measured))
+    found = sa.union_all(spread, sa.select(seq, data).where(of_job == job_id, HAS_VALIDATION)).subquery()
+    return iter(conn.execute(sa.select(found.c.data).order_by(found.c.seq)).scalars())
 
 
 def _opened() -> BinaryIO:

@@ -14,13 +14,13 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-BAR_WIDTH, BAR_HEIGHT = 150, 18
+BAR_WIDTH, BAR_HEIGHT = 120, 18
 WIDE, SMALL = (640, 220), (320, 150)
 """Sizes of charts."""
 LEFT, BOTTOM, TOP, RIGHT = 52, 24, 10, 10
 """Margins of a chart, with room for axis labels."""
 MAX_POINTS = 400
-"""Most points drawn, about one per pixel; more are averaged."""
+"""Most points of a wide chart, about one per pixel; more are averaged."""
 TICKS = 4
 MAX_NAMES = 16
 """Most columns with a name below them."""
@@ -119,9 +119,10 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """Return the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out."""
     found = []
     for title, parts in CURVES:
-        drawn = {name: thinned(_points(lines, metric)) for name, metric in parts}
+        is_wide = len(parts) > 1
+        drawn = {name: thinned(_points(lines, metric), MAX_POINTS if is_wide else MAX_POINTS // 2) for name, metric in parts}
         if sum(map(len, drawn.values())) > 1:
-            found.append(Curve(title=title, lines=drawn, metrics=[metric for _, metric in parts], is_wide=len(parts) > 1))
+            found.append(Curve(title=title, lines=drawn, metrics=[metric for _, metric in parts], is_wide=is_wide))
     return found
 
 
@@ -162,9 +163,9 @@ def columns(values: Sequence[tuple[str, float]], *, title: str, form: str) -> Ma
     return svg.format(frame.width, frame.height, title, Markup("".join(parts)))
 
 
-def thinned(points: Points) -> Points:
-    """Return at most ``MAX_POINTS`` points: neighbors are averaged."""
-    size = math.ceil(len(points) / MAX_POINTS)
+def thinned(points: Points, most: int) -> Points:
+    """Return at most so many points: neighbors are averaged."""
+    size = math.ceil(len(points) / most)
     groups = [points[at : at + size] for at in range(0, len(points), size)] if size > 1 else [[p] for p in points]
     return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
 

@@ -16,7 +16,8 @@ function typed(text) {
 function body() {
   const value = (name) => form.elements[name].value, is = (name) => form.elements[name].checked;
   const hyperparameters = Object.fromEntries([...document.querySelectorAll("[data-hp]")].filter((f) => f.value.trim()).map((f) => [f.dataset.hp, typed(f.value)]));
-  const evaluation = { ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }) };
+  const { approval: _, mode: __, ...rest } = JSON.parse(form.dataset.eval);
+  const evaluation = { ...rest, ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }) };
   return {
     model: value("model"), training_file: value("training_file"),
     ...(value("validation_file") && { validation_file: value("validation_file") }),

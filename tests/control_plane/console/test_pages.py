@@ -16,11 +16,13 @@ from control_plane.adapters import service as adapters
 from control_plane.api.app import create_app
 from control_plane.console import static_files
 from control_plane.jobs import service as jobs
+from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from tests.control_plane.console.conftest import Visitor
+from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.platform.background_worker import working
 from tests.support.platform.console_world import World, make_world
 
@@ -242,3 +244,25 @@ def test_the_stylesheet_names_no_address_and_no_file_of_others() -> None:
     for path in folder.iterdir():
         found = re.findall(r"https?://[^\s\"')]+", path.read_text())
         assert set(found) <= {"http://www.w3.org/2000/svg"}, path
+
+
+def test_a_new_job_begins_like_an_earlier_one_with_the_advice_of_its_evaluation(visitor: Visitor, world: World) -> None:
+    job = jobs.submit(
+        world.platform,
+        world.tenant,
+        JobRequest.from_body({
+            "model": "tiny-base", "training_file": jobs.get(world.platform, world.tenant, world.failed).job.training_file,
+            "suffix": "again", "hyperparameters": {"n_epochs": 7, "weight_decay": 0.02}, "auto_promote": False, "seed": 9,
+            "eval_config": {"approval": "required", "max_items": 5},
+        }),
+    ).job  # fmt: skip
+    page = visitor.get(f"/console/jobs/new?like={job.id}").text
+    assert [re.search(rf'data-hp="{name}" value="([^"]*)"', page)[1] for name in ("n_epochs", "weight_decay")] == ["7", "0.02"]  # type: ignore[index]
+    assert 'value="again"' in page
+    assert 'name="auto_promote">' in page
+    assert 'name="approval" checked' in page
+    assert "&#34;max_items&#34;: 5" in page
+    store_evaluation(world.platform, world.tenant, job.id)
+    advised = visitor.get(f"/console/jobs/new?like={job.id}").text
+    assert re.search(r'data-hp="n_epochs" value="([^"]*)"', advised)[1] == "1.5"  # type: ignore[index]
+    assert "Changed as the evaluation advises" in advised
