@@ -70,7 +70,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         summary="Fine-tune, evaluate and serve language models. Files, fine-tuning, models, webhooks and chat follow OpenAI's format.",
         lifespan=lifespan,
         routes=_routes(),
-        docs_url=None,  # its pages fetch scripts from elsewhere; the document itself is at /openapi.json
+        docs_url=None,  # its pages fetch scripts from elsewhere; the console renders /docs
         redoc_url=None,
     )
     app.state.platform = platform

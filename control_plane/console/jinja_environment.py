@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from control_plane.console import static_files
 from control_plane.platform.epoch_time import span_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 KIB = 1024
+CODE = re.compile(r"`([^`]+)`")
 
 
 def render(name: str, /, **values: Any) -> str:
@@ -38,7 +40,7 @@ def _environment() -> jinja2.Environment:
     made.globals["static"] = static_files.url
     made.filters |= {
         "at": _at, "bytes": _bytes, "iso": _iso, "money": _money, "number": _number,
-        "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
+        "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
         "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
         "words": lambda text: text.replace("_", " "),
     }  # fmt: skip
@@ -73,6 +75,11 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _prose(text: str) -> Markup:
+    """Escape a docstring and show what stands between backticks as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
 
 
 def _score(value: float | None, share: bool) -> str:

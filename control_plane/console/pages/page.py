@@ -33,8 +33,10 @@ HEADERS = {
 SECTIONS = (
     (HOME, "home", "Overview"), ("/console/datasets", "data", "Datasets"), ("/console/jobs", "jobs", "Jobs"),
     ("/console/models", "models", "Models"), ("/console/playground", "chat", "Playground"), ("/console/queue", "queue", "Queue"),
-    ("/console/usage", "usage", "Usage"), ("/console/keys", "key", "API keys"),
+    ("/console/usage", "usage", "Usage"), ("/console/webhooks", "hook", "Webhooks"),
 )  # fmt: skip
+ADMIN_SECTIONS = (("/console/keys", "key", "API keys"), ("/console/members", "people", "Members"), ("/console/audit", "clock", "Audit log"))
+"""Their pages need the scope `admin`."""
 NOTICES = {
     "cancelled": "The job was cancelled.",
     "paused": "The job pauses at its next checkpoint.",
@@ -45,6 +47,12 @@ NOTICES = {
     "approved": "Approved.",
     "rejected": "Rejected.",
     "revoked": "The key was revoked.",
+    "added": "The member was added.",
+    "changed": "Changed.",
+    "removed": "The member was removed, and their keys were revoked.",
+    "tested": "The receiver accepted the test event.",
+    "replayed": "The event is sent again.",
+    "deleted": "Deleted.",
 }
 """Confirmations after a change, by the word in the address."""
 
@@ -60,7 +68,10 @@ class Page:
     path: str
     notice: str | None = None
 
-    sections = SECTIONS
+    @property
+    def sections(self) -> tuple[tuple[str, str, str], ...]:
+        """The navigation: address, icon and name of each section that the caller may open."""
+        return SECTIONS + ADMIN_SECTIONS if self.may("admin") else SECTIONS
 
     @property
     def tenant(self) -> str:

@@ -35,7 +35,7 @@ JOB, ADAPTER, HOOK = "/v1/fine_tuning/jobs/{job_id}", "/v1/adapters/{adapter_id:
 TENANT, EXPORT, EVALUATION = "/v1/admin/tenants/{tenant}", f"{ADAPTER}/exports/{{export_id}}", f"{ADAPTER}/evaluations/{{evaluation_id}}"
 PERMISSIONS = "/v1/fine_tuning/checkpoints/{fine_tuned_model_checkpoint}/permissions"
 NEEDED: Mapping[str, str] = {
-    "nobody": "GET /, GET /favicon.ico, GET /livez, GET /healthz, GET /readyz, GET /openapi.json",
+    "nobody": "GET /, GET /docs, GET /favicon.ico, GET /livez, GET /healthz, GET /readyz, GET /openapi.json",
     "scraper": "GET /metrics",
     "agent": """
         POST /internal/attempt/heartbeat, POST /internal/attempt/restored, POST /internal/attempt/checkpoints,

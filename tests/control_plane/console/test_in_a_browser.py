@@ -313,6 +313,14 @@ def test_a_broken_upload_goes_on_where_it_stopped(page: Page, context: BrowserCo
     assert len(sent) == 4, "three parts of 8 MiB, one of them twice"
 
 
+def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world: World) -> None:
+    page.goto("/docs#me_v1_me_get")
+    operation = page.locator("#me_v1_me_get")
+    operation.get_by_role("button", name="Run with").click()
+    operation.get_by_text(f'"tenant_id": "{world.tenant}"').wait_for()
+    assert axe(page) == []
+
+
 def test_a_session_that_ended_leads_to_the_sign_in(page: Page, world: World) -> None:
     page.goto(f"/console/jobs/{world.failed}")
     with world.platform.engine.begin() as conn:

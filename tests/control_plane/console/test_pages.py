@@ -31,6 +31,12 @@ HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(1)>'{{7*7}}"""
 
 
 @pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform]) -> Platform:
+    """Sends webhooks to this machine."""
+    return new_platform(webhook_allow="127.0.0.0/8")
+
+
+@pytest.fixture(scope="module")
 def world(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(platform, tmp_path_factory.mktemp("world"), tenant="hostile", text=HOSTILE)
 
@@ -68,6 +74,9 @@ PAGES: dict[str, Callable[[World], str]] = {
     "queue": lambda w: "/console/queue",
     "usage": lambda w: "/console/usage",
     "keys": lambda w: "/console/keys",
+    "members": lambda w: "/console/members",
+    "webhooks": lambda w: "/console/webhooks",
+    "audit log": lambda w: "/console/audit",
 }
 
 
@@ -98,7 +107,7 @@ def test_a_page_escapes_what_tenants_wrote(visitor: Visitor, world: World, name:
 
 def test_the_hostile_text_is_shown_where_it_was_given(visitor: Visitor, world: World) -> None:
     """Otherwise the test above would pass on pages that show nothing."""
-    given = ("start", "datasets", "dataset as trained", "refused file", "running job", "failed job", "new job")
+    given = ("start", "datasets", "dataset as trained", "refused file", "running job", "failed job", "new job", "audit log")
     assert [name for name in given if "&lt;script&gt;alert(1)" not in visitor.get(PAGES[name](world)).text] == []
 
 
@@ -115,6 +124,7 @@ def test_another_tenant_changes_nothing_of_it(other: Visitor, world: World) -> N
         f"/console/jobs/{world.running}/cancel", f"/console/jobs/{world.running}/pause", f"/console/models/{world.draft}/promote",
         f"/console/models/{world.production}/rollback", f"/console/models/{world.production}/deprecate",
         f"/console/models/{world.pending}/approve", f"/console/datasets/{world.dataset}/approve", "/console/keys/key_x/revoke",
+        f"/console/members/{world.owner}/remove",
     ):  # fmt: skip
         assert other.post(path).status_code == 404, path
     assert jobs.get(world.platform, world.tenant, world.running).job.state is JobState.RUNNING
@@ -192,6 +202,39 @@ def test_a_key_is_shown_once_and_revoked(visitor: Visitor, world: World, visit: 
     assert reader.get("/console").status_code == 303, "its sessions end with it"
 
 
+def test_a_member_is_added_given_a_role_and_removed(visitor: Visitor, world: World) -> None:
+    visitor.post("/console/members", email="new@example.com", role="viewer")
+    (made,) = [m for m in members.list_members(world.platform, world.tenant).items if m.email == "new@example.com"]
+    assert "new@example.com" in visitor.get("/console/members").text
+    visitor.post(f"/console/members/{made.id}/role", role="admin")
+    assert members.get(world.platform, world.tenant, made.id).role == "admin"
+    answer = visitor.post(f"/console/members/{made.id}/remove")
+    assert "their keys were revoked" in visitor.get(answer.headers["location"]).text
+    assert "new@example.com" not in visitor.get("/console/members").text
+    refused = visitor.post(f"/console/members/{world.owner}/remove")
+    assert (refused.status_code, "last owner" in refused.text) == (409, True)
+    log = visitor.get("/console/audit?type=member").text
+    assert all(action in log for action in ("member.created", "member.updated"))
+    assert "job.created" not in log
+
+
+def test_a_webhook_shows_its_secret_once_and_is_switched_off_and_deleted(visitor: Visitor, other: Visitor) -> None:
+    made = visitor.post(
+        "/console/webhooks", name=f"hook {HOSTILE}"[:90], url="https://example.com/hooks", event_types="fine_tuning.job.succeeded"
+    )
+    assert re.search(r"<pre>whsec_[\w+/=-]+</pre>", made.text)
+    assert "<script>alert" not in made.text
+    page = visitor.get("/console/webhooks").text
+    assert "whsec_" not in page
+    path = re.findall(r'href="(/console/webhooks/we_\w+)"', page)[0]
+    assert other.get(path).status_code == 404
+    assert other.post(f"{path}/delete").status_code == 404
+    visitor.post(f"{path}/state", state="disabled")
+    assert ">Enable</button>" in visitor.get(path).text
+    visitor.post(f"{path}/delete")
+    assert visitor.get(path).status_code == 404
+
+
 def test_an_unknown_page_says_so_as_a_page(visitor: Visitor) -> None:
     answer = visitor.get("/console/nothing/here")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -266,3 +309,15 @@ def test_a_new_job_begins_like_an_earlier_one_with_the_advice_of_its_evaluation(
     advised = visitor.get(f"/console/jobs/new?like={job.id}").text
     assert re.search(r'data-hp="n_epochs" value="([^"]*)"', advised)[1] == "1.5"  # type: ignore[index]
     assert "Changed as the evaluation advises" in advised
+
+
+def test_the_reference_has_every_operation_of_the_document(api_url: str) -> None:
+    document, answer = httpx.get(f"{api_url}/openapi.json", timeout=60).json(), httpx.get(f"{api_url}/docs", timeout=60)
+    operations = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    assert len(operations) > 100
+    assert [id_ for id_ in operations if f'id="{id_}"' not in answer.text] == []
+    assert "curl -X POST http://127.0.0.1:8000/v1/fine_tuning/jobs \\\n" in answer.text
+    assert "<code>training_file</code>" in answer.text
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|https?://(?!127\.0\.0\.1)", answer.text), "no address of others"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert httpx.get(f"{api_url}/docs", headers={"accept-encoding": "identity"}).text == answer.text

@@ -26,6 +26,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
 from control_plane.queue import cycle
+from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from tests.support.jobs.evaluation_results import store_evaluation
@@ -42,6 +43,8 @@ class World:
     platform: Platform
     tenant: str
     key: str
+    owner: str
+    """Its first member."""
     dataset: str
     refused_file: str
     running: str
@@ -78,9 +81,10 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     models = [_model(platform, tenant, (dataset, file), base, directory, score, approval) for score, approval in scores]
     promotions.promote(platform, tenant, models[0])
     evaluated = adapters.get_adapter(platform, tenant, models[1]).job_id
+    owner = members.list_members(platform, tenant).items[0].id
     return World(
-        platform=platform, tenant=tenant, key=key.secret, dataset=dataset, refused_file=refused, running=running, waiting=waiting,
-        failed=failed, evaluated=evaluated, production=models[0], draft=models[1], pending=models[2],
+        platform=platform, tenant=tenant, key=key.secret, owner=owner, dataset=dataset, refused_file=refused, running=running,
+        waiting=waiting, failed=failed, evaluated=evaluated, production=models[0], draft=models[1], pending=models[2],
     )  # fmt: skip
 
 
