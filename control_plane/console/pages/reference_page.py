@@ -74,14 +74,15 @@ def _by_tag(document: Mapping[str, Any], url: str) -> Mapping[str, list[Operatio
 
 
 def _operation(document: Mapping[str, Any], url: str, method: str, path: str, described: Mapping[str, Any]) -> Operation:
-    media, body = next(iter(described.get("requestBody", {}).get("content", {}).items()), ("", {}))
+    nothing: Mapping[str, Any] = {}
+    media, body = next(iter(described.get("requestBody", nothing).get("content", nothing).items()), ("", nothing))
     schema = _resolved(document, body.get("schema", {}))
     fields = (*map(_parameter, described.get("parameters", ())), *_body_fields(schema))
-    answer = described["responses"].get("200", {}).get("content", {})
+    answer: Mapping[str, Any] = described["responses"].get("200", nothing).get("content", nothing)
     return Operation(
         id=described["operationId"], method=method, path=path, summary=described["summary"], description=described.get("description", ""),
         fields=fields, example=_curl(url, method, path, media, schema, fields),
-        returns=_kind(next(iter(answer.values()), {}).get("schema", {})) or ", ".join(answer) or "nothing",
+        returns=_kind(next(iter(answer.values()), nothing).get("schema", {})) or ", ".join(answer) or "nothing",
     )  # fmt: skip
 
 
