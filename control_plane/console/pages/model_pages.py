@@ -17,14 +17,19 @@ from control_plane.http.authentication import Approver, Writer
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
-LESS_IS_BETTER = frozenset({"perplexity", "over_refused"})
+HEADLINES = (
+    "holdout/exact_match", "holdout/accuracy", "holdout/field_accuracy", "holdout/token_f1", "holdout/rouge_l", "holdout/bleu",
+    "validation/perplexity",
+)  # fmt: skip
+"""Scores that can stand for a model, the strictest first."""
+LESS_IS_BETTER = frozenset({"perplexity"})
 router = APIRouter(prefix=MODELS, route_class=PageRoute, include_in_schema=False)
 After = Annotated[str | None, Query()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Headline:
-    """The score that a list shows for a model: of its own held-out rows, beside its base's."""
+    """The score that a list shows for a model, beside its base's."""
 
     metric: str
     score: float
@@ -41,12 +46,11 @@ class Headline:
 
 
 def headline(metrics: Mapping[str, float]) -> Headline | None:
-    """Return the first score of the held-out rows that is a share, else their perplexity; None if they were not scored."""
-    names = [name.removeprefix("holdout/") for name in metrics if name.startswith("holdout/") and f"base/{name}" in metrics]
-    metric = next(iter(sorted(names, key=lambda name: name == "perplexity")), None)
-    if metric is None:
+    """Return the first of ``HEADLINES`` that was scored for both; None if none was."""
+    name = next((one for one in HEADLINES if one in metrics and f"base/{one}" in metrics), None)
+    if name is None:
         return None
-    return Headline(metric=metric, score=metrics[f"holdout/{metric}"], base=metrics[f"base/holdout/{metric}"])
+    return Headline(metric=name.rpartition("/")[2], score=metrics[name], base=metrics[f"base/{name}"])
 
 
 @router.get("")

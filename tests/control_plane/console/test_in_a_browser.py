@@ -25,7 +25,7 @@ from tests.control_plane.console.test_pages import HOSTILE, PAGES
 from tests.support.platform.background_worker import working
 from tests.support.platform.console_world import World, make_world, report_steps
 from tests.support.platform.fleet_in_memory import Servers
-from tests.support.servers.browser import chromium
+from tests.support.processes.browser import chromium
 from tests.support.servers.served_app import served
 
 if TYPE_CHECKING:

@@ -181,6 +181,13 @@ def test_a_job_is_paused_and_resumed_and_cancelled(visitor: Visitor, world: Worl
     assert (again.status_code, "Not possible now" in again.text) == (409, True)
 
 
+def test_a_model_shows_its_gain_over_the_base(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/models/{world.draft}").text
+    assert "Exact match" in page
+    assert re.findall(r'class="value[^"]*">([^<]+)</span>', page)[:2] == ["83.0 %", "+31.0"]
+    assert "base 52.0 %" in page
+
+
 def test_an_adapter_is_approved_with_a_note(visitor: Visitor, world: World) -> None:
     visitor.post(f"/console/models/{world.pending}/approve", note=f"read it {HOSTILE}")
     found = adapters.get_adapter(world.platform, world.tenant, world.pending)
