@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 
+from control_plane.adapters.manifests import cluster_settings
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
-from control_plane.platform.protocols import TenantRecords
+from control_plane.platform.protocols import ModelServers, TenantRecords
 from control_plane.platform.secrets import cipher, inference_token
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
+from ft_assets.base_models import Catalogue
 from resources import object_store
 from resources.database.engine import control_plane_url, shared_logins
 from resources.inference.fleet_client import SAME_PATHS, HttpFleet, VolumeMount
+from resources.inference.local_servers import LocalServers
 from resources.launcher import on_kubernetes
 from resources.mail import SmtpMailer
 from resources.tenant_records import DagsterRecords, MlflowRecords
@@ -41,6 +44,8 @@ def open_platform(settings: Settings, *, client_options: tuple[tuple[str, Any], 
 def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], ...]) -> Platform:
     prices.load(settings.prices_file)  # reports an error in the price lists now, rather than when the first attempt is billed
     configured_pools.configured(settings, utc_now())  # and one in the pools, rather than when the first job is submitted
+    models = catalogue_of(settings)
+    servers = _servers(settings, models)
     return Platform(
         logins=shared_logins(control_plane_url(settings)),
         objects=object_store.from_url(
@@ -51,10 +56,11 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
             cipher=lambda: cipher(settings),
             client_options=dict(client_options),
         ),
-        models=catalogue_of(settings),
+        models=models,
         fleet=HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))
-        if any(settings.inference_urls)
+        if any(settings.inference_urls) or servers is not None
         else None,
+        servers=servers,
         settings=settings,
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
@@ -62,6 +68,18 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
         records=_records(settings),
         mailer=SmtpMailer(url=settings.smtp_url, sender=settings.smtp_from) if settings.smtp_url else None,
     )
+
+
+def _servers(settings: Settings, models: Catalogue) -> ModelServers | None:
+    """Return what starts inference servers: the cluster whose settings ``FT_CLUSTER`` names, or this machine where it serves itself."""
+    if on_kubernetes():
+        if settings.cluster_file is None:
+            return None
+        from resources.inference.kubernetes_servers import KubernetesServers  # the client takes half a second to import
+        from resources.launcher.kubernetes_api import KubernetesApi
+
+        return KubernetesServers(connect=KubernetesApi.from_environment, configured=partial(cluster_settings, settings), models=models)
+    return LocalServers(settings, models) if settings.embedded_inference else None
 
 
 def _records(settings: Settings) -> tuple[TenantRecords, ...]:

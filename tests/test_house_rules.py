@@ -177,6 +177,13 @@ def test_every_error_class_and_code_is_documented() -> None:
     assert sorted(c for c in used if f"`{c}`" not in documented) == []
 
 
+def test_no_two_advisory_locks_have_the_same_key() -> None:
+    sources = (ROOT / "control_plane").rglob("*.py")
+    keys = [key for path in sources for key in re.findall(r"^[A-Z_]+ = (0x6674[0-9A-F]+)$", path.read_text(), re.MULTILINE)]
+    assert len(keys) > 5
+    assert [key for key, number in Counter(keys).items() if number > 1] == []
+
+
 def test_every_reason_to_wait_is_documented() -> None:
     from control_plane.queue.scheduler import Reason
 

@@ -25,18 +25,19 @@ FINGERPRINT = "pk_benchmark"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    metric: Literal["tokens_per_s", "mfu"]
+    metric: Literal["tokens_per_s", "mfu", "items_per_s"]
     at_least: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One case. ``speed`` is killed after its steps; ``checkpoints`` runs to its end; ``resume`` is interrupted and started again."""
+    """One case. ``speed`` is killed after its steps; ``checkpoints`` runs to its end; ``resume`` is interrupted and started again;
+    ``evaluation`` does not train."""
 
     name: str
     model: str
     adapter: Literal["lora", "qlora", "full"]
-    kind: Literal["speed", "checkpoints", "resume"] = "speed"
+    kind: Literal["speed", "checkpoints", "resume", "evaluation"] = "speed"
     batch: int = 1
     accumulation: int = 1
     packed: bool = True
@@ -48,6 +49,8 @@ class Trial:
     steps: int = 10
     """Measured ones; of ``checkpoints`` and ``resume`` all there are."""
     budget_s: float = 120.0
+    num_items: int = 1000
+    """Of ``evaluation``."""
     goal: Goal | None = None
     needs: tuple[str, ...] = field(default=())
     """Packages that must be importable."""
@@ -117,11 +120,14 @@ SMALL, MIDDLE, LARGE = "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-32b"
 LORA_GOAL, FULL_GOAL, SMALLER_ADAM_GOAL = (
     Goal(metric="tokens_per_s", at_least=14_000), Goal(metric="mfu", at_least=0.45), Goal(metric="mfu", at_least=0.5)
 )  # fmt: skip
+FIVE_MINUTES = Goal(metric="items_per_s", at_least=1000 / 300)
 SDPA: dict[str, Any] = {"attention": "sdpa"}
 BNB = ("bitsandbytes",)
 
 ON_GPU: tuple[Trial, ...] = (
     Trial(name="lora-8b", model=MIDDLE, adapter="lora", batch=2, accumulation=2, budget_s=150, goal=LORA_GOAL),
+    Trial(name="evaluation-8b", model=MIDDLE, adapter="lora", kind="evaluation", batch=128, budget_s=300, goal=FIVE_MINUTES),
+    Trial(name="evaluation-8b-32", model=MIDDLE, adapter="lora", kind="evaluation", batch=32, num_items=128, budget_s=150),
     Trial(
         name="full-8b-adam8bit", model=MIDDLE, adapter="full", batch=2, accumulation=16, steps=2, budget_s=170, goal=SMALLER_ADAM_GOAL,
         optimizer="adamw_8bit", needs=BNB,
@@ -139,8 +145,8 @@ ON_GPU: tuple[Trial, ...] = (
     Trial(name="lora-1b-sdpa", model=SMALL, adapter="lora", batch=2, accumulation=4, budget_s=90, **SDPA),
     Trial(name="lora-1b-sdpa-padded", model=SMALL, adapter="lora", batch=8, accumulation=4, packed=False, budget_s=90, **SDPA),
     Trial(name="full-1b", model=SMALL, adapter="full", batch=2, accumulation=4, budget_s=90),
-    Trial(name="resume-lora-1b", model=SMALL, adapter="lora", kind="resume", accumulation=2, steps=15, budget_s=180),
-    Trial(name="resume-full-1b", model=SMALL, adapter="full", kind="resume", accumulation=2, steps=15, budget_s=180),
+    Trial(name="resume-lora-1b", model=SMALL, adapter="lora", kind="resume", accumulation=2, steps=15, budget_s=300),
+    Trial(name="resume-full-1b", model=SMALL, adapter="full", kind="resume", accumulation=2, steps=15, budget_s=300),
     Trial(name="resume-lora-1b-sdpa", model=SMALL, adapter="lora", kind="resume", accumulation=2, steps=15, budget_s=180, **SDPA),
     Trial(name="checkpoints-full-1b", model=SMALL, adapter="full", kind="checkpoints", batch=2, accumulation=2, steps=8, budget_s=150),
     Trial(name="qlora-32b", model=LARGE, adapter="qlora", accumulation=2, checkpointing=True, steps=6, budget_s=420, needs=BNB),
@@ -154,6 +160,7 @@ ON_CPU: tuple[Trial, ...] = (
     Trial(name="full-recomputed", adapter="full", batch=2, checkpointing=True, **_T),
     Trial(name="qlora", adapter="qlora", batch=2, needs=BNB, **_T),
     Trial(name="checkpoints-full", adapter="full", kind="checkpoints", **_T),
+    Trial(name="evaluation", adapter="lora", kind="evaluation", num_items=8, **_T),
     Trial(name="resume-lora", adapter="lora", kind="resume", batch=2, accumulation=2, **{**_T, "steps": 12}),
 )
 """The same ways through the program with a model of 0.1M parameters: numbers without a meaning, seconds each."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.gpu import evaluation
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import WARM_UP, Trial
 from ft_assets.durable_files import sha256_of
@@ -17,14 +18,15 @@ GIB = 2**30
 
 def run(trial: Trial, job: Job) -> dict[str, Any]:
     """What `trial` shows; ``Failed`` or ``OutOfTime`` if it shows nothing."""
-    return {"speed": _speed, "checkpoints": _checkpoints, "resume": _resume}[trial.kind](trial, job)
+    return {"speed": _speed, "checkpoints": _checkpoints, "resume": _resume, "evaluation": _evaluation}[trial.kind](trial, job)
 
 
 def _speed(trial: Trial, job: Job) -> dict[str, Any]:
     job.start()
     lines = job.await_step(WARM_UP + trial.steps)
     job.kill()
-    return throughput(lines) | memory(trial, lines, on_cpu=job.on_cpu) | _start(job, lines) | met(trial, lines)
+    found = throughput(lines)
+    return found | memory(trial, lines, on_cpu=job.on_cpu) | _start(job, lines) | met(trial, found)
 
 
 def _checkpoints(trial: Trial, job: Job) -> dict[str, Any]:
@@ -108,10 +110,16 @@ def memory(trial: Trial, lines: Sequence[Mapping[str, Any]], *, on_cpu: bool) ->
     }
 
 
-def met(trial: Trial, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _evaluation(trial: Trial, job: Job) -> dict[str, Any]:
+    found = evaluation.run(trial, job)
+    found["items_per_s"] = round(found["items"] / found["evaluation_s"], 2)
+    return found | met(trial, found)
+
+
+def met(trial: Trial, numbers: Mapping[str, Any]) -> dict[str, Any]:
     if trial.goal is None:
         return {}
-    found = throughput(lines)[trial.goal.metric]
+    found = numbers[trial.goal.metric]
     goal = {"metric": trial.goal.metric, "at_least": trial.goal.at_least}
     return {"goal": goal | {"met": None if found is None else found >= trial.goal.at_least}}
 

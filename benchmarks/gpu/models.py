@@ -26,6 +26,10 @@ from ft_assets.training.model_shapes import ModelShape
 SPECIAL = ("<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
 SHARD_BYTES = 4 * 2**30
 DEVIATION = 0.02
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 EXAMPLE_TOKENS, EXAMPLE_SPREAD = 0.13, 0.7
 """Median of an example's length as a share of the window (530 tokens of 4,096) and the deviation of its logarithm."""
 PROMPT_SHARE = 3
@@ -125,7 +129,7 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in SPECIAL])
     tokenizer.save(str(directory / "tokenizer.json"))
-    body = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|pad|>"}
+    body = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|pad|>", "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(body))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
+from functools import cache
 
 import yaml
 
 from control_plane.adapters import service as adapters
 from control_plane.platform.context import Platform
+from control_plane.platform.settings import Settings
 from control_plane.serving import model_routes
 from ft_assets.adapters import cluster, llm_d, servers
-from ft_assets.adapters.cluster import ClusterSettings
+from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
+from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.training import model_shapes
@@ -23,10 +26,13 @@ FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 def server(platform: Platform, tenant: str, reference: str) -> str:
     """Return the YAML of a whole model's own server; ``Conflict`` for an adapter, which needs none."""
     record = adapters.get_adapter(platform, tenant, reference)
-    base = platform.models.card(record.base_model)
-    settings = _settings(platform)
+    return cluster.to_yaml(server_objects(record, platform.models.card(record.base_model), cluster_settings(platform.settings)))
+
+
+def server_objects(record: AdapterRecord, base: BaseModel, settings: ClusterSettings) -> list[Manifest]:
+    """Return the objects of a whole model's server; ``Conflict`` if it has none on this cluster."""
     try:
-        return cluster.to_yaml(servers.render(record, _shape(base), settings, context_length=base.context_length))
+        return servers.render(record, _shape(base), settings, context_length=base.context_length)
     except ValueError as e:
         raise Conflict(f"model {record.id} has no server on this cluster: {e}", code="invalid_cluster") from e
 
@@ -34,12 +40,28 @@ def server(platform: Platform, tenant: str, reference: str) -> str:
 def pool(platform: Platform, model: str, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> str:
     """Return the YAML of the servers of a base model in its present state; the first lines say what to configure on the platform."""
     base = platform.models.card(model)
-    settings = _settings(platform)
+    settings = cluster_settings(platform.settings)
+    requested = pool_of(base, replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
+    return _settings_comment(requested, settings) + cluster.to_yaml(pool_objects(requested, settings))
+
+
+def pool_objects(pool: Pool, settings: ClusterSettings) -> list[Manifest]:
+    """Return the objects of a base model's servers."""
     try:
-        requested = replace(_pool(base), replicas=replicas, max_loras=max_loras, max_cpu_loras=max_cpu_loras)
-        return _settings_comment(requested, settings) + cluster.to_yaml(llm_d.render_pool(requested, settings))
+        return llm_d.render_pool(pool, settings)
     except ValueError as e:
-        raise InvalidRequest(f"no pool for {model}: {e}", code="invalid_cluster") from e
+        raise InvalidRequest(f"no pool for {pool.base_model}: {e}", code="invalid_cluster") from e
+
+
+def pool_of(base: BaseModel, *, replicas: int = 2, max_loras: int = 8, max_cpu_loras: int = 256) -> Pool:
+    """Return the pool of a base model's present bytes."""
+    try:
+        return Pool(
+            base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length, replicas=replicas,
+            max_loras=max_loras, max_cpu_loras=max_cpu_loras,
+        )  # fmt: skip
+    except ValueError as e:
+        raise InvalidRequest(f"no pool for {base.id}: {e}", code="invalid_cluster") from e
 
 
 def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
@@ -54,6 +76,12 @@ def _settings_comment(pool: Pool, settings: ClusterSettings) -> str:
 def route(platform: Platform, tenant: str, name: str) -> str:
     """Return the YAML of a route as an InferenceModelRewrite; its targets must share a base, because a rewrite applies to one pool."""
     targets = model_routes.get(platform, tenant, name).targets
+    if whole := [target.model for target in targets if target.adapter is not None and target.adapter.type == FULL]:
+        raise Conflict(
+            f"route {name!r} has the whole model {whole[0]} as a target, which is in no pool; call it through this API, or leave it out",
+            code="route_over_bases",
+            param="name",
+        )
     bases = sorted({target.base_model for target in targets})
     if len(bases) != 1:
         raise Conflict(
@@ -65,22 +93,20 @@ def route(platform: Platform, tenant: str, name: str) -> str:
         tenant=tenant,
         name=name,
         targets=[(t.model, t.weight) for t in targets],
-        pool=_pool(platform.models.card(bases[0])).name,
-        settings=_settings(platform),
+        pool=pool_of(platform.models.card(bases[0])).name,
+        settings=cluster_settings(platform.settings),
     )
     return cluster.to_yaml([made])
 
 
-def _pool(base: BaseModel) -> Pool:
-    return Pool(base_model=base.id, base_digest=base.digest, shape=_shape(base), context_length=base.context_length)
-
-
+@cache  # callers look up the URLs of pools for every request
 def _shape(base: BaseModel) -> ModelShape:
     return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
 
 
-def _settings(platform: Platform) -> ClusterSettings:
-    file = platform.settings.cluster_file
+def cluster_settings(settings: Settings) -> ClusterSettings:
+    """Return the operator's settings for model servers; ``Unavailable`` (``no_cluster``) without any."""
+    file = settings.cluster_file
     if file is None:
         raise Unavailable(
             "this platform knows no cluster: set FT_CLUSTER to a YAML file with vllm_image and platform_image, each by its digest",
@@ -90,7 +116,7 @@ def _settings(platform: Platform) -> ClusterSettings:
         requested = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(requested, dict) or (unknown := sorted(map(str, requested.keys() - FIELDS))):
             raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(requested, dict) else "it is not a mapping")
-        given = {"object_store": platform.settings.object_store, **requested}
+        given = {"object_store": settings.object_store, **requested}
         return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as e:
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as e:
         raise InvalidRequest(f"FT_CLUSTER {file}: {e}; fields are {', '.join(sorted(FIELDS))}", code="invalid_cluster") from e

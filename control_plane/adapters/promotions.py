@@ -17,9 +17,10 @@ from control_plane.notifications import outbox
 from control_plane.platform.context import Platform
 from control_plane.serving import accepted_bases, model_routes, node_files, observations, rollout
 from control_plane.serving.rollout import LOADED, UNLOADED
-from ft_assets.adapters import promotion_rules, whole_model
+from control_plane.serving.tables import deployments
+from ft_assets.adapters import promotion_rules
 from ft_assets.adapters.package import Refusal
-from ft_assets.adapters.record import FULL, LORA, AdapterRecord, parse_name
+from ft_assets.adapters.record import FULL, AdapterRecord, parse_name
 from ft_assets.adapters.stages import TRANSITIONS, Stage, check_transition
 from ft_assets.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from ft_assets.storable_text import printable
@@ -56,6 +57,8 @@ def promote(platform: Platform, tenant: str, reference: str) -> Adapter:
         stage = locked(conn, tenant, current.id).stage
         if (mismatch := promotion_rules.base_mismatch(_on_present_base(platform, conn, candidate))) is not None:
             raise _refused(current, [mismatch])
+        if current.type == FULL and (over := _over_limit(conn, tenant, current)) is not None:
+            raise _refused(current, [over])
         if stage != Stage.PRODUCTION:
             check_transition(current.id, stage, Stage.PRODUCTION)
             set_stage(conn, current.id, Stage.PRODUCTION, promoted_at=platform.clock())
@@ -97,6 +100,24 @@ def _refused(record: AdapterRecord, found: Sequence[Refusal]) -> Conflict:
     return Conflict(f"{what} {record.id} cannot be promoted: {reasons}", code="promotion_refused", param="adapter_id")
 
 
+MAX_SERVERS = 4
+"""Whole models of a tenant that are served at once, because each takes GPUs as long as it is: two lineages, each with the version before
+it for a rollback."""
+
+
+def _over_limit(conn: Connection, tenant: str, record: AdapterRecord) -> Refusal | None:
+    """Return why a whole model gets no server; holds a lock until the promotion ends, so that of several at once each counts."""
+    conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(f"model_servers:{tenant}", 0))))
+    others = sa.and_(adapters.c.tenant_id == tenant, adapters.c.type == FULL, adapters.c.id != record.id)
+    served = sa.select(adapters.c.name).join(deployments).where(others, deployments.c.desired == LOADED).order_by(adapters.c.promoted_at)
+    if len(names := conn.scalars(served).all()) < MAX_SERVERS:
+        return None
+    return Refusal(
+        code="too_many_servers",
+        detail=f"{len(names)} other whole models of this tenant are served, limit {MAX_SERVERS}; deprecate one, such as {names[0]}",
+    )
+
+
 def _on_present_base(platform: Platform, conn: Connection, candidate: promotion_rules.Candidate) -> promotion_rules.Candidate:
     """Check `candidate` against the present catalogue and verdicts: a concurrent base update waits for the adapter's locked row, or is
     seen."""
@@ -113,12 +134,12 @@ def _candidate(platform: Platform, current: AdapterRecord, requested: rollout.Fl
         accepted = accepted_bases.accepted_digests(conn, current)
     return promotion_rules.Candidate(
         record=current, served_digests=sorted(reported or {in_catalogue}), from_servers=bool(reported), accepted_digests=accepted,
-        catalogue_digest=in_catalogue, file_refusals=found,
+        catalogue_digest=in_catalogue, file_refusals=found, starts_servers=platform.servers is not None,
     )  # fmt: skip
 
 
 def obstacles(platform: Platform, tenant: str, reference: str) -> list[str]:
-    """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, which they do not serve."""
+    """Return why servers cannot load the stored files of an adapter; empty if they can, and for a whole model, whose server checks them."""
     return [f"{r.code}: {r.detail}" for r in _look(platform, get_adapter(platform, tenant, reference))]
 
 
@@ -128,7 +149,8 @@ MAX_LOOKED = 4096
 
 
 def _look(platform: Platform, record: AdapterRecord) -> Sequence[Refusal]:
-    """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model."""
+    """Return differences from the manifest, and what servers could not serve; reads every byte once. None for a whole model, whose files
+    were verified when it was registered, and are compared with the manifest where its server starts."""
     if record.type == FULL:
         return ()
     directory = node_files.materialise(platform, record)
@@ -182,13 +204,16 @@ def _bring_back(platform: Platform, current: AdapterRecord, previous: AdapterRec
     requested = rollout.ask(platform)
     ready = requested.pool(previous.base_model)
     why = rollout.load(platform, previous, requested)
-    if not ready or current.stage != Stage.PRODUCTION:
+    whole = previous.type == FULL
+    if whole and why is None:
+        why = f"its server does not run; promote {previous.id} to start it"
+    if not (ready or whole) or current.stage != Stage.PRODUCTION:
         return
     with platform.engine.connect() as conn:
-        served = observations.is_served(conn, previous.id, [r.url for r in ready])
+        served = observations.is_served(conn, previous.id, None if whole else [r.url for r in ready])
         accepted = accepted_bases.accepted_digests(conn, previous)
     reported = {r.base_digest for r in ready if r.base_digest} or {platform.models.get(previous.base_model).digest}
-    if served and reported & accepted:
+    if served and (whole or reported & accepted):
         return
     if served:
         why = f"base_digest_mismatch: the catalogue's {previous.base_model} is not one that it was accepted on; evaluate it there"
@@ -243,9 +268,8 @@ def deprecate(platform: Platform, tenant: str, reference: str) -> Adapter:
         if record.stage != Stage.DEPRECATED:
             check_transition(record.id, record.stage, Stage.DEPRECATED)
             set_stage(conn, record.id, Stage.DEPRECATED, deprecated_at=platform.clock())
-            if record.type == LORA:
-                model_routes.tell_of_withdrawal(conn, record, platform.clock())
-                rollout.desire(conn, record, UNLOADED, platform.clock())
+            model_routes.tell_of_withdrawal(conn, record, platform.clock())
+            rollout.desire(conn, record, UNLOADED, platform.clock())
     return get_adapter(platform, tenant, record.id)
 
 
@@ -295,8 +319,6 @@ def resolve_model(platform: Platform, tenant: str, name: str, *, affinity: str =
             code="model_not_found",
             param="model",
         )
-    if adapter.type == FULL:
-        raise Conflict(f"model {adapter.id} is not served here: {whole_model.OWN_SERVER.detail}", code="model_not_served", param="model")
     if adapter.stage != Stage.PRODUCTION:
         raise Conflict(f"adapter {adapter.id} is {adapter.stage} and not served; promote it first", code="model_not_served", param="model")
     return Resolved(model=adapter.name, adapter=adapter)

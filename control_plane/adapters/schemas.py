@@ -75,7 +75,7 @@ class Adapter(ApiModel):
     observed: str
     """What the inference servers report: `loaded`, `unloaded` or `failed`."""
     detail: str | None
-    """Why `observed` differs from `desired`; null if it does not. For a whole model, how to serve it."""
+    """Why `observed` differs from `desired`; null if it does not."""
 
 
 class RolledBack(ApiModel):

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from sqlalchemy.engine import Connection, Engine
 
-from control_plane.platform.protocols import Fleet, Mailer, ModelRegistry, ObjectStore, TenantRecords, Tracker, WebhookSender
+from control_plane.platform.protocols import (
+    Fleet,
+    Mailer,
+    ModelRegistry,
+    ModelServers,
+    ObjectStore,
+    TenantRecords,
+    Tracker,
+    WebhookSender,
+)
 from control_plane.platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -78,6 +87,8 @@ class Platform:
     fleet: Fleet | None
     """None if nothing is served: promotion then only records the desired state."""
     settings: Settings
+    servers: ModelServers | None = None
+    """None if the platform starts no inference servers itself: whole models cannot be promoted then."""
     clock: Callable[[], datetime] = utc_now
     """Returns the present time, with its time zone."""
     tracker: Tracker | None = None

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 from agent.messages import Completion, WriteGrant
 from agent.workload import Workload
+from ft_assets.adapters.record import AdapterRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,8 +133,9 @@ class Fleet(Protocol):
     ``Conflict`` where it cannot. All of them may be repeated.
     """
 
-    def replicas(self) -> Sequence[Replica]:
-        """Every server, asked at once. One that does not answer is part of the answer, and keeps nobody waiting for long."""
+    def replicas(self, also: Sequence[str] = ()) -> Sequence[Replica]:
+        """Every configured server and those at the URLs `also`, asked at once. One that does not answer is part of the answer, and keeps
+        nobody waiting for long."""
 
     def load(self, url: str, name: str, directory: Path) -> None:
         """Load an adapter; a name that is loaded already from the same directory is fine."""
@@ -143,6 +145,32 @@ class Fleet(Protocol):
 
     def probe(self, url: str, name: str) -> float:
         """One greedy token from `name`; returns the seconds that it took."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelServer:
+    """The server of a whole model, as seen by what runs it. Whether it answers, only a request shows."""
+
+    url: str = ""
+    """Empty while it does not run: another program may listen there."""
+    problem: str | None = None
+    """Why it does not run; None if it runs or starts, as far as can be seen. Shown to its tenant."""
+    refused: bool = False
+    """The problem stays until something else changes."""
+
+
+class ModelServers(Protocol):
+    """Inference servers that the platform itself starts: one for each whole model in production, and pools of configured base models."""
+
+    def keep(self, models: Sequence[AdapterRecord]) -> Mapping[str, ModelServer]:
+        """Start what is missing, mend what has changed, and stop every other server; returns by id of their models the servers that are
+        wanted, and those that have not ended yet.
+
+        Waits for no server to start or stop. An error means that nothing is known of any of them.
+        """
+
+    def pool_urls(self) -> Sequence[str]:
+        """URLs of the servers of base models; known without asking what runs them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,8 +66,8 @@ class Settings:
     base_models: tuple[Path, ...] = ()
     """``FT_BASE_MODELS``: further catalogue files (YAML), separated by ``:``."""
     cluster_file: Path | None = None
-    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers. Default:
-    none, and none are rendered."""
+    """``FT_CLUSTER``: YAML with the fields of ``ft_assets.adapters.cluster.ClusterSettings``, for manifests of model servers; on a
+    cluster, the worker applies them. Default: none, and none are rendered."""
     local_gpus: int = 1
     """``FT_LOCAL_GPUS``: slots of the embedded pool; each runs one rank of a job. More slots than GPUs share them. Default 1."""
     premium_gpus: int = 0
@@ -185,6 +185,16 @@ class Settings:
     def adapters_dir(self) -> Path:
         """The directories of served adapters and their index; servers read it, and it may be a volume of its own."""
         return self.work_dir / "adapters"
+
+    @property
+    def servers_dir(self) -> Path:
+        """The servers of whole models on this machine, a directory for each."""
+        return self.work_dir / "servers"
+
+    @property
+    def embedded_inference(self) -> bool:
+        """Whether the only inference server is the one that the local stack starts."""
+        return self.inference_urls == (f"http://127.0.0.1:{self.inference_port}",)
 
     @property
     def models_dir(self) -> Path:

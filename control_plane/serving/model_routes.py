@@ -26,7 +26,7 @@ from control_plane.platform.job_events import Event
 from control_plane.platform.records import many, one_or_none
 from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
-from ft_assets.adapters.record import LORA, AdapterRecord
+from ft_assets.adapters.record import AdapterRecord
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
 
@@ -194,10 +194,9 @@ def _target(platform: Platform, tenant: str, model: str, weight: int) -> Target:
     if model in platform.models.ids():
         return Target(adapter_id=None, base_model=model, weight=weight)
     adapter = get_adapter(platform, tenant, model)
-    if adapter.type != LORA or adapter.stage != Stage.PRODUCTION:
-        what = "a whole model, which is not served here" if adapter.type != LORA else f"in {adapter.stage}"
+    if adapter.stage != Stage.PRODUCTION:
         raise Conflict(
-            f"{adapter.name} is {what}; only adapters in production and base models can be targets: promote it first",
+            f"{adapter.name} is in {adapter.stage}; only adapters in production and base models can be targets: promote it first",
             code="model_not_served",
             param="targets",
         )

@@ -15,7 +15,7 @@ from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.platform.records import columns, many
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
-from ft_assets.adapters import rollout_plan, whole_model
+from ft_assets.adapters import rollout_plan
 from ft_assets.adapters.record import FULL
 from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Seen
 from ft_assets.storable_text import printable
@@ -33,7 +33,7 @@ def select_adapters(*, servers: bool = False) -> sa.Select[Any]:
         sa.func.coalesce(deployments.c.desired, UNLOADED).label("desired"),
         deployments.c.desired_at,
         sa.func.coalesce(deployments.c.observed, UNLOADED).label("observed"),
-        sa.case((adapters.c.type == FULL, whole_model.OWN_SERVER.detail), else_=deployments.c.detail).label("detail"),
+        deployments.c.detail,
         *([_served_on()] if servers else ()),
     )
     return sa.select(*columns(adapters, Adapter), *state).outerjoin_from(adapters, deployments, deployments.c.adapter_id == adapters.c.id)
@@ -53,7 +53,7 @@ def write(
     """Record the state of an adapter on a server; with `before`, only if nothing was recorded since then."""
     values = {
         "observed": observed,
-        "detail": detail and printable(detail)[:MAX_DETAIL],
+        "detail": shown(detail),
         "failures": failures,
         "updated_at": platform.clock(),
     }
@@ -61,6 +61,11 @@ def write(
     unless = None if before is None else replica_adapters.c.updated_at < before
     with platform.engine.begin() as conn:
         conn.execute(statement.on_conflict_do_update(index_elements=["replica", "adapter_id"], set_=values, where=unless))
+
+
+def shown(detail: str | None) -> str | None:
+    """Return a server's message as the database can store it."""
+    return detail and printable(detail)[:MAX_DETAIL]
 
 
 def is_served(conn: Connection, adapter_id: str, urls: Collection[str] | None = None) -> bool:
@@ -96,14 +101,17 @@ def settle(platform: Platform, replicas: Iterable[Replica], adapter_ids: Collect
         deployed, seen = many(conn, select_adapters().where(adapters.c.id.in_(locked)), Adapter), read(conn, locked)
         for adapter in deployed:
             observed, detail = _together(adapter, replicas, seen)
+            detail = shown(detail)
             if (observed, detail) != (adapter.observed, adapter.detail):
                 values = {"observed": observed, "detail": detail, "updated_at": platform.clock()}
                 conn.execute(sa.update(deployments).where(deployments.c.adapter_id == adapter.id).values(**values))
 
 
 def _together(adapter: Adapter, replicas: Sequence[Replica], seen: Mapping[Key, ReplicaAdapter]) -> tuple[str, str | None]:
-    pool = [r for r in replicas if r.base in (None, adapter.base_model)]
-    wanted = adapter.desired == LOADED
+    whole, wanted = adapter.type == FULL, adapter.desired == LOADED
+    pool = [r for r in replicas if r.base == adapter.served_base or (r.base is None and not whole)]
+    if not pool and wanted and whole:
+        return (FAILED, adapter.detail) if adapter.observed == FAILED else (UNLOADED, "its server is being started")
     if not pool and wanted:
         return UNLOADED, f"no inference server serves base model {adapter.base_model}; start one"
     observed, detail = rollout_plan.together([_seen(r, seen.get((r.url, adapter.id))) for r in pool], loaded=wanted)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,12 +29,12 @@ from control_plane.adapters.tables import Adapter, adapters
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import Replica
 from control_plane.platform.records import many
-from control_plane.serving import accepted_bases, node_files, observations
+from control_plane.serving import accepted_bases, node_files, observations, own_servers
 from control_plane.serving.node_files import directory, materialise
 from control_plane.serving.observations import Key
 from control_plane.serving.tables import ReplicaAdapter, deployments, replica_adapters
 from ft_assets.adapters import rollout_plan
-from ft_assets.adapters.record import AdapterRecord
+from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.adapters.rollout_plan import FAILED, LOADED, UNLOADED, Action
 from ft_assets.errors import FtError, Unavailable
 
@@ -84,9 +85,9 @@ class _NotTheServer(Unavailable):
 
 
 def ask(platform: Platform) -> FleetState:
-    """Return each server's own state; empty without a fleet."""
+    """Return the state of each server of a base model; empty without a fleet."""
     at = platform.clock()
-    return FleetState(at=at, replicas=platform.fleet.replicas() if platform.fleet else [])
+    return FleetState(at=at, replicas=own_servers.replicas(platform) if platform.fleet else [])
 
 
 def reconcile(platform: Platform) -> list[Reconciled]:
@@ -100,7 +101,9 @@ def reconcile(platform: Platform) -> list[Reconciled]:
     with _alone(platform) as alone:
         if not alone:
             return []
-        answers = ask(platform)  # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
+        own, at = own_servers.known(platform), platform.clock()
+        answers = FleetState(at=at, replicas=own_servers.replicas(platform, own))
+        # asked before the desired state is read, so that an adapter promoted in between never counts as an orphan
         observations.forget_others(platform, [r.url for r in answers.replicas])
         return _round(platform, answers)
 
@@ -118,11 +121,15 @@ def _open_deployments() -> sa.ColumnElement[bool]:
 
 
 def load(platform: Platform, record: AdapterRecord, answers: FleetState | None = None) -> str | None:
-    """Load and probe one adapter on every server of its base at once, and record the results; returns what is missing."""
+    """Load and probe one adapter on every server of its base at once, and record the results; returns what is missing.
+
+    A whole model's server takes minutes to start, so its state is left to :func:`reconcile`.
+    """
     platform = platform.whole
     if platform.fleet is None:
         return None
-    _round(platform, answers or ask(platform), only=record.id)
+    if record.type != FULL:
+        _round(platform, answers or ask(platform), only=record.id)
     with platform.engine.connect() as conn:
         observed, detail = conn.execute(
             sa.select(deployments.c.observed, deployments.c.detail).where(deployments.c.adapter_id == record.id)
@@ -171,7 +178,7 @@ def _snapshot(platform: Platform, answers: FleetState, only: str | None) -> _Sna
 def _plan(platform: Platform, answers: FleetState, replica: Replica, snapshot: _Snapshot, only: str | None) -> list[Action]:
     if not replica.ready:
         return []
-    here = [adapter for adapter in snapshot.adapters if adapter.base_model == replica.base]
+    here = [adapter for adapter in snapshot.adapters if adapter.served_base == replica.base]
     desired = [_desired(platform, answers, replica, adapter, snapshot) for adapter in here]
     served = dict(replica.adapters)
     for want in desired:  # records made after the server was asked are newer than its answer
@@ -291,14 +298,18 @@ def _load(platform: Platform, replica: Replica, record: AdapterRecord, *, accept
             f"on which {record.id} (trained on {record.base_digest[:19]}) is not accepted; evaluate it there",
             code=OTHER_BASE,
         )
+    if record.type != FULL:  # whose server was started with it
+        _fleet(platform).load(replica.url, record.name, _placed(platform, replica, record))
+    _fleet(platform).probe(replica.url, record.name)
+
+
+def _placed(platform: Platform, replica: Replica, record: AdapterRecord) -> Path:
     try:
-        where = materialise(platform, record, replica.base_digest)
+        return materialise(platform, record, replica.base_digest)
     except Unavailable as e:
         raise _NotTheServer(e.message) from e
     except OSError as e:
         raise _NotTheServer(f"this node cannot keep the files of {record.id}: {e}; see to its disk") from e
-    _fleet(platform).load(replica.url, record.name, where)
-    _fleet(platform).probe(replica.url, record.name)
 
 
 def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecord) -> None:
@@ -307,7 +318,8 @@ def _unload_withdrawn(platform: Platform, replica: Replica, record: AdapterRecor
     with platform.engine.begin() as conn:
         if conn.scalar(query) == LOADED:
             return
-        _fleet(platform).unload(replica.url, record.name)
+        if record.type != FULL:  # whose server is stopped once it is drained
+            _fleet(platform).unload(replica.url, record.name)
         gone = replica_adapters.c.replica == replica.url, replica_adapters.c.adapter_id == record.id
         conn.execute(sa.update(replica_adapters).where(*gone).values(observed=UNLOADED, detail=None, updated_at=platform.clock()))
 

@@ -15,9 +15,10 @@ from control_plane.http import schemas as http_schemas
 from control_plane.http.authentication import PlatformDep, Reader, Writer
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page
-from control_plane.serving import model_routes, schemas
+from control_plane.serving import model_routes, own_servers, schemas
 from control_plane.serving.gateway import Gateway, Target
 from control_plane.serving.model_routes import Route
+from ft_assets.adapters.record import FULL
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import check_storable
 
@@ -75,7 +76,10 @@ def affinity_of(body: Mapping[str, Any], session: str | None) -> str:
 def _target(platform: Platform, tenant: str, model: str, affinity: str) -> Target:
     found = promotions.resolve_model(platform, tenant, model, affinity=affinity)
     served_on = found.adapter.served_on if found.adapter else None
-    servers = [url for url in platform.settings.inference_urls if served_on is None or url in served_on]
+    if found.adapter is not None and found.adapter.type == FULL:
+        servers = list(served_on or ())
+    else:
+        servers = [url for url in own_servers.urls(platform) if served_on is None or url in served_on]
     headers = {"x-ft-model": found.model} | ({"x-ft-adapter": found.adapter.id} if found.adapter else {})
     return Target(model=found.model, servers=servers, headers=headers)
 

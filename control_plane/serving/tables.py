@@ -1,4 +1,4 @@
-"""Deployments, what replicas serve, and the tenants' model routes."""
+"""Deployments, what replicas serve, the servers of whole models, and the tenants' model routes."""
 
 from __future__ import annotations
 
@@ -45,6 +45,14 @@ class ReplicaAdapter:
     failures: int
     updated_at: datetime
 
+
+model_servers = sa.Table(
+    "model_servers", metadata,  # of whole models; a row exists from before the server does until it is gone
+    sa.Column("adapter_id", sa.Text, sa.ForeignKey("adapters.id"), primary_key=True),
+    sa.Column("url", sa.Text, nullable=False),  # empty: nothing can be sent there
+    sa.Column("problem", sa.Text),  # why it does not run
+    timestamp("updated_at"),
+)  # fmt: skip
 
 model_routes = sa.Table(
     "model_routes", metadata,

@@ -36,7 +36,7 @@ from control_plane.platform.protocols import Replica
 from control_plane.queue.tables import reservations
 from control_plane.sandbox import scratch
 from control_plane.serving import node_files, rollout
-from control_plane.serving.tables import deployments, model_routes, replica_adapters
+from control_plane.serving.tables import deployments, model_routes, model_servers, replica_adapters
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants.tables import audit_log, idempotency_keys
 from ft_assets import layout
@@ -270,8 +270,11 @@ def served_by(platform: Platform, adapter_ids: Sequence[str], servers: Servers) 
         names = conn.execute(sa.select(adapters.c.name, adapters.c.id).where(adapters.c.id.in_(adapter_ids))).all()
         seen = {(row.replica, row.adapter_id) for row in conn.execute(loaded)}
         wanted = conn.execute(sa.select(deployments.c.adapter_id).where(is_wanted).limit(1)).scalar()
+        own = conn.scalar(sa.select(model_servers.c.adapter_id).where(model_servers.c.adapter_id.in_(adapter_ids)).limit(1))
     if wanted is not None:
         return f"adapter {wanted} is to be served"
+    if own is not None:
+        return f"the server of model {own} has not ended yet"
     for replica in servers.replicas:
         for name, id_ in names:
             if name in replica.adapters or (not replica.ready and (replica.url, id_) in seen):

@@ -22,7 +22,7 @@ from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA
 from control_plane.serving import rollout
-from control_plane.worker import attempt_watch
+from control_plane.worker import attempt_watch, model_server_watch
 from control_plane.worker.periodic_work import MAINTENANCE, QUICK
 from control_plane.worker.queue_worker import QueueWorker
 from control_plane.worker.tasks import HEARTBEAT_S, LOST_AFTER_S, logged, make_app, rescue
@@ -56,10 +56,9 @@ async def run(platform: Platform, ending: asyncio.Event, *, periodic: bool = Tru
     async with app.open_async():
         worker = make_worker(app)
         work = asyncio.create_task(worker.run())  # type: ignore[no-untyped-call]  # of the library
-        watching = threading.Thread(
-            target=attempt_watch.watch, args=(platform, stop_watching := threading.Event()), name="watch", daemon=True
-        )
-        watching.start()
+        stop_watching = threading.Event()
+        for name, watch in (("watch", attempt_watch.watch), ("model-servers", model_server_watch.watch)):
+            threading.Thread(target=watch, args=(platform, stop_watching), name=name, daemon=True).start()
         loops = (_beat(alive_file(platform)), _reconcile(platform), _rescue(app), _probe(platform))
         beside = [asyncio.create_task(loop) for loop in loops]
         ends = [asyncio.create_task(ending.wait()), asyncio.create_task(worker.stopped())]

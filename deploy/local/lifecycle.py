@@ -49,6 +49,7 @@ def supervisor(settings: Settings, on_report: OnReport) -> Supervisor:
         adopts=True,
         extra_endpoints=lambda: {"database": stack_services.shown_database(settings)},
         when_idle=lambda: _stop_runs_and_workloads(settings),  # Dagster has ended and cannot start them again
+        when_ended=lambda: _stop_model_servers(settings),  # the worker has ended
     )
 
 
@@ -56,6 +57,12 @@ def _stop_runs_and_workloads(settings: Settings) -> str | None:
     """End runs that their server left behind, then workloads, which the runs watch."""
     run_records.end_all(run_records.runs_dir(settings))
     return workloads.describe_stopped(settings, workloads.stop_all(settings)) or None
+
+
+def _stop_model_servers(settings: Settings) -> None:
+    from resources.inference import local_servers  # cryptography is slow to import
+
+    local_servers.stop_all(settings)
 
 
 def _prepare(settings: Settings) -> None:
@@ -164,6 +171,7 @@ def down(settings: Settings) -> Ended:
         left = tuple(s.name for s in lock.end_leftovers(files, stale)[0]) if stale else ()
         lock.clean_stale(files)
         run_records.end_all(run_records.runs_dir(settings))  # even if no report names a stack
+        _stop_model_servers(settings)
         stopped = tuple(workloads.stop_all(settings))
         if stack_services.stop_database(settings):
             left = left if stack_services.POSTGRES in left else (*left, stack_services.POSTGRES)

@@ -197,7 +197,7 @@ def services(settings: Settings) -> list[Service]:
     """Return the services in start order; the database is first, so it ends last."""
     first = [_postgres(settings)] if settings.embedded_database else []
     after = (POSTGRES,) if settings.embedded_database else ()
-    local = [_inference(settings)] if _inference_is_local(settings) else []
+    local = [_inference(settings)] if settings.embedded_inference else []
     needs = after if settings.dagster_database_url else (MIGRATE,)  # which prepares Dagster's role and database
     dagster = [_code_location_server(settings, needs), _webserver(settings, needs), _daemon(settings)]
     forked = [_forked(settings, service) for service in (*dagster, _worker(settings), _api(settings))]
@@ -317,10 +317,6 @@ def _api(settings: Settings) -> Service:
         liveness=http_ok(f"{url}/livez"), after=(MIGRATE,), env=lambda: database_env(settings),
         url=lambda: url, host=settings.api_host, port=settings.api_port, port_variable="FT_API_PORT", last=True,
     )  # fmt: skip
-
-
-def _inference_is_local(settings: Settings) -> bool:
-    return settings.inference_urls == (f"http://127.0.0.1:{settings.inference_port}",)
 
 
 def demo_model_dir(settings: Settings) -> Path:

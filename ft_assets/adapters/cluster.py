@@ -26,6 +26,7 @@ FULL_SEQUENCES = 4
 WORKING_BYTES = 3 * GIB
 """Memory on each GPU for activations of a batch of prompts, and CUDA graphs."""
 PARALLEL = (1, 2, 4, 8)
+POOL_FIELDS = ("replicas", "max_loras", "max_cpu_loras")
 WEIGHT_BYTES = 2
 """Bytes per parameter, served in bfloat16."""
 VLLM = ("python3", "-m", "vllm.entrypoints.openai.api_server")
@@ -61,6 +62,9 @@ class ClusterSettings:
     """Tokens of prompt and answer together, if the model can take more: cache space is paid for in GPUs."""
     gateway_namespace: str = ""
     """Namespace of the inference gateway, whose proxy calls the servers that the endpoint picker names. Empty: there is none."""
+    pools: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Base models that the platform serves itself, each with a pool of servers: ``replicas`` (2), ``max_loras`` (8) and ``max_cpu_loras``
+    (256) by the model's id."""
     callers: tuple[str, ...] = ()
     """Additional namespaces whose pods may call a server, besides `namespace` (with the platform and the endpoint picker in it) and the
     gateway's. vLLM requires its key under ``/v1`` only; anyone who reaches it may call the rest (``/metrics``, ``/tokenize``)."""
@@ -69,6 +73,9 @@ class ClusterSettings:
         for name in ("vllm_image", "platform_image"):
             if not DIGEST.fullmatch(getattr(self, name)):
                 raise ValueError(f"{name} {getattr(self, name)!r} does not end in @sha256:<64 digits>; pin the image by its digest")
+        for model, size in self.pools.items():
+            if not size.keys() <= set(POOL_FIELDS) or min(size.values(), default=1) < 1:
+                raise ValueError(f"pool {model}: {dict(size)} is not valid; give {', '.join(POOL_FIELDS)} of 1 or more")
         if self.gpu not in GPUS or GPUS[self.gpu].is_cpu:
             known = ", ".join(name for name, gpu in GPUS.items() if not gpu.is_cpu)
             raise ValueError(f"gpu {self.gpu!r} is not known; use one of {known}")
@@ -143,6 +150,7 @@ def container(name: str, image: str, *, command: Sequence[str], env: Mapping[str
         "command": list(command),
         "env": [{"name": key, "value": value} for key, value in sorted(env.items())],
         "volumeMounts": list(mounts),
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # the pod's status says why it ended
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -58,8 +58,12 @@ class Pool:
 
 def environment(pool: Pool, settings: ClusterSettings) -> dict[str, str]:
     """Environment variables with which the platform manages this pool; URLs of further pools go into the same variable."""
-    urls = (f"http://{pool.name}-{number}.{pool.name}.{settings.namespace}.svc:{cluster.PORT}" for number in range(pool.replicas))
-    return {"FT_INFERENCE_URLS": ",".join(urls), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
+    return {"FT_INFERENCE_URLS": ",".join(urls(pool, settings)), "FT_SERVED_ADAPTERS_DIR": ADAPTERS}
+
+
+def urls(pool: Pool, settings: ClusterSettings) -> list[str]:
+    """Returns the URL of each replica, which stays when its pod is replaced."""
+    return [f"http://{pool.name}-{number}.{pool.name}.{settings.namespace}.svc:{cluster.PORT}" for number in range(pool.replicas)]
 
 
 def render_pool(pool: Pool, settings: ClusterSettings) -> list[Manifest]:

@@ -1,11 +1,12 @@
 """Promotion: all reasons why an adapter may not go to production.
 
-1. ``needs_own_server``: it is an adapter. A whole model is refused for that reason alone.
+1. ``needs_own_server``: it is an adapter, or the platform can start a server for it. Otherwise it is refused for that reason alone.
 2. ``stage``: its stage may become production (a quarantined or archived one may not).
 3. ``gate_failed``: its evaluation passed the gate.
 4. ``needs_approval``: a person has approved it, if its job requires that.
 5. ``base_digest_mismatch``: the base that the servers serve is, to the byte, the one it was trained on, or one on which it was evaluated
-   again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on.
+   again and accepted; and so is the one that the base's id stands for, which servers serve from their next start on. A whole model is
+   served without its base.
 6. ``manifest_mismatch``: its files are the registered ones.
 7. Everything that :func:`ft_assets.adapters.package.verify` finds: the servers can serve it.
 """
@@ -34,13 +35,15 @@ class Candidate:
     """Digests on which it may be served: the one that it was trained on, and those on which it was evaluated again and passed."""
     catalogue_digest: str = ""
     """Digest that the base's id stands for: after an update, servers serve the earlier bytes until they are restarted."""
+    starts_servers: bool = False
+    """Whether the platform can start a server for a whole model."""
     file_refusals: Sequence[Refusal]
     """Differences from the manifest (``package.check_files``), then what the servers could not serve (``package.verify``)."""
 
 
 def refusals(candidate: Candidate) -> list[Refusal]:
     """Returns why `candidate` may not be promoted, in the order of the rules; empty if it may."""
-    if candidate.record.type == FULL:
+    if candidate.record.type == FULL and not candidate.starts_servers:
         return [OWN_SERVER]
     return [*_record_refusals(candidate), *candidate.file_refusals]
 
@@ -62,6 +65,8 @@ def _record_refusals(candidate: Candidate) -> Iterator[Refusal]:
 def base_mismatch(candidate: Candidate) -> Refusal | None:
     """Returns why it may not be served on the served base, or on the one that servers load at their next start."""
     record, catalogue = candidate.record, candidate.catalogue_digest
+    if record.type == FULL:
+        return None
     wrong = [digest for digest in candidate.served_digests if digest not in candidate.accepted_digests]
     if wrong:
         source = "is served" if candidate.from_servers else "is in the catalogue (the servers do not report what they serve)"

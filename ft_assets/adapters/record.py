@@ -59,6 +59,11 @@ class AdapterRecord:
     approved_at: datetime | None = None
     approval_note: str | None = None
 
+    @property
+    def served_base(self) -> str:
+        """Returns the base model of the servers that answer with it; a whole model has a server of its own, whose base it is."""
+        return self.name if self.type == FULL else self.base_model
+
 
 def check_complete(record: AdapterRecord) -> AdapterRecord:
     """Returns `record` if every link of its lineage exists; raises ``LineageIncomplete`` naming the gaps."""

@@ -33,7 +33,7 @@ def render(
             code="shares_a_server",
             param="adapter_id",
         )
-    name = cluster.object_name("ft", record.id)
+    name = object_name(record)
     context_length = min(context_length, settings.max_model_len)
     gpus = cluster.num_gpus(shape, settings, max_model_len=context_length)
     labels = cluster.labels(COMPONENT, name, tenant=record.tenant_id, adapter=record.id, job=record.job_id)
@@ -59,6 +59,15 @@ def render(
     ]
 
 
+def object_name(record: AdapterRecord) -> str:
+    return cluster.object_name("ft", record.id)
+
+
+def url(record: AdapterRecord, settings: ClusterSettings) -> str:
+    """Returns the URL of a whole model's Service."""
+    return f"http://{object_name(record)}.{settings.namespace}.svc"
+
+
 def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, context_length: int) -> Manifest:
     names = (record.name, f"{record.id}@sha256:{record.manifest_sha256}")
     args = ["--model", MODEL, "--served-model-name", *names, "--dtype", "bfloat16", "--max-model-len", str(context_length)]
@@ -67,12 +76,17 @@ def _server(record: AdapterRecord, settings: ClusterSettings, *, gpus: int, cont
 
 
 def _fetch(record: AdapterRecord, settings: ClusterSettings) -> Manifest:
-    command = [
-        "python", "-m", FETCHES, "--prefix", record.object_prefix, "--manifest-sha256", record.manifest_sha256, "--into", MODEL,
-        "--base-dir", f"{BASES}/{record.base_digest}", "--base-digest", record.base_digest,
-    ]  # fmt: skip
+    command = ["python", *fetch_arguments(record, into=MODEL, base_dir=f"{BASES}/{record.base_digest}")]
     env: Mapping[str, str] = {"FT_OBJECT_STORE": settings.object_store, "FT_HOME": "/tmp/ft", "HOME": "/tmp"}
     mounts = [cluster.mount("tmp", "/tmp"), cluster.mount("model", MODEL), cluster.mount("base-models", BASES, read_only=True)]
     made = cluster.container("fetch", settings.platform_image, command=command, env=env, mounts=mounts)
     limits = {"limits": {"cpu": "4", "memory": "4Gi"}, "requests": {"cpu": "1", "memory": "1Gi"}}
     return made | {"envFrom": [{"secretRef": {"name": settings.credentials_secret}}], "resources": limits}
+
+
+def fetch_arguments(record: AdapterRecord, *, into: str, base_dir: str) -> list[str]:
+    """Returns the arguments of Python that fetch and verify a whole model's files before its server starts."""
+    return [
+        "-m", FETCHES, "--prefix", record.object_prefix, "--manifest-sha256", record.manifest_sha256, "--into", into,
+        "--base-dir", base_dir, "--base-digest", record.base_digest,
+    ]  # fmt: skip

@@ -23,6 +23,7 @@ from control_plane.serving import accepted_bases
 from ft_assets.adapters.package import Refusal
 from ft_assets.adapters.record import LORA
 from ft_assets.adapters.stages import Stage
+from ft_assets.adapters.whole_model import OWN_SERVER
 from ft_assets.errors import Conflict
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.step import fetch_final
@@ -37,7 +38,7 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
     2. Its base was updated during training: its evaluation on the current one is ordered, and a pass continues with 3 or 4
        (:mod:`ft_assets.adapters.reevaluation_step`); the job succeeds.
     3. Approval required: it waits in ``staging`` for approval; the job succeeds.
-    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model; the job succeeds.
+    4. Else it is promoted, unless ``auto_promote`` is false or it is a whole model, whose server takes GPUs; the job succeeds.
     5. A monitored job's adapter was evaluated with the short suites so far: its evaluation with all of them is ordered.
     6. A job that has already ended keeps its state; registration and verdict are written once.
     """
@@ -72,16 +73,18 @@ def conclude(platform: Platform, tenant: str, job_id: str) -> Adapter:
 def _end_passed(platform: Platform, job: Job, made: Adapter, rules: EvalConfig, warning: Event | None) -> Adapter:
     requested = made.type == LORA and job.request.get("auto_promote", True)
     update = None
-    passed = f"Adapter {made.name} " + ("passed its gate" if warning is None else "failed monitored rules, which do not block it,")
-    if made.type != LORA:
-        message = f"Model {made.name} passed its gate and is registered; it is not served: {made.detail}."
-    elif (update := _order_on_present_base(platform, made)) is not None:
+    passed = f"{'Adapter' if made.type == LORA else 'Model'} {made.name} "
+    passed += "passed its gate" if warning is None else "failed monitored rules, which do not block it,"
+    if made.type == LORA and (update := _order_on_present_base(platform, made)) is not None:
         made, then = _held_back(platform, made, rules, promoted=requested)
         message = f"{passed} on the base that it was trained on, which was updated meanwhile; evaluation {update} judges it on the present "
         message += f"one. Once that has passed: {then}."
     elif rules.approval == "required":
         made = _await_approval(platform, made)
         message = f"{passed} and waits in {made.stage} for approval: `ft adapters approve {made.id}`, with a key that may write."
+    elif made.type != LORA:
+        then = f"promote it with `ft promote {made.id}`" if platform.servers is not None else OWN_SERVER.detail
+        message = f"{passed} and is in {made.stage}; it is not served yet: {then}."
     elif not requested:
         message = f"{passed} and is in {made.stage}."
     elif _is_cancelled(platform, job.id):

@@ -1,7 +1,7 @@
 """The package of a whole model, from full-parameter training: its config and weights, and the manifest with their digests.
 
-It is registered with the lineage of an adapter, but cannot be served as one: it shares no weights with its base, so no server of the base
-can load it. Tokenizer and template stay the base's; an export adds them to the weights.
+It is registered with the lineage of an adapter, but shares no weights with its base, so no server of the base can load it: it needs one of
+its own (:mod:`ft_assets.adapters.servers`). Tokenizer and template stay the base's; an export adds them to the weights.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ft_assets.errors import IntegrityError
 MODEL_CONFIG, INDEX, SHARDS = "config.json", "model.safetensors.index.json", "model*.safetensors"
 OWN_SERVER = Refusal(
     code="needs_own_server",
-    detail="it is a whole model, which cannot share a server with other adapters; export it (`ft export NAME --format merged`) "
-    "and run it on a dedicated server",
+    detail="it is a whole model, which cannot share a server with other adapters, and this platform starts no servers; "
+    "export it (`ft export NAME --format merged`) and run it on a dedicated server",
 )
 SAME = (
     "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",

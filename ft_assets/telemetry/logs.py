@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -31,6 +32,12 @@ TEXT_FIELDS = ("tenant", "job", "attempt", "request_id")
 QUIET = dict.fromkeys(("httpx", "httpcore", "httpx2", "httpcore2", "urllib3", "alembic"), logging.WARNING)
 """Loggers that log every request with its full URL, or every schema access."""
 SELDOM_S = 60.0
+
+
+@lru_cache(maxsize=1024)
+def warn_once(logger: logging.Logger, message: str) -> None:
+    """Log what every pass of a loop finds anew."""
+    logger.warning("%s", message)
 
 
 class JsonLines(logging.Formatter):

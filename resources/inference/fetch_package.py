@@ -14,6 +14,7 @@ from pathlib import Path
 
 from control_plane.platform import settings as settings_module
 from control_plane.platform.protocols import ObjectStore
+from control_plane.platform.secrets import cipher
 from ft_assets.adapters import package, whole_model
 from ft_assets.adapters.exports.archive import TOKENIZER
 from ft_assets.base_models import CHANGED, model_digest
@@ -28,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        store = object_store.from_url(settings_module.load().object_store)
+        settings = settings_module.load()
+        store = object_store.from_url(settings.object_store, tenant_key=settings.tenant_key, cipher=lambda: cipher(settings))
         fetch(store, args.prefix, manifest_sha256=args.manifest_sha256, into=args.into)
         if args.base_dir is not None:
             add_tokenizer(args.base_dir, base_digest=args.base_digest, into=args.into)

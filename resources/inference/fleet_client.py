@@ -7,10 +7,12 @@ still healthy counts as permanent, too.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -68,29 +70,33 @@ class HttpFleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._volume = volume
-        headers = {"authorization": f"Bearer {token}"}
         # trust_env=False: no proxy from the environment between the platform and its servers.
-        self._clients = {
-            url: httpx.Client(base_url=url, timeout=TIMEOUT, transport=transport, trust_env=False, headers=headers)
-            for url in dict.fromkeys(u.rstrip("/") for u in urls)
-        }
+        self._new_client = partial(
+            httpx.Client, timeout=TIMEOUT, transport=transport, trust_env=False, headers={"authorization": f"Bearer {token}"}
+        )
+        self._urls = list(dict.fromkeys(u.rstrip("/") for u in urls))
+        self._clients: dict[str, httpx.Client] = {}
+        self._adding = threading.Lock()
         self._clock = clock
         self._bases: dict[str, str] = {}
-        self._listed_at = dict.fromkeys(self._clients, clock())
-        """Time of each replica's last listing; at first, of this client's creation."""
+        self._listed_at: dict[str, float] = {}
+        """Time of each replica's last listing; at first, of its client's creation."""
+        for url in self._urls:
+            self._client(url)
 
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
 
-    def replicas(self) -> Sequence[Replica]:
-        if len(self._clients) == 1:
-            return [self._describe(url) for url in self._clients]
-        with ThreadPoolExecutor(len(self._clients), thread_name_prefix="replicas") as pool:
-            return list(pool.map(self._describe, self._clients))
+    def replicas(self, also: Sequence[str] = ()) -> Sequence[Replica]:
+        urls = list(dict.fromkeys([*self._urls, *also]))
+        if len(urls) <= 1:
+            return [self._describe(url) for url in urls]
+        with ThreadPoolExecutor(len(urls), thread_name_prefix="replicas") as pool:
+            return list(pool.map(self._describe, urls))
 
     def load(self, url: str, name: str, directory: Path) -> None:
-        client, path = self._clients[url], self._volume.to_server(str(directory))
+        client, path = self._client(url), self._volume.to_server(str(directory))
         answer = _send(client, "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         if answer.status_code == 400 and "already been loaded" in answer.text:  # perhaps by another process in the meantime
             where = _cards(client).adapters.get(name)
@@ -103,24 +109,30 @@ class HttpFleet:
         _check(client, answer, f"load {name}")
 
     def unload(self, url: str, name: str) -> None:
-        answer = _send(self._clients[url], "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+        answer = _send(self._client(url), "POST", "/v1/unload_lora_adapter", {"lora_name": name})
         if answer.status_code != 404:
-            _check(self._clients[url], answer, f"unload {name}")
+            _check(self._client(url), answer, f"unload {name}")
 
     def probe(self, url: str, name: str) -> float:
         body = {"model": name, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1, "temperature": 0}
         started = time.monotonic()
-        _check(self._clients[url], _send(self._clients[url], "POST", "/v1/chat/completions", body), f"probe {name}")
+        _check(self._client(url), _send(self._client(url), "POST", "/v1/chat/completions", body), f"probe {name}")
         return time.monotonic() - started
 
     def loads_adapters(self, url: str) -> bool:
         """Whether a replica has the endpoints that load adapters. Without them, vLLM does not look unknown names up either."""
-        answer = _send(self._clients[url], "GET", "/v1/load_lora_adapter", None, timeout=LISTING_TIMEOUT)
+        answer = _send(self._client(url), "GET", "/v1/load_lora_adapter", None, timeout=LISTING_TIMEOUT)
         return answer.status_code == httpx.codes.METHOD_NOT_ALLOWED
+
+    def _client(self, url: str) -> httpx.Client:
+        with self._adding:
+            if url not in self._clients:
+                self._clients[url], self._listed_at[url] = self._new_client(base_url=url), self._clock()
+            return self._clients[url]
 
     def _describe(self, url: str) -> Replica:
         try:
-            found = _cards(self._clients[url])
+            found = _cards(self._client(url))
         except FtError as e:
             gone = isinstance(e, Conflict) or isinstance(e.__cause__, httpx.ConnectError)
             silent = not gone and self._clock() - self._listed_at[url] < SILENT_S

@@ -17,6 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, ERROR, MODIFIED, SharedInformer
 
 from control_plane.capacity import kueue
+from ft_assets.adapters import llm_d
 from ft_assets.adapters.cluster import Manifest
 from ft_assets.errors import Conflict, FtError, Unavailable
 
@@ -62,13 +63,15 @@ COHORTS = Resource("Cohort", kueue.API, "cohorts", namespaced=False)
 RESOURCE_FLAVORS = Resource("ResourceFlavor", kueue.API, "resourceflavors", namespaced=False)
 TOPOLOGIES = Resource("Topology", kueue.API, "topologies", namespaced=False)
 PRIORITY_CLASSES = Resource("WorkloadPriorityClass", kueue.API, "workloadpriorityclasses", namespaced=False)
-NODES = Resource("Node", "v1", "nodes", namespaced=False)
 DEPLOYMENTS = Resource("Deployment", "apps/v1", "deployments")
+STATEFUL_SETS = Resource("StatefulSet", "apps/v1", "statefulsets")
+SERVICES = Resource("Service", "v1", "services")
+INFERENCE_POOLS = Resource("InferencePool", f"{llm_d.POOL_GROUP}/v1", "inferencepools")
 BY_KIND: Mapping[str, Resource] = {
     each.kind: each
     for each in (
         JOBS, PODS, SECRETS, CONFIG_MAPS, NAMESPACES, RESOURCE_QUOTAS, NETWORK_POLICIES, ROLE_BINDINGS, LOCAL_QUEUES, WORKLOADS,
-        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES,
+        CLUSTER_QUEUES, COHORTS, RESOURCE_FLAVORS, TOPOLOGIES, PRIORITY_CLASSES, DEPLOYMENTS, STATEFUL_SETS, SERVICES, INFERENCE_POOLS,
     )
 }  # fmt: skip
 
@@ -135,11 +138,12 @@ class KubernetesApi:
         except _Missing as error:
             raise Unavailable(f"namespace {namespace} does not exist yet: {error.message}", code="cluster_unavailable") from error
 
-    def apply(self, manifest: Manifest) -> None:
-        """Create an object or change it, so that it has the fields of `manifest`."""
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Create an object or change it, so that it has the fields of `manifest`; returns it as it is then."""
         resource, namespace = _of(manifest)
         path = resource.path(namespace, manifest["metadata"]["name"])
-        self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY)
+        made: Manifest = self._request("PATCH", path, {"fieldManager": OWNER, "force": "true"}, manifest, APPLY).json()
+        return made
 
     def patch(self, resource: Resource, name: str, namespace: str, changes: Manifest) -> bool:
         """Merge `changes` into an object; returns whether there is one. :class:`Outdated` if they name another resource version."""
@@ -149,9 +153,11 @@ class KubernetesApi:
             return False
         return True
 
-    def delete(self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None) -> None:
-        """Delete an object, and then what it owns; nothing if there is none."""
-        asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    def delete(
+        self, resource: Resource, name: str, namespace: str = "", *, grace_s: float | None = None, foreground: bool = False
+    ) -> None:  # fmt: skip
+        """Delete an object, and then what it owns, with `foreground` in the other order; nothing if there is none."""
+        asked = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground" if foreground else "Background"}
         try:
             self._request(
                 "DELETE", resource.path(namespace, name), body=asked | ({} if grace_s is None else {"gracePeriodSeconds": int(grace_s)})

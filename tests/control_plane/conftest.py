@@ -20,7 +20,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.queue_entry import mark_packed
 from control_plane.jobs.submission import JobRequest
 from control_plane.platform.context import Platform
-from control_plane.serving.tables import deployments, replica_adapters
+from control_plane.serving.tables import deployments, model_servers, replica_adapters
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from ft_assets.base_models import Catalogue
@@ -99,6 +99,7 @@ def new_job(new_platform: Callable[..., Platform], write_chat_rows: Callable[...
 def place(platform: Platform) -> Place:
     """Two servers, and nothing that earlier tests desired."""
     with platform.engine.begin() as conn:
+        conn.execute(sa.delete(model_servers))
         conn.execute(sa.delete(replica_adapters))
         conn.execute(sa.delete(deployments))
     tenant, clock, servers = f"t-{uuid.uuid4().hex[:8]}", Clock(), Servers(ONE, TWO)

@@ -15,6 +15,7 @@ import requests
 
 from tests.journey.conftest import Stack
 from tests.journey.method_rows import write_rows
+from tests.support.jobs.followed_jobs import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -98,21 +99,26 @@ def test_a_method_goes_the_whole_way(
     assert record["eval_passed"]
     if adapter == "full":
         assert (record["type"], record["stage"], record["observed"]) == ("full_model", "draft", "unloaded")
-        assert "dedicated server" in record["detail"]
         return
     assert (record["type"], record["stage"], record["observed"]) == ("lora_adapter", "production", "loaded")
     ask: Any = {"messages": [{"role": "user", "content": "My router arrived broken."}], "max_tokens": 16, "temperature": 0}
     assert customer.client.chat.completions.create(model=job.fine_tuned_model, **ask).choices[0].message.content
 
 
-def test_a_whole_model_is_exported_and_not_promoted(customer: Customer, submitted: dict[tuple[str, str], str], tmp_path: Path) -> None:
+def test_a_whole_model_is_exported_and_served_once_it_is_promoted(
+    customer: Customer, submitted: dict[tuple[str, str], str], tmp_path: Path
+) -> None:
     job = customer.ended(submitted["sft", "full"])
     assert job.status == "succeeded", job.error
-    refused = customer.stack.ft("promote", job.fine_tuned_model, key=customer.key, ok=False)
-    assert refused.returncode != 0
-    assert "needs_own_server" in refused.stderr and "ft export" in refused.stderr
-    with pytest.raises(openai.ConflictError, match="dedicated server"):
-        customer.client.chat.completions.create(model=job.fine_tuned_model, messages=[{"role": "user", "content": "hi"}])
+    ask: Any = {"model": job.fine_tuned_model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 16, "temperature": 0}
+    with pytest.raises(openai.ConflictError, match="is draft and not served"):
+        customer.client.chat.completions.create(**ask)
+    customer.stack.ft("promote", job.fine_tuned_model, key=customer.key)
+    until(lambda: customer.adapter(job.adapter_id)["observed"] == "loaded", timeout_s=300)
+    assert customer.client.chat.completions.create(**ask).choices[0].message.content
+    customer.client.models.delete(job.fine_tuned_model)
+    with pytest.raises(openai.ConflictError, match="is deprecated and not served"):
+        customer.client.chat.completions.create(**ask)
     for form, wanted in (("adapter", "model.safetensors"), ("merged", "tokenizer.json")):
         customer.stack.ft("export", job.fine_tuned_model, "--format", form, "-o", str(tmp_path / form), key=customer.key)
         assert (tmp_path / form / wanted).is_file()

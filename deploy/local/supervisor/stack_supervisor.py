@@ -55,6 +55,8 @@ class Supervisor:
     """Added to ``endpoints.json``, evaluated whenever another service becomes ready for the first time."""
     when_idle: Callable[[], str | None] = lambda: None
     """Called once on the way down, when all services have ended but those that are the last (the database); its result is reported."""
+    when_ended: Callable[[], object] = lambda: None
+    """Called when all services have ended: ends what any of them might have started again."""
     expendable_wait_s: float = EXPENDABLE_WAIT_S
     limits: Limits = field(default_factory=Limits)
     adopts: bool = False
@@ -215,15 +217,20 @@ class Supervisor:
         for unit in ending:
             if unit.name in needed:
                 self._end([unit])
-        try:
-            self._tell(self.when_idle())
-        except Exception as e:  # what is left has to end all the same
-            self._tell(f"not all that ran for the stack could be ended: {reason(e)}")
+        self._try(lambda: self._tell(self.when_idle()))
         for unit in reversed(self._units.values()):
             if unit.service.last:
                 self._end([unit])
+        self._try(self.when_ended)
         self._phase = Phase.FAILED if failed else Phase.STOPPED
         self._publish()
+
+    def _try(self, ends: Callable[[], object]) -> None:
+        """Run a step of the way down; whatever comes of it, what is left has to end."""
+        try:
+            ends()
+        except Exception as e:
+            self._tell(f"not all that ran for the stack could be ended: {reason(e)}")
 
     def _end(self, units: Iterable[Unit]) -> None:
         """Ask `units` to end, in this order, and wait for all of them."""

@@ -65,9 +65,9 @@ class EvalRun:
     classifier: str = BUILTIN
     """Id of the refusal classifier (:func:`ft_assets.evals.suites.safety.classifier_id`), a part of the suite's digest: it classifies the
     stored answers afterwards."""
-    batch_size: int = 32
-    """Prompts generated together. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a batch can change a token of an
-    answer, so it is part of the key under which answers are kept."""
+    batch_size: int | None = None
+    """Prompts generated together; None for what suits the device. In fp32 (on CPUs) it affects only speed; in bf16 the other prompts of a
+    batch can change a token of an answer, so it is part of the key under which answers are kept."""
     known: Known = field(default_factory=dict)
     """Answers that need not be generated: those whose suite has the same digest in this run, given in the same environment."""
     out_dir: Path
@@ -98,7 +98,7 @@ class EvalRun:
                 f"run file {path}: unknown fields {sorted(set(body) - known)}, missing fields {sorted(missing)}", code="bad_run_file"
             )
         for key in ("max_new_tokens", "max_items", "batch_size", "capability_limit"):
-            if not isinstance(body.get(key, 1), int) or body.get(key, 1) < 1:
+            if body.get(key) is not None and (not isinstance(body[key], int) or body[key] < 1):
                 raise InvalidRequest(f"run file {path}: {key} {body[key]!r} is not a whole number of at least 1", code="bad_run_file")
         run = from_json(cls, body)
         places = [(key, getattr(run, key)) for key in PATHS if key != "out_dir"] + [("task_dirs", p) for p in run.task_dirs]

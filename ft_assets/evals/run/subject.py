@@ -36,6 +36,9 @@ PROOF_TOKENS = 16
 """Last tokens of a prompt whose logits are compared: enough to distinguish models at any vocabulary size."""
 CPU_LOGIT_BYTES, GPU_LOGIT_BYTES = 1 << 30, 8 << 30
 """Most memory for the logits of one batch, including the copies that a softmax makes."""
+CPU_BATCH, GPU_BATCH = 32, 128
+"""Prompts generated together. On an H100 a token of an 8B model takes as long for 128 of them (88 ms) as for 32
+(benchmarks/gpu_h100_202611.json); a batch that does not fit is halved."""
 COPIES_OF_LOGITS = 3
 ADAPTER_CONFIG = "adapter_config.json"
 """Files of an adapter's directory that a whole model does not have."""
@@ -64,8 +67,9 @@ class Subject:
     Adapters share the base. A whole model replaces it in memory, which holds only one.
     """
 
-    def __init__(self, base_model_dir: Path, *, batch_size: int = 32, gpus: Sequence[torch.device] | None = None) -> None:
-        """`gpus` hold the model, if it is on several in whole layers; None: all that the process sees, or the CPU if it sees none."""
+    def __init__(self, base_model_dir: Path, *, batch_size: int | None = None, gpus: Sequence[torch.device] | None = None) -> None:
+        """`batch_size`: None for what suits the device. `gpus` hold the model, if it is on several in whole layers; None: all that the
+        process sees, or the CPU if it sees none."""
         self._gpus = gpus if gpus is not None else [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
         self.num_gpus = len(self._gpus)
         self._device = self._gpus[0] if self._gpus else torch.device("cpu")
@@ -73,7 +77,7 @@ class Subject:
         self._logit_bytes = GPU_LOGIT_BYTES if self._gpus else CPU_LOGIT_BYTES
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base_model_dir, trust_remote_code=False)
         self._base_dir, self._directories = base_model_dir, dict[str, Path]()
-        self._batch_size = batch_size
+        self._batch_size = batch_size or (GPU_BATCH if self._gpus else CPU_BATCH)
         self._ends: list[int] = []
         self._load(base_model_dir)
         self._pad = next(i for i in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0) if i is not None)

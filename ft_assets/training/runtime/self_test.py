@@ -7,6 +7,7 @@ by further passes (:func:`_cause`).
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from ft_assets.training.runtime.run_errors import PackingRefused
 
 TOLERANCE: Mapping[str, float] = {"fp32": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 """Largest difference of an example's mean loss, absolute; relative above a loss of 1. By the digits of each precision."""
 MAX_EXAMPLES = 32
+MAX_COMPARED = 4096
+"""Tokens of an example that are compared, the first and the last ones: plain logits of 32,768 tokens take 20 GB."""
 
 Batch = dict[str, Any]
 
@@ -53,14 +57,14 @@ def check_packing(
     *,
     collate: Callable[[Sequence[Window]], Batch],
     forward: Callable[[Batch], torch.Tensor],
-    alone: Callable[[NDArray[np.int32]], float],
+    alone: Callable[[NDArray[np.int32], NDArray[np.int64]], float],
     precision: str = "fp32",
 ) -> SelfTest:
     """Compares examples of `windows`, collated as one micro-batch, with themselves alone; raises ``PackingRefused`` if one differs.
 
     `forward` is the training's own pass: a batch in, the log-probabilities of its labeled tokens out, in order. `alone` is the reference:
-    the mean loss of one example by the model's plain logits. Every token is scored, not only those that carry loss: a leak into the prompt
-    is a leak.
+    the mean loss of one example's predictions at some positions by the model's plain logits (:func:`plain_loss`). Every token of up to
+    ``MAX_COMPARED`` is scored, not only those that carry loss: a leak into the prompt is a leak.
     """
     windows = [w._replace(labels=w.input_ids) for w in windows]
     batch = collate(windows)
@@ -77,7 +81,7 @@ def check_packing(
         for number, (example, found) in enumerate(zip(examples, _losses(examples, log_probs), strict=True)):
             if len(example) < 2 or number >= MAX_EXAMPLES:
                 continue
-            expected = alone(example)
+            expected = alone(example, compared(len(example) - 1))
             difference = abs(found - expected) / max(abs(expected), 1.0)
             worst = max(worst, difference)
             if not (math.isfinite(difference) and difference <= TOLERANCE[precision]):
@@ -90,6 +94,25 @@ def check_packing(
                     cause=cause,
                 )
     return SelfTest(examples=min(len(lengths), MAX_EXAMPLES), boundaries=len(lengths) - len(windows), worst=worst)
+
+
+def compared(num_predicted: int) -> NDArray[np.int64]:
+    """Returns the positions whose predictions are compared: all, or as many of the first and the last as ``MAX_COMPARED`` allows."""
+    half = MAX_COMPARED // 2
+    if num_predicted <= MAX_COMPARED:
+        return np.arange(num_predicted)
+    return np.concatenate([np.arange(half), np.arange(num_predicted - half, num_predicted)])
+
+
+def plain_loss(model: Any, ids: NDArray[np.int32], positions: NDArray[np.int64], device: torch.device) -> float:
+    """Returns the mean loss of the predictions at `positions` of one sequence, by the plain logits of `model`, computed only there if its
+    family supports it."""
+    tokens, where = torch.from_numpy(ids.astype(np.int64)).to(device), torch.from_numpy(positions).to(device)
+    causal = next(type(m) for m in model.modules() if isinstance(m, PreTrainedModel))
+    some = "logits_to_keep" in inspect.signature(causal.forward).parameters
+    found: Any = model(input_ids=tokens[None], use_cache=False, **({"logits_to_keep": where} if some else {}))
+    logits = found.logits[0] if some else found.logits[0][where]
+    return float(torch.nn.functional.cross_entropy(logits.float(), tokens[where + 1]))
 
 
 def _cause(
@@ -124,7 +147,7 @@ def _cause(
                 f"examples see each other in packed windows: other tokens in the rest move the loss of example {kept} by {moved:.1e}; set "
                 "packing to false, and report this base model"
             )
-    alone = -forward(collate([_window(examples[number])])).float().mean().item()
+    alone = _losses([examples[number]], forward(collate([_window(examples[number])])))[0]
     if not abs(alone - expected) / max(abs(expected), 1.0) <= TOLERANCE[precision]:
         return "output_layer", (
             f"packing is not the cause: training scores it {alone:.6f} alone in a window, so training does not compute "
@@ -151,9 +174,9 @@ def _others_changed(window: Window, kept: int) -> Window:
 
 
 def _losses(examples: Sequence[NDArray[np.int32]], log_probs: torch.Tensor) -> list[float]:
-    """Returns the mean loss of each example over all tokens after its first; 0 if it has only one token."""
-    sizes = [len(e) - 1 for e in examples]
-    return [-float(part.float().mean()) if len(part) else 0.0 for part in torch.split(log_probs, sizes)]
+    """Returns the mean loss of each example over its compared tokens; 0 if it has only one token."""
+    parts = torch.split(log_probs, [len(e) - 1 for e in examples])
+    return [-float(part[torch.from_numpy(compared(len(part)))].float().mean()) if len(part) else 0.0 for part in parts]
 
 
 def _examples(windows: Sequence[Window]) -> list[NDArray[np.int32]]:

@@ -22,7 +22,8 @@ from ft_assets.training.runtime.__main__ import _check_adapter
 from ft_assets.training.spec import TrainingSpec
 
 CASES = [*ON_GPU, *ON_CPU]
-RESULTS = json.loads((Path(__file__).parents[3] / "benchmarks" / "gpu_h200_202611.json").read_text())["results"]
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+RESULTS = [r for file in sorted(BENCHMARKS.glob("gpu_h*.json")) for r in json.loads(file.read_text())["results"]]
 MEASURED = [r for r in RESULTS if "peak_gib" in r]
 PEAKS = {r["name"]: int(r["peak_gib"] * 2**30) for r in MEASURED}
 
@@ -36,12 +37,12 @@ def test_the_spec_of_a_case_is_one_that_the_training_process_takes(trial: Trial)
         assert spec.checkpoint.every_steps > spec.optimization.total_steps(num_rows=100, world_size=1) > WARM_UP + trial.steps
     elif trial.kind == "checkpoints":
         assert spec.checkpoint.every_steps < spec.optimization.total_steps(num_rows=100, world_size=1) == trial.steps
-    else:  # stopped at a checkpoint
+    elif trial.kind == "resume":  # stopped at a checkpoint
         assert trial.steps % spec.checkpoint.every_steps == 0
         assert trial.steps < spec.optimization.total_steps(num_rows=100, world_size=1)
 
 
-@pytest.mark.parametrize("trial", ON_GPU, ids=lambda t: t.name)
+@pytest.mark.parametrize("trial", [t for t in ON_GPU if t.kind != "evaluation"], ids=lambda t: t.name)
 def test_each_case_fits_an_h200_by_the_estimate_or_did(trial: Trial) -> None:
     """Compiled blocks save less than the estimate says."""
     needed = PEAKS.get(trial.name, trial.estimated_bytes(on_cpu=False, overheads=True))
@@ -50,7 +51,8 @@ def test_each_case_fits_an_h200_by_the_estimate_or_did(trial: Trial) -> None:
 
 @pytest.mark.parametrize("measured", MEASURED, ids=lambda r: r["name"])
 def test_the_estimate_is_close_above_each_measured_peak(measured: dict[str, Any]) -> None:
-    """Within 1 percent, and a fifth too high where blocks were compiled and nothing was recomputed. By the estimate of today's code."""
+    """Within 1 percent; a fifth too high where blocks were compiled and nothing was recomputed, or blocks with LoRA were recomputed. By the
+    estimate of today's code."""
     spec = TrainingSpec.from_dict(measured["spec"])
     shape = SHAPES[spec.base_model]
     case = Case(
@@ -58,7 +60,8 @@ def test_the_estimate_is_close_above_each_measured_peak(measured: dict[str, Any]
         per_device_batch_size=spec.optimization.per_device_batch_size, gradient_checkpointing=spec.gradient_checkpointing,
     )  # fmt: skip
     error = estimate(case, overheads=False).total_bytes / 2**30 / measured["peak_gib"] - 1
-    assert 0 < error < (0.2 if measured["compiled"] and not spec.gradient_checkpointing else 0.01)
+    saves_more = spec.adapter != "full" if spec.gradient_checkpointing else measured["compiled"]
+    assert 0 < error < (0.2 if saves_more else 0.01)
 
 
 def test_cases_of_a_model_stand_together_so_that_it_is_written_once() -> None:
@@ -95,7 +98,7 @@ def test_speed_leaves_the_warm_up_out() -> None:
     assert measure.throughput(lines) == {
         "steps": 4, "tokens_per_s": 200.0, "step_s": 0.5, "slowest_step_s": 0.5, "data_s": 0.0, "mfu": 0.4,
     }  # fmt: skip
-    assert measure.met(trial, lines)["goal"] == {"metric": "tokens_per_s", "at_least": 14_000, "met": False}
+    assert measure.met(trial, measure.throughput(lines))["goal"] == {"metric": "tokens_per_s", "at_least": 14_000, "met": False}
     assert measure.memory(trial, lines, on_cpu=False)["estimate_error"] > 1
 
 

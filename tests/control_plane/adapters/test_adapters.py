@@ -224,18 +224,17 @@ def test_rollback_serves_the_adapter_before_and_withdraws_the_present_one(custom
     assert promotions.resolve_model(customer.platform, customer.id, lineage).model == two.name
 
 
-def test_a_whole_model_is_registered_and_never_served(customer: Customer, base: Path) -> None:
+def test_a_whole_model_is_registered_and_not_promoted_where_no_server_can_be_started_for_it(customer: Customer, base: Path) -> None:
     made = build_tiny_model(customer.scratch / "whole", seed=3)
     asked = {"tenant": customer.id, "report": REPORT, "verdict": PASSED, "eval_report_key": "k"}
     found, refused = adapters.register(customer.platform, job_id=customer.job(), directory=made, **asked)  # type: ignore[arg-type]
     assert (found.type, found.stage, found.rank, found.alpha, found.modules) == ("full_model", Stage.DRAFT, None, None, ())
-    assert (found.desired, found.observed, refused) == ("unloaded", "unloaded", [])
-    assert "dedicated server" in found.detail
+    assert (found.desired, found.observed, found.detail, refused) == ("unloaded", "unloaded", None, [])
     stored = sorted(o.key.rsplit("/", 1)[-1] for o in customer.platform.objects.list(found.object_prefix))
     assert stored == ["config.json", "manifest.json", "model.safetensors"]
     with pytest.raises(Conflict, match=r"needs_own_server.*ft export NAME --format merged"):
         promotions.promote(customer.platform, customer.id, found.name)
-    with pytest.raises(Conflict, match="is not served here"):
+    with pytest.raises(Conflict, match="is draft and not served"):
         promotions.resolve_model(customer.platform, customer.id, found.name)
     assert promotions.deprecate(customer.platform, customer.id, found.id).stage == Stage.DEPRECATED
 

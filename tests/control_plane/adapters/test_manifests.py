@@ -22,6 +22,7 @@ from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.errors import Conflict, FtError, InvalidRequest, NotFound, Unavailable
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.fleet_in_memory import OwnServers, Servers
 from tests.vllm.customer import Customer
 
 DIGEST = "@sha256:" + "0" * 64
@@ -102,6 +103,18 @@ def test_a_route_is_rewritten_to_its_versions_in_the_pool_of_their_base(customer
     assert made["spec"]["poolRef"]["name"] == pool["metadata"]["name"]
 
 
+def test_a_route_with_a_whole_model_has_no_rewrite_because_that_is_in_no_pool(customer: Customer) -> None:
+    platform = replace(customer.platform, servers=OwnServers(Servers()))
+    model = customer.register(build_tiny_model(customer.scratch / "trained", seed=5))
+    adapter = customer.promoted()
+    promotions.promote(platform, customer.id, model.id)
+    for targets in ([(model.id, 100)], [(model.id, 50), (adapter.id, 50)]):
+        model_routes.put(platform, customer.id, "support", targets)
+        with pytest.raises(Conflict, match=f"the whole model {model.name} as a target") as refused:
+            manifests.route(platform, customer.id, "support")
+        assert refused.value.code == "route_over_bases"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -109,6 +122,7 @@ def test_a_route_is_rewritten_to_its_versions_in_the_pool_of_their_base(customer
         ({"gpu": "rtx-9090"}, "is not known"),
         ({"colour": "red"}, "unknown field 'colour'"),
         ({"platform_image": None}, "platform_image"),
+        ({"pools": ["llama-3-8b"]}, "invalid|'list' object"),
     ],
 )
 def test_a_cluster_that_is_described_wrongly_is_refused(customer: Customer, tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -56,7 +56,7 @@ from tests.support.jobs.begun_evaluation import begin
 from tests.support.jobs.finished_job import prepare
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
-from tests.support.platform.fleet_in_memory import Server, Servers
+from tests.support.platform.fleet_in_memory import OwnServers, Server, Servers
 
 LONGER = Advice(code="too_few_steps", message="Train for longer.")
 MODEL = "acme/concluded"
@@ -82,7 +82,7 @@ Evaluate = Callable[..., str]
 def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_path: Path) -> Evaluate:
     """Makes a job that was trained and evaluated, with that verdict, and is to be concluded; returns its id."""
 
-    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, **body: Any) -> str:
+    def make(*findings: Finding, eval_config: dict[str, Any] | None = None, whole: bool = False, **body: Any) -> str:
         request = {"model": MODEL, "training_file": training_file, **body, **({"eval_config": eval_config} if eval_config else {})}
         job_id = str(jobs.submit(operated, tenant.id, JobRequest.from_body(request)).job.id)
         dataset_step.pin_dataset(operated, tenant.id, job_id)
@@ -90,7 +90,7 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
         with operated.engine.begin() as conn:
             for state in (JobState.PROVISIONING, JobState.RUNNING, JobState.EVALUATING):
                 transition(conn, job_id, state, message="")
-        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec)
+        store_final(operated, tenant.id, job_id, tmp_path / job_id, spec, whole=whole)
         blocks = any(f.blocking for f in findings)
         verdict = Verdict(outcome="quarantined" if blocks else "passed", findings=findings)
         found = Evaluated(
@@ -105,11 +105,11 @@ def evaluated_job(operated: Platform, tenant: Tenant, training_file: str, tmp_pa
     return make
 
 
-def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec) -> None:
-    """A real adapter of the base, committed as the job's finished one."""
+def store_final(platform: Platform, tenant: str, job_id: str, scratch: Path, spec: TrainingSpec, *, whole: bool) -> None:
+    """A real adapter of the base, or a whole model, committed as the job's finished one."""
     base = platform.models.get(MODEL).directory
     assert base is not None
-    made = build_tiny_adapter(scratch, base, base_name="trained-at")
+    made = build_tiny_model(scratch, seed=7) if whole else build_tiny_adapter(scratch, base, base_name="trained-at")
     write_manifest(made, Manifest.of(spec, required=(), step=10, attempt=1, created_at=0.0))
     prefix = layout.checkpoint_prefix(tenant, job_id, 1, 10)
     upload(platform.objects, made, prefix)
@@ -238,6 +238,30 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
         promotions.promote(operated, tenant.id, made.id)
     assert promotions.approve(operated, tenant.id, made.id, key_id="key-1", and_promote=True).stage == "production"
     assert published(operated, made.id) == ["adapter.approval_pending", "adapter.promoted"]
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_a_whole_model_waits_for_a_person_who_promotes_it(
+    operated: Platform, tenant: Tenant, evaluated_job: Evaluate, served: bool
+) -> None:
+    platform = replace(operated, servers=OwnServers(Servers()) if served else None)
+    job_id = evaluated_job(whole=True)
+    made = adapter_step.conclude(platform, tenant.id, job_id)
+    assert (made.type, made.stage, job(platform, job_id)["state"]) == ("full_model", "draft", "succeeded")
+    told = last_event(platform, job_id)
+    assert told is not None and told["message"].startswith(f"Model {made.name} passed its gate and is in draft; it is not served yet: ")
+    then = f"promote it with `ft promote {made.id}`." if served else "this platform starts no servers"
+    assert then in told["message"]
+
+
+def test_a_whole_model_that_needs_approval_waits_for_it(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:
+    platform = replace(operated, servers=OwnServers(Servers()))
+    job_id = evaluated_job(whole=True, eval_config={"approval": "required"})
+    made = adapter_step.conclude(platform, tenant.id, job_id)
+    assert (made.type, made.stage, made.approval) == ("full_model", "staging", "pending")
+    told = last_event(platform, job_id)
+    assert told is not None and f"ft adapters approve {made.id}" in told["message"]
+    assert promotions.approve(platform, tenant.id, made.id, key_id="key-1", and_promote=True).stage == "production"
 
 
 def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Server:
         self.on_load = on_load
         self.served: dict[str, str] = {}
 
-    def replicas(self) -> list[Replica]:
+    def replicas(self, also: Sequence[str] = ()) -> list[Replica]:
         return [Replica(url="http://one", ready=True, base="tiny", adapters=self.served)]
 
     def load(self, url: str, name: str, directory: Path) -> None:

@@ -13,6 +13,7 @@ from control_plane import composition
 from control_plane.capacity import kueue
 from control_plane.platform.context import Platform
 from control_plane.platform.protocols import WorkloadPhase
+from control_plane.serving import own_servers
 from control_plane.tenants import service as tenants
 from control_plane.worker import attempt_watch, namespaces
 from ft_assets.errors import Conflict
@@ -104,6 +105,19 @@ def test_a_process_without_an_account_on_the_cluster_opens_the_platform(fresh_pl
     with pytest.raises(Conflict) as refused:
         records.search("acme", [])
     assert refused.value.code == "no_cluster"
+
+
+def test_a_mistake_in_the_settings_of_model_servers_stops_no_process(
+    fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FT_EXECUTOR", "k8s")
+    (tmp_path / "cluster.yaml").write_text("colour: red")
+    opened = composition.open_platform(
+        replace(fresh_platform.settings, cluster_file=tmp_path / "cluster.yaml", inference_urls=("http://a",))
+    )
+    assert opened.servers is not None
+    assert own_servers.urls(opened) == ["http://a"]
+    assert "unknown field 'colour'" in caplog.text
 
 
 def test_without_a_cluster_the_error_says_what_to_set(fresh_platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:

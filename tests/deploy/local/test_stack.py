@@ -176,10 +176,12 @@ def test_the_last_service_serves_what_is_ended_when_all_others_have_gone_also_wh
         seen.append({s.name: s.state for s in stack.reports[-1].services})
         raise OSError("a disk is full")
 
-    stack = start(base, serving(tmp_path, "middle", after=("base",)), serving(tmp_path, "top", after=("middle",)), when_idle=when_idle)
+    others = serving(tmp_path, "middle", after=("base",)), serving(tmp_path, "top", after=("middle",))
+    stack = start(base, *others, when_idle=when_idle, when_ended=when_idle)
     pid = pids(stack.ready())["base"]
     assert stack.end().phase is Phase.STOPPED
-    assert seen == [{"base": ServiceState.UP, "middle": ServiceState.DOWN, "top": ServiceState.DOWN}]
+    ended = {"middle": ServiceState.DOWN, "top": ServiceState.DOWN}
+    assert seen == [{"base": ServiceState.UP, **ended}, {"base": ServiceState.DOWN, **ended}], "and what ends when all have gone"
     assert not alive(pid)
     assert any("a disk is full" in m for m in stack.messages())
 

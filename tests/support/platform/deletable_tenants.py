@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -92,7 +92,7 @@ class Servers:
     ready: bool = True
     asked: int = 0
 
-    def replicas(self) -> list[Replica]:
+    def replicas(self, also: Sequence[str] = ()) -> list[Replica]:
         self.asked += 1
         return [Replica(url="http://a", ready=self.ready, adapters=self.adapters if self.ready else {})]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +16,11 @@ from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import adapters as adapters_table
 from control_plane.evaluations.tables import evaluations
 from control_plane.platform.context import Platform
-from control_plane.platform.protocols import Replica
-from control_plane.serving import observations, rollout
+from control_plane.platform.protocols import ModelServer, Replica
+from control_plane.serving import observations, own_servers, rollout
 from control_plane.serving.node_files import directory
 from control_plane.serving.rollout import reconcile
+from ft_assets.adapters.record import AdapterRecord
 from ft_assets.errors import Conflict, Unavailable
 from tests.support.jobs.finished_job import rewrite
 from tests.support.jobs.registered_adapter import BASE_DIGEST, add_adapter
@@ -39,6 +40,10 @@ class Server:
     stuck: bool = False
     """It unloads nothing."""
     silent: bool = False
+    error: str | None = None
+    """It answers with this."""
+    own: bool = False
+    """The platform starts it, and asks it by its URL."""
     on_load: Callable[[], object] = lambda: None
 
 
@@ -48,12 +53,14 @@ class Servers:
     def __init__(self, *urls: str) -> None:
         self.at = {url: Server() for url in urls}
 
-    def replicas(self) -> list[Replica]:
-        return [self._described(url, s) for url, s in self.at.items()]
+    def replicas(self, also: Sequence[str] = ()) -> list[Replica]:
+        return [self._described(url, s) for url, s in self.at.items() if not s.own or url in also]
 
     def _described(self, url: str, s: Server) -> Replica:
         if not s.up or s.silent:
             return Replica(url=url, ready=False, base=s.base, error=f"{url} did not answer", silent=s.silent)
+        if s.error:
+            return Replica(url=url, ready=False, base=s.base, error=s.error)
         return Replica(url=url, ready=True, base=s.base, base_digest=s.digest, adapters=dict(s.adapters))
 
     def load(self, url: str, name: str, directory: Path) -> None:
@@ -71,7 +78,10 @@ class Servers:
         self.at[url].adapters.pop(name, None)
 
     def probe(self, url: str, name: str) -> float:
-        assert name in self._told(url, "probe", name).adapters
+        s = self._told(url, "probe", name)
+        assert name in (s.base if s.own else s.adapters)
+        if s.own and s.refuse:
+            raise s.refuse
         return 0.0
 
     def _told(self, url: str, what: str, name: str) -> Server:
@@ -79,6 +89,43 @@ class Servers:
             raise Unavailable(f"{url} did not answer")
         self.at[url].told.append(f"{what} {name.rsplit(':', 1)[1]}")
         return self.at[url]
+
+
+@dataclass
+class OwnServers:
+    """What starts servers of whole models: at once, unless it is told otherwise."""
+
+    servers: Servers
+    kept: list[list[str]] = field(default_factory=list)
+    problem: str | None = None
+    refused: bool = False
+    away: bool = False
+    ends: bool = True
+    """Servers end at once."""
+    address: str | None = None
+    """URL that all servers are said to have."""
+
+    def keep(self, models: Sequence[AdapterRecord]) -> dict[str, ModelServer]:
+        if self.away:
+            raise Unavailable("the cluster does not answer")
+        self.kept.append([model.id for model in models])
+        if self.refused:
+            return {model.id: ModelServer(problem=self.problem, refused=True) for model in models}
+        wanted = {f"http://{model.id}": model for model in models}
+        ending = [url for url, server in self.servers.at.items() if server.own and url not in wanted]
+        for url in ending if self.ends else ():
+            del self.servers.at[url]
+        left = {url.removeprefix("http://"): ModelServer(problem="ending") for url in ending if url in self.servers.at}
+        for url, model in wanted.items():
+            if url not in self.servers.at:
+                self.started(model.id, model.name).up = self.problem is None
+        return left | {model.id: ModelServer(url=self.address or url, problem=self.problem) for url, model in wanted.items()}
+
+    def started(self, id_: str, name: str) -> Server:
+        return self.servers.at.setdefault(f"http://{id_}", Server(base=name, digest=None, own=True))
+
+    def pool_urls(self) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass
@@ -111,6 +158,13 @@ class Place:
         for name, content in (("manifest.json", manifest), ("weights", weights)):
             (where / name).write_bytes(content)
             self.platform.objects.put_bytes(f"{record.object_prefix}/{name}", content)
+        return made
+
+    def whole_model(self, number: str, *, lineage: str = "bot") -> str:
+        """A registered whole model; its id."""
+        made = self.adapter(number, lineage=lineage)
+        with as_owner(self.platform).begin() as conn:
+            rewrite(conn, adapters_table.c.id == made, type="full_model", rank=None, alpha=None, modules=[])
         return made
 
     def directory(self, adapter_id: str) -> Path:
@@ -146,5 +200,8 @@ class Place:
             return {url: row.observed for (url, _), row in observations.read(conn, [adapter_id]).items()}
 
     def round(self) -> list[str]:
+        """The worker's next passes; what the rollout did."""
         self.clock.now += timedelta(milliseconds=10)
+        if self.platform.servers is not None:
+            own_servers.keep(self.platform)
         return [f"{r.replica} {r.action.kind}" + (f": {r.error}" if r.error else "") for r in reconcile(self.platform)]

@@ -59,6 +59,7 @@ class Running:
         home: Path,
         services: list[Service],
         when_idle: Callable[[], None] = lambda: None,
+        when_ended: Callable[[], None] = lambda: None,
         expendable_wait_s: float = 10.0,
         extra_endpoints: Callable[[], dict[str, str]] = dict,
         **limits: Any,
@@ -66,7 +67,7 @@ class Running:
         self.reports: list[StackReport] = []
         self.supervisor = Supervisor(
             home=home, services=services, env=os.environ, cwd=home, on_report=self.reports.append, when_idle=when_idle,
-            expendable_wait_s=expendable_wait_s, extra_endpoints=extra_endpoints,
+            when_ended=when_ended, expendable_wait_s=expendable_wait_s, extra_endpoints=extra_endpoints,
             limits=Limits(**{"start_timeout_s": 20.0, "start_attempts": 1, **limits}),
         )  # fmt: skip
         self.result: StackReport | Conflict | None = None

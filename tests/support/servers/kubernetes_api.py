@@ -32,7 +32,8 @@ NAMESPACED = {
     "ResourceQuota": ("v1", "resourcequotas"), "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "RoleBinding": (f"{RBAC}/v1", "rolebindings"),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues"), "Workload": ("kueue.x-k8s.io/v1beta2", "workloads"),
-    "Deployment": ("apps/v1", "deployments"),
+    "Deployment": ("apps/v1", "deployments"), "StatefulSet": ("apps/v1", "statefulsets"), "Service": ("v1", "services"),
+    "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools"),
 }  # fmt: skip
 PLURALS = {
     "Namespace": "namespaces", "Node": "nodes", "ClusterQueue": "clusterqueues", "Cohort": "cohorts", "ResourceFlavor": "resourceflavors",
@@ -83,7 +84,8 @@ class Cluster:
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Methods and paths with queries."""
     faults: list[Callable[[str, str], str | None]] = field(default_factory=list)
-    """Called with method and path: ``before`` breaks the connection instead of an answer, ``after`` does once the request took effect."""
+    """Called with method and path: ``before`` breaks the connection instead of an answer, ``after`` does once the request took effect. One
+    that raises :class:`Refused` has the request answered so."""
     watches: int = 0
     """Number of open watches."""
     generation: int = 0
@@ -273,11 +275,12 @@ class _Answers(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query, body = dict(parse_qsl(url.query)), self.rfile.read(int(self.headers.get("content-length") or 0))
         self.cluster.requests.append((self.command, self.path))
-        fault = next((found for each in self.cluster.faults if (found := each(self.command, self.path))), None)
-        if fault == "before":
-            self.hang_up()
-            return
+        fault = None
         try:
+            fault = next((found for each in self.cluster.faults if (found := each(self.command, self.path))), None)
+            if fault == "before":
+                self.hang_up()
+                return
             account = self.account()
             if url.path in self.cluster.about:
                 self.reply(200, self.cluster.about[url.path])

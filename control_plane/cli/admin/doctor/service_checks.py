@@ -17,6 +17,7 @@ from control_plane.cli.admin.doctor.check_findings import Check, Finding, Site, 
 from control_plane.cli.admin.doctor.fixes import elsewhere, restart, upgrade
 from control_plane.composition import adapters_volume, open_platform
 from control_plane.platform.secrets import dagster_token, inference_token
+from control_plane.serving import own_servers
 from deploy.local import readiness
 from deploy.local.supervisor.service_spec import Readiness
 from resources.database import migrate
@@ -139,10 +140,11 @@ def _why(found: Readiness, otherwise: str) -> str:
 
 def serving(site: Site) -> Iterator[Finding]:
     settings = site.settings
-    if not any(settings.inference_urls):
+    urls = own_servers.urls(open_platform(settings))
+    if not any(urls):
         yield skipped("no inference server is configured (FT_INFERENCE_URLS)")
         return
-    with closing(HttpFleet(settings.inference_urls, token=inference_token(settings), volume=adapters_volume(settings))) as fleet:
+    with closing(HttpFleet(urls, token=inference_token(settings), volume=adapters_volume(settings))) as fleet:
         for replica in fleet.replicas():
             if not replica.ready:
                 yield problem(replica.error or f"{replica.url} serves no base model", f"curl --include {replica.url}/health")

@@ -81,7 +81,7 @@ nodeAffinity:
 {{- end }}
 
 {{- define "ft.inferenceEnv" -}}
-{{- if .Values.inference.urls }}
+{{- if or .Values.inference.urls .Values.modelServers }}
 - name: FT_INFERENCE_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.inference.secret }}, key: token}}
 {{- end }}
@@ -165,7 +165,7 @@ imagePullSecrets: {{- range . }}
 {{- end }}
 {{- end }}
 
-{{- /* A job that runs once: (dict "root" $ "component" "..." "account" "..." "token" false "store" false "command" (list ...) "env" "..."). */}}
+{{- /* A job that runs once: (dict "root" $ "component" "..." "account" "..." "token" false "store" false "models" false "command" (list ...) "env" "..."). */}}
 {{- define "ft.jobPod" -}}
 metadata:
   labels: {{- include "ft.labels" .root | nindent 4 }}
@@ -193,10 +193,16 @@ spec:
         {{- if not .alone }}
         - {name: files, mountPath: /etc/ft, readOnly: true}
         {{- end }}
+        {{- if and .models .root.Values.volumes.models }}
+        - {name: models, mountPath: /var/lib/ft/models, readOnly: true}
+        {{- end }}
   volumes:
     - {name: home, emptyDir: {}}
     - {name: tmp, emptyDir: {}}
     {{- if not .alone }}
     - {name: files, configMap: {name: {{ include "ft.name" .root }}-files}}
+    {{- end }}
+    {{- if and .models .root.Values.volumes.models }}
+    - {name: models, persistentVolumeClaim: {claimName: {{ .root.Values.volumes.models }}, readOnly: true}}
     {{- end }}
 {{- end }}

@@ -12,7 +12,7 @@ import torch
 from ft_assets.training.runtime.objectives import Batch
 from ft_assets.training.runtime.objectives.batches import Rows, Scored, Unpadded
 from ft_assets.training.runtime.run_errors import BadInput, PackingRefused
-from ft_assets.training.runtime.self_test import TOLERANCE
+from ft_assets.training.runtime.self_test import TOLERANCE, plain_loss
 from ft_assets.training.spec import TrainingSpec
 
 REFERENCE_TOLERANCE: Mapping[str, float] = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 2e-2}
@@ -36,7 +36,8 @@ def check_padding(model: Any, rows: Rows, *, batch_size: int, spec: TrainingSpec
     together = torch.cat([log_probabilities(model, s) for s in rows.scored(batch)]).tolist()
     worst = 0.0
     for number, (total, sequence) in enumerate(zip(together, rows.alone(chosen), strict=True)):
-        found, expected = total / int(sequence.scored.sum()), _alone(model, sequence, batch["input_ids"].device)
+        scored = np.flatnonzero(sequence.scored[1:])
+        found, expected = total / len(scored), -plain_loss(model, sequence.input_ids, scored, batch["input_ids"].device)
         difference = abs(found - expected) / max(abs(expected), 1.0)
         worst = max(worst, difference)
         if not (math.isfinite(difference) and difference <= TOLERANCE[spec.precision]):
@@ -92,14 +93,6 @@ def log_probabilities(model: Any, sequences: Scored) -> torch.Tensor:
     out = model(input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, labels=labels, use_cache=False, fused_lm_head=True)
     found: torch.Tensor = out.log_probs.float().sum(dim=1)
     return found
-
-
-def _alone(model: Any, sequence: Unpadded, device: torch.device) -> float:
-    """Returns the mean log-probability of one sequence without padding or mask, from plain logits."""
-    ids = torch.from_numpy(sequence.input_ids.astype(np.int64)).to(device)
-    scored = torch.from_numpy(sequence.scored[1:].copy()).to(device)
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
-    return -float(torch.nn.functional.cross_entropy(logits[scored], ids[1:][scored]))
 
 
 def _tokens(sequences: Scored) -> torch.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ft_assets.training.runtime import parallel
@@ -56,6 +57,7 @@ def install(model: Any) -> None:
             labels,
             vocab_size=layer.out_features,
             partitioned=is_partitioned(layer),
+            frozen=is_frozen(layer),
         )
 
     model.forward = types.MethodType(forward, model)
@@ -100,22 +102,33 @@ def is_partitioned(layer: Any) -> bool:
     return hasattr(layer.weight, "ds_id") and parallel.several()
 
 
-def score_tokens(hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, vocab_size: int, partitioned: bool = False) -> Scores:
+def is_frozen(layer: Any) -> bool:
+    """Returns whether this rank holds the whole of `layer`, and none of it is trained."""
+    return not any(p.requires_grad or isinstance(p, DTensor) for p in layer.parameters()) and not is_partitioned(layer)
+
+
+def score_tokens(
+    hidden: torch.Tensor, head: Head, labels: torch.Tensor, *, vocab_size: int, partitioned: bool = False, frozen: bool = False
+) -> Scores:
     """Returns the scores of `labels` (n,) under `head`, from `hidden` (n, width).
 
     `partitioned`: calling `head` is a collective, so every rank calls this function and all compute as many slices, some of them empty, as
-    the rank with the most labels.
+    the rank with the most labels. `frozen`: the gradient of `head` is wanted by its input alone.
     """
     rows = max(1, MAX_LOGIT_BYTES[hidden.device.type] // (4 * vocab_size))
     count = max(1, math.ceil(len(labels) / rows))
     if partitioned:
         count = parallel.reduce_max(count, hidden.device)
-    if count == 1:
+    slope_first = frozen and hidden.requires_grad
+    if count == 1 and not slope_first:
         log_probs, correct = _slice(hidden, head, labels)
         return {"log_probs": log_probs, "correct": correct}
     sizes = [min(rows, max(0, len(labels) - first)) for first in range(0, count * rows, rows)]
     slices = zip(torch.split(hidden, sizes), torch.split(labels, sizes), strict=True)
-    parts: list[Any] = [checkpoint(_slice, h, head, t, use_reentrant=False, preserve_rng_state=False) for h, t in slices]
+    if slope_first:
+        parts: list[Any] = [_FrozenHead.apply(h, head, t) for h, t in slices]  # type: ignore[no-untyped-call]
+    else:
+        parts = [checkpoint(_slice, h, head, t, use_reentrant=False, preserve_rng_state=False) for h, t in slices]
     return {"log_probs": torch.cat([p[0] for p in parts]), "correct": torch.stack([p[1] for p in parts]).sum()}
 
 
@@ -123,3 +136,28 @@ def _slice(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> tuple[torc
     logits = head(hidden).float()
     log_probs = -torch.nn.functional.cross_entropy(logits, labels, reduction="none")
     return log_probs, (logits.detach().argmax(-1) == labels).sum()
+
+
+class _FrozenHead(torch.autograd.Function):
+    """:func:`_slice` under a head that is not trained. A token's log-probability depends on its own row of `hidden` alone, so the forward
+    pass already knows the gradient but for a factor per token: logits are computed once instead of twice, and none are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            rows = hidden.detach().requires_grad_()
+            logits = head(rows)
+        correct = (logits.detach().argmax(-1) == labels).sum()
+        scores = torch.log_softmax(logits.detach(), dim=-1, dtype=torch.float32)
+        number = torch.arange(len(labels), device=labels.device)
+        log_probs = scores[number, labels]
+        slope = scores.exp_().neg_()
+        slope[number, labels] += 1.0
+        ctx.save_for_backward(*torch.autograd.grad(logits, rows, slope.to(logits.dtype)))
+        ctx.mark_non_differentiable(correct)
+        return log_probs, correct
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor, None, None]:
+        (slope,) = ctx.saved_tensors
+        return (slope * gradients[0][:, None]).to(slope.dtype), None, None

@@ -23,7 +23,7 @@ from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
 from ft_assets.training.runtime.pack_loader import KEPT_SHARDS, Shards, values_and_offsets
-from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows
+from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows, plain_loss
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
@@ -131,7 +131,7 @@ class Tokens:
                 chosen,
                 collate=self.collate_windows,
                 forward=lambda batch: self._scores(model, batch)["log_probs"],
-                alone=lambda ids: self._plain_loss(model, ids),
+                alone=lambda ids, positions: self._plain_loss(model, ids, positions),
                 precision=self._spec.precision,
             )
         return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
@@ -151,11 +151,9 @@ class Tokens:
         found: token_logps.Scores = model(**moved(inputs | target, self._device), use_cache=False)
         return found
 
-    def _plain_loss(self, model: Any, ids: NDArray[np.int32]) -> float:
-        tokens = torch.from_numpy(ids.astype(np.int64)).unsqueeze(0).to(self._device)
+    def _plain_loss(self, model: Any, ids: NDArray[np.int32], positions: NDArray[np.int64]) -> float:
         with attention.reference(self.model):
-            logits = model(input_ids=tokens, use_cache=False).logits.float()
-        return float(torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
+            return plain_loss(model, ids, positions, self._device)
 
 
 class _Windows:

@@ -943,6 +943,15 @@ CREATE TABLE exports (
     CONSTRAINT fk_exports_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 
+CREATE TABLE model_servers (
+    adapter_id text NOT NULL,
+    url text NOT NULL,
+    problem text,
+    updated_at timestamptz NOT NULL,
+    CONSTRAINT pk_model_servers PRIMARY KEY (adapter_id),
+    CONSTRAINT fk_model_servers_adapter_id FOREIGN KEY (adapter_id) REFERENCES adapters(id)
+);
+
 CREATE TABLE replica_adapters (
     replica text NOT NULL,
     adapter_id text NOT NULL,

@@ -76,6 +76,17 @@ def test_the_scores_of_labelled_tokens_are_those_of_the_models_own_logits(family
     compare(build(family), *labelled(VOCAB, rows=2, tokens=24))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_under_a_head_that_is_not_trained_scores_and_gradients_are_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(token_logps.MAX_LOGIT_BYTES, "cpu", 10 * 4 * VOCAB)
+    model = build(family)
+    model.get_output_embeddings().weight.requires_grad_(False)
+    ids, labels = labelled(VOCAB, rows=2, tokens=24)
+    compare(model, ids, labels)
+    found = model(input_ids=ids, score=labels, use_cache=False)["log_probs"].grad_fn
+    assert {part.name() for part, _ in found.next_functions} == {"_FrozenHeadBackward"}
+
+
 @pytest.mark.parametrize("family", ["gemma2", "cohere"])
 def test_scores_in_slices_are_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab_size, rows_of_a_slice = 4096, 50

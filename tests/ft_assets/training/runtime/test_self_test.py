@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
+from ft_assets.training.runtime import self_test  # noqa: E402
 from ft_assets.training.runtime.objectives.tokens import collate  # noqa: E402
 from ft_assets.training.runtime.run_errors import PackingRefused  # noqa: E402
 from ft_assets.training.runtime.self_test import Batch, SelfTest, Window, check_packing, choose_windows  # noqa: E402
@@ -45,9 +46,9 @@ class Attention:
         chosen = self.logits(batch["input_ids"], batch["position_ids"])[:, :-1][labels != -100]
         return -torch.nn.functional.cross_entropy(chosen, labels[labels != -100], reduction="none")
 
-    def alone(self, ids: Any) -> float:
+    def alone(self, ids: Any, positions: Any) -> float:
         tokens = torch.from_numpy(ids.astype(np.int64))[None]
-        return float(torch.nn.functional.cross_entropy(self.logits(tokens, None)[0, :-1], tokens[0, 1:]))
+        return float(torch.nn.functional.cross_entropy(self.logits(tokens, None)[0, positions], tokens[0, positions + 1]))
 
 
 def windows(*shapes: list[int]) -> list[Window]:
@@ -68,6 +69,20 @@ def test_exact_packing_passes_and_says_how_many_boundaries_it_saw(joined: bool) 
     found = check(windows([9, 7, 5], [12, 8]), joined=joined)
     assert (found.examples, found.boundaries) == (5, 3)
     assert found.worst <= 1e-5
+
+
+def test_of_a_long_example_the_first_and_the_last_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "MAX_COMPARED", 6)
+    asked: list[list[int]] = []
+
+    def alone(ids: Any, positions: Any) -> float:
+        asked.append(positions.tolist())
+        return Attention().alone(ids, positions)
+
+    assert check(windows([30, 7]), alone=alone).worst <= 1e-5
+    assert asked == [[0, 1, 2, 26, 27, 28], [0, 1, 2, 3, 4, 5]]
+    with pytest.raises(PackingRefused, match="examples see each other"):
+        check(windows([7, 30]), forward=Attention(boundaries=False))
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["in one row", "a row each"])
@@ -109,7 +124,7 @@ def shifted_after_the_first(rows: Sequence[Window]) -> Batch:
         ({"collate": shifted}, "positions", "its positions do not restart at 0"),
         ({"collate": shifted_after_the_first}, "positions", "its positions do not restart at 0"),
         ({"forward": Attention(coarse_from=12)}, "rounding", "no other example moves it"),
-        ({"alone": lambda ids: float("nan")}, "model", "no finite loss in fp32 even to one example alone"),
+        ({"alone": lambda *_: float("nan")}, "model", "no finite loss in fp32 even to one example alone"),
     ],
 )
 def test_a_refusal_names_its_cause(changes: dict[str, Any], cause: str, says: str) -> None:
