@@ -25,6 +25,7 @@ from control_plane.billing import routes_budgets, routes_operators
 from control_plane.billing import routes_invoices as invoices
 from control_plane.billing import routes_usage as usage
 from control_plane.capacity import routes as admin_nodes
+from control_plane.console.pages import console_routes as console
 from control_plane.datasets import routes as datasets
 from control_plane.datasets.uploads import routes_files, routes_uploads
 from control_plane.evaluations import routes as evaluations
@@ -69,7 +70,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
         summary="Fine-tune, evaluate and serve language models. Files, fine-tuning, models, webhooks and chat follow OpenAI's format.",
         lifespan=lifespan,
         routes=_routes(),
-        docs_url=None,  # its pages fetch scripts from elsewhere; the document itself is at /openapi.json
+        docs_url=None,  # its pages fetch scripts from elsewhere; the console renders /docs
         redoc_url=None,
     )
     app.state.platform = platform
@@ -101,7 +102,7 @@ def _routes() -> Sequence[BaseRoute]:
         routes_recipes.router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router, adapters.router,
         completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
         webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
-        routes_operators.router, deletions.router, routes_health.router, metrics.router,
+        routes_operators.router, deletions.router, routes_health.router, metrics.router, console.router,
     ):  # fmt: skip
         whole.include_router(router)
     return whole.routes

@@ -24,6 +24,7 @@ from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.datasets.suites import MAX_FILE_BYTES
 from control_plane.http import error_responses
 from control_plane.http.authentication import missing_key
+from control_plane.tenants.sessions import COOKIE
 from ft_assets.errors import BodyTooLarge, FtError
 from ft_assets.telemetry import correlation, spans
 from ft_assets.telemetry.spans import Span
@@ -215,7 +216,7 @@ class UnreadBodies:
             await send(message)
 
         refusal: FtError | None = None
-        if scope["path"].startswith("/v1/") and not _has_key(headers):
+        if scope["path"].startswith("/v1/") and not _has_credential(headers):
             refusal = missing_key("ft-op-..." if scope["path"].startswith("/v1/admin/") else "ft-sk-...")
         elif limit is not None and length > limit:
             refusal = too_large(scope["path"], limit)
@@ -255,9 +256,9 @@ def too_large(path: str, limit: int) -> BodyTooLarge:
     )
 
 
-def _has_key(headers: Headers) -> bool:
+def _has_credential(headers: Headers) -> bool:
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and bool(credentials.strip())
+    return (scheme.lower() == "bearer" and bool(credentials.strip())) or f"{COOKIE}=" in headers.get("cookie", "")
 
 
 def _length(headers: Headers) -> int:

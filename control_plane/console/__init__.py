@@ -1,1 +1,1 @@
-"""Web pages: self-contained HTML that fetches nothing from elsewhere."""
+"""The web console: server-rendered pages, and reports as self-contained HTML. Nothing is fetched from elsewhere."""

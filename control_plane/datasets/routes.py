@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 
-from control_plane.console.report_page import report_page
+from control_plane.console.documents.report_page import report_page
 from control_plane.datasets import hub, previews, responses, schemas, suites
 from control_plane.datasets import service as datasets
 from control_plane.datasets.tables import Suite

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from control_plane.adapters import service as adapters
-from control_plane.console.evaluation_page import MAX_SAMPLES, evaluation_page
+from control_plane.console.documents.evaluation_page import MAX_SAMPLES, evaluation_page
 from control_plane.evaluations import reports, schemas
 from control_plane.evaluations import service as evaluations
 from control_plane.evaluations.reports import Evaluated, Sample, SampleQuery

@@ -1,11 +1,15 @@
 """Dependencies of routes: the platform, and the tenant of a key with the required scope; or the operator, for operator routes.
 
+A browser that is signed in to the console sends a session's cookie instead of a key. It can do what the key of the session can; each change
+must carry the session's CSRF token, in the header ``x-csrf-token`` or, from a form, in the field ``csrf_token``.
+
 Dependencies that do not block are ``async``; only database access takes a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import Depends, Request, Security
@@ -14,14 +18,17 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from control_plane.http.rate_limits import RateLimits, client_of
 from control_plane.http.streams import Follower
 from control_plane.platform.context import Actor, Platform
-from control_plane.tenants import operators
+from control_plane.tenants import operators, sessions
 from control_plane.tenants import rules as kinds
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Principal, Scope
-from ft_assets.errors import InvalidRequest, Unauthenticated
+from ft_assets.errors import Forbidden, InvalidRequest, Unauthenticated
 from ft_assets.telemetry import correlation
 
 MAX_USER_AGENT = 200
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+CSRF_HEADER, CSRF_FIELD = "x-csrf-token", "csrf_token"
+FORM = "application/x-www-form-urlencoded"
 
 bearer = HTTPBearer(auto_error=False, description="API key of a tenant, starting with `ft-sk-`.")
 operator_bearer = HTTPBearer(auto_error=False, scheme_name="OperatorKey", description="Key of an operator, starting with `ft-op-`.")
@@ -42,14 +49,44 @@ async def storable_url(request: Request) -> None:
         raise InvalidRequest("the URL holds a NUL character (%00); remove it", code="invalid_id")
 
 
-def caller(
-    request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
-) -> Principal:
-    """Return the principal of the key, unless it has sent too many requests."""
-    secret = _secret(credentials, "ft-sk-...")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credential:
+    """What a request shows to say who calls: a key, or a session of the console."""
+
+    secret: str
+    authenticate: Callable[[Platform, str], Principal]
+
+    def principal(self, platform: Platform) -> Principal:
+        """Return the principal; ``Unauthenticated`` if the key or the session no longer works."""
+        return self.authenticate(platform, self.secret)
+
+
+async def _credential(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> Credential:
+    """Return the key of the request, else its session; refuses a change by a session without its CSRF token."""
+    session = request.cookies.get(sessions.COOKIE)
+    if credentials is not None or not session:
+        return Credential(secret=_secret(credentials, "ft-sk-..."), authenticate=tenants.authenticate)
+    if request.method not in SAFE_METHODS and not sessions.is_csrf_token(session, await _sent_token(request)):
+        raise Forbidden(
+            "the request does not carry the CSRF token of its session; reload the page and repeat it", code="csrf_token_invalid"
+        )
+    return Credential(secret=session, authenticate=sessions.authenticate)
+
+
+async def _sent_token(request: Request) -> str:
+    if CSRF_HEADER not in request.headers and request.headers.get("content-type", "").startswith(FORM):
+        return str((await request.form()).get(CSRF_FIELD, ""))
+    return request.headers.get(CSRF_HEADER, "")
+
+
+CredentialDep = Annotated[Credential, Depends(_credential)]
+
+
+def caller(request: Request, platform: WholePlatform, credential: CredentialDep) -> Principal:
+    """Return the principal of the key or session, unless it has sent too many requests."""
     limits: RateLimits = request.app.state.rate_limits
-    with limits.watching_unknown_keys(request, secret):
-        found = tenants.authenticate(platform, secret)
+    with limits.watching_unknown_keys(request, credential.secret):
+        found = credential.principal(platform)
     correlation.bind(tenant=found.tenant.id, key=found.key_id)
     limits.count(request, found.key_id, found.requests_per_minute)
     tenants.refuse_suspended(platform, found.tenant)
@@ -101,15 +138,10 @@ AdminPrincipal = Annotated[Principal, Depends(_principal_with(Scope.ADMIN))]
 
 
 async def _follower(
-    request: Request,
-    platform: WholePlatform,
-    principal: Annotated[Principal, Depends(caller)],
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+    request: Request, platform: WholePlatform, principal: Annotated[Principal, Depends(caller)], credential: CredentialDep
 ) -> Follower:
-    secret = _secret(credentials, "ft-sk-...")
-
     def look_again() -> None:
-        found = tenants.authenticate(platform, secret)
+        found = credential.principal(platform)
         tenants.refuse_suspended(platform, found.tenant)
         found.require(Scope.READ)
 

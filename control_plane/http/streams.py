@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -32,8 +32,12 @@ NUMBER = re.compile(r"[0-9]{1,18}")
 _T = TypeVar("_T")
 _looking: RunVar[anyio.CapacityLimiter] = RunVar("_looking")
 
-Look = Callable[[int], tuple[Sequence[tuple[int, str]], bool]]
-"""Returns the numbered events (JSON) after a given number, and whether they are the last."""
+News = tuple[Sequence[tuple[int, str]], bool]
+"""Numbered events (JSON), and whether they are the last."""
+Look = Callable[[int], News]
+"""Returns the news after a given number."""
+MAX_SHARED = 1000
+"""Looks remembered before expired ones are forgotten."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +57,25 @@ class OpenStreams:
     def __init__(self, *, max_of_key: int = MAX_OF_KEY, max_of_tenant: int = MAX_OF_TENANT, look_at_key_s: float = LOOK_AT_KEY_S) -> None:
         self._max_of_key, self._max_of_tenant, self.look_at_key_s = max_of_key, max_of_tenant, look_at_key_s
         self._open: Counter[str] = Counter()
+        self._shared: dict[Hashable, _SharedLook] = {}
+
+    async def look(self, key: Hashable, look: Callable[[], News]) -> News:
+        """Return the result of `look`, or of one with the same `key` that began within ``POLL_S``: many pages of a job cost one look."""
+        now = time.monotonic()
+        shared = self._shared.get(key)
+        if shared is None or now - shared.began_at >= POLL_S:
+            if len(self._shared) >= MAX_SHARED:
+                self._shared = {k: s for k, s in self._shared.items() if now - s.began_at < POLL_S}
+            shared = self._shared[key] = _SharedLook(began_at=now)
+            try:
+                shared.news = await _in_thread(look)
+            finally:
+                shared.done.set()
+                if shared.news is None:
+                    self._shared.pop(key, None)  # failed or cancelled: the next stream looks itself
+            return shared.news
+        await shared.done.wait()
+        return shared.news if shared.news is not None else await _in_thread(look)
 
     def __len__(self) -> int:
         return sum(self._open.values()) // 2
@@ -72,6 +95,13 @@ class OpenStreams:
         finally:
             self._open.subtract(whose for whose, _ in limits)
             self._open = +self._open
+
+
+@dataclass(kw_only=True, slots=True)
+class _SharedLook:
+    began_at: float
+    done: anyio.Event = field(default_factory=anyio.Event)
+    news: News | None = None
 
 
 class _KeyEnded(Exception):
@@ -94,9 +124,18 @@ class Stream(StreamingResponse):
                 return  # cut without an end, so that clients do not take it for the whole
 
 
-def server_sent(look: Look, follower: Follower, since: int = 0) -> StreamingResponse:
-    """Return a response that streams the events after `since`, then ``[DONE]``."""
-    return Stream(_follow(look, since), follower, media_type="text/event-stream")
+def server_sent(look: Look, follower: Follower, since: int = 0, *, subject: str | None = None) -> StreamingResponse:
+    """Return a response that streams the events after `since`, then ``[DONE]``.
+
+    `subject`: what the events are of, if `look` returns the same to every stream of the tenant; None if it remembers its reader.
+    """
+
+    async def news(after: int) -> News:
+        if subject is None:
+            return await _in_thread(partial(look, after))
+        return await follower.streams.look((follower.tenant, subject, after), partial(look, after))
+
+    return Stream(_follow(news, since), follower, media_type="text/event-stream")
 
 
 def last_seen(last_event_id: str | None) -> int:
@@ -104,10 +143,10 @@ def last_seen(last_event_id: str | None) -> int:
     return int(last_event_id) if last_event_id and NUMBER.fullmatch(last_event_id) else 0
 
 
-async def _follow(look: Look, since: int) -> AsyncIterator[str]:
+async def _follow(news: Callable[[int], Awaitable[News]], since: int) -> AsyncIterator[str]:
     silent_s = 0.0
     while True:
-        events, over = await _in_thread(partial(look, since))
+        events, over = await news(since)
         for number, data in events:
             since, silent_s = number, 0.0
             yield f"id: {number}\ndata: {data}\n\n"

@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection
 
 from control_plane.datasets.tables import files
-from control_plane.jobs.tables import Job, job_events
+from control_plane.jobs.tables import HAS_VALIDATION, Job, job_events
 from control_plane.platform.context import Platform
 from ft_assets.layout import file_key
 
@@ -30,6 +30,7 @@ ALWAYS = ("step", "train_loss", "valid_loss")
 """Columns present even if nothing was measured."""
 WHOLE = ("step", "num_tokens", "memory_bytes")
 LEFT_OUT = frozenset({"total_steps"})
+LAST_SEQ = 2**63 - 1
 AT_A_TIME = 1000
 """Metrics held in memory at a time."""
 IN_MEMORY_BYTES = 4 * 2**20
@@ -66,16 +67,41 @@ def listed(platform: Platform, job_id: str) -> BinaryIO:
     return out
 
 
-def metric_lines(platform: Platform, job_id: str) -> list[Mapping[str, Any]]:
-    """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values."""
+def metric_lines(platform: Platform, job_id: str, *, most: int | None = None) -> list[Mapping[str, Any]]:
+    """Return the job's curve as in ``metrics.jsonl``, from its events; for a step trained twice, the last values.
+
+    `most`: about how many training steps to return, evenly spread; validations are returned in any case. None: all.
+    """
     lines: dict[tuple[str, int], Mapping[str, Any]] = {}
     with platform.engine.connect() as conn:
-        found = list(_measured(conn, job_id, job_events.c.seq))
+        found = list(_measured(conn, job_id, job_events.c.seq) if most is None else _spread(conn, job_id, most))
     for data in found:
         kind = "eval_loss" if "valid_loss" in data else "loss"
         renamed = {{"train_loss": "loss", "valid_loss": "eval_loss"}.get(k, k): v for k, v in data.items()}
         lines[(kind, data["step"])] = renamed
     return sorted(lines.values(), key=lambda m: (m["step"], "eval_loss" in m))
+
+
+def _spread(conn: Connection, job_id: str, most: int) -> Iterator[Mapping[str, Any]]:
+    """Yield about `most` metrics, evenly spread up to the newest, and all validations.
+
+    Each is found through the index, so that a job of 100,000 steps takes no longer than one of hundreds.
+    """
+    seq, data, of_job = job_events.c.seq, job_events.c.data, job_events.c.job_id
+    place, job = sa.tuple_(of_job, seq), sa.literal(job_id)
+    # Compared and ordered as pairs, so that only the index on both serves: the newest job's first event is last in the one on seq.
+    low = sa.select(seq).where(place >= sa.tuple_(job, sa.literal(0))).order_by(of_job, seq).limit(1).scalar_subquery()
+    high = (
+        sa.select(seq).where(place <= sa.tuple_(job, sa.literal(LAST_SEQ))).order_by(of_job.desc(), seq.desc()).limit(1).scalar_subquery()
+    )
+    ends = sa.select(low.label("low"), high.label("high")).subquery()
+    number = sa.func.generate_series(0, most).table_valued(sa.column("number", sa.BigInteger)).render_derived()
+    wanted = ends.c.low + (ends.c.high - ends.c.low) * number.c.number // most
+    nearest = sa.select(job_events).where(place >= sa.tuple_(job, wanted)).order_by(of_job, seq).limit(1).lateral()
+    measured = (nearest.c.job_id == job_id) & (nearest.c.type == "metrics")
+    spread = sa.select(nearest.c.seq, nearest.c.data).select_from(ends.join(number, sa.true()).join(nearest, measured))
+    found = sa.union_all(spread, sa.select(seq, data).where(of_job == job_id, HAS_VALIDATION)).subquery()
+    return iter(conn.execute(sa.select(found.c.data).order_by(found.c.seq)).scalars())
 
 
 def _opened() -> BinaryIO:

@@ -165,7 +165,7 @@ def events(
         found = jobs.list_events(platform, tenant, job_id, after=after, limit=limit)
         return http_schemas.ListOf(data=[schemas.Event.of(e) for e in found.items], has_more=found.has_more)
     jobs.get(platform, tenant, job_id)  # fail before the stream starts, not with an empty stream
-    return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id))
+    return server_sent(lambda since: _events_since(platform, tenant, job_id, since), follower, last_seen(last_event_id), subject=job_id)
 
 
 @router.get("/{job_id}/checkpoints", summary="List the checkpoints of a job")

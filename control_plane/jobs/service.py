@@ -245,12 +245,14 @@ def resume(platform: Platform, tenant: str, job_id: str) -> JobView:
         return _views(platform, conn, [job_row(conn, tenant, job_id)])[0]
 
 
-def list_events(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20) -> Page[JobEvent]:
-    """Return the job's events, newest first."""
+def list_events(
+    platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 20, messages_only: bool = False
+) -> Page[JobEvent]:
+    """Return the job's events, newest first; with `messages_only`, without the measurements of its steps."""
+    query = _events(job_id).where(job_events.c.type == "message") if messages_only else _events(job_id)
     with platform.engine.connect() as conn:
         job_row(conn, tenant, job_id)
-        keys = (job_events.c.seq,)
-        return page(conn, _events(job_id), keys, of=JobEvent, id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
+        return page(conn, query, (job_events.c.seq,), of=JobEvent, id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
 
 
 def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[JobEvent], bool]:

@@ -173,6 +173,7 @@ job_events = sa.Table(
     timestamp("created_at"),
     sa.Index("ix_job_events_job_seq", "job_id", "seq"),
     sa.Index("ix_job_events_alerts", "code", "level", postgresql_where=sa.text("level <> 'info'")),
+    sa.Index("ix_job_events_messages", "job_id", "seq", postgresql_where=sa.text("type = 'message'")),
     sa.Index("ix_job_events_validation", "job_id", "seq", postgresql_where=sa.text("data ? 'valid_loss'")),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from ft_assets.errors import IntegrityError
 
 TENANT_PREFIX = "ft-sk-"
 OPERATOR_PREFIX = "ft-op-"
+SESSION_PREFIX = "ft-ss-"
 
 
 def new_secret(prefix: str) -> str:

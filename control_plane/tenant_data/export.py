@@ -47,6 +47,7 @@ LEFT_OUT: Mapping[str, str] = {
     "audit_log": "written to audit_log.jsonl as GET /v1/audit_log shows it",
     "outbox": "repeats job events and adapters for webhooks; deliveries lists what was sent",
     **dict.fromkeys(("idempotency_keys", "upload_parts", "loose_objects", "deletion_objects", "rate_limits"), "work in progress"),
+    "console_sessions": "hashes of secrets that expire within hours",
     **dict.fromkeys(("eval_scores", "unbilled_attempts", "quota_holds"), "derived: reports, meter events and jobs hold the same"),
     **dict.fromkeys(
         ("agents", "held_devices", "reservations", "run_launches", "deployments", "replica_adapters", "model_servers"),

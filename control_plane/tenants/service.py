@@ -234,13 +234,20 @@ def authenticate(platform: Platform, secret: str) -> Principal:
             f"an operator's key opens /v1/admin and no tenant's route; send a key of the tenant ({TENANT_PREFIX}...)",
             code="tenant_key_required",
         )
-    now, sent = platform.clock(), f"API key {hint_of(secret)}"
+    unknown = Unauthenticated(f"API key {hint_of(secret)} is unknown; check it, or ask your operator for a new one")
+    return principal_of(platform, BY_SECRET, {"sha256": sha256_of(secret)}, unknown=unknown)
+
+
+def principal_of(platform: Platform, query: sa.Select[Any], given: Mapping[str, Any], *, unknown: Unauthenticated) -> Principal:
+    """Return the principal of the key that `query` (a :data:`WITH_OWNER`) selects; raises `unknown` if it selects none."""
+    now = platform.clock()
     with platform.engine.connect() as conn:
-        row = conn.execute(BY_SECRET, {"sha256": sha256_of(secret)}).one_or_none()
+        row = conn.execute(query, given).one_or_none()
         if row is None:
-            raise Unauthenticated(f"{sent} is unknown; check it, or ask your operator for a new one")
+            raise unknown
         key, tenant = _record(ApiKey, KEY, row[: len(KEY)]), _record(Tenant, TENANT, row[len(KEY) : -2])
         role, removed_at = row[-2:]
+        sent = f"API key {key.hint}"
         if key.revoked_at is not None:
             raise Unauthenticated(f"{sent} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC; use another one")
         if key.expires_at is not None and key.expires_at <= now:
@@ -267,11 +274,10 @@ def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
         )
 
 
-BY_SECRET = (
-    sa.select(*KEY, *TENANT, members.c.role, members.c.removed_at)
-    .select_from(api_keys.join(tenants, tenants.c.id == api_keys.c.tenant_id).outerjoin(members, members.c.id == api_keys.c.member_id))
-    .where(api_keys.c.sha256 == sa.bindparam("sha256"))
-)
+OWNED_KEYS = api_keys.join(tenants, tenants.c.id == api_keys.c.tenant_id).outerjoin(members, members.c.id == api_keys.c.member_id)
+WITH_OWNER = sa.select(*KEY, *TENANT, members.c.role, members.c.removed_at)
+"""What a principal is made of: a key, its tenant and its member."""
+BY_SECRET = WITH_OWNER.select_from(OWNED_KEYS).where(api_keys.c.sha256 == sa.bindparam("sha256"))
 
 
 def _record(of: type[R], selected: Sequence[sa.ColumnElement[Any]], values: Sequence[Any]) -> R:

@@ -98,6 +98,14 @@ class ApiKey:
     last_used_at: datetime | None
 
 
+console_sessions = sa.Table(
+    "console_sessions", metadata,
+    sa.Column("sha256", sa.Text, primary_key=True),  # of the secret in the browser's cookie
+    sa.Column("key_id", sa.Text, sa.ForeignKey("api_keys.id", ondelete="CASCADE"), nullable=False, index=True),
+    timestamp("created_at"), sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False, index=True),
+)  # fmt: skip
+"""Browsers that are signed in to the console. A session can do what its key can, and ends with it."""
+
 operator_keys = sa.Table(
     "operator_keys", metadata,
     sa.Column("id", sa.Text, primary_key=True),  # opk_...

@@ -42,7 +42,7 @@ def whole_queue(
             return
         found = look()
         if html is not None:
-            from control_plane.console.queue_page import queue_page
+            from control_plane.console.documents.queue_page import queue_page
 
             html.write_text(queue_page(found, now=time.time()))
             say(f"the queue is in {html}")

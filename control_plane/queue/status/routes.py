@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
 
-from control_plane.console.queue_page import queue_page
+from control_plane.console.documents.queue_page import queue_page
 from control_plane.http import parameters
 from control_plane.http.authentication import OperatorPlatform, PlatformDep, Reader
 from control_plane.queue.status import schemas, view

@@ -163,7 +163,7 @@ def test_an_error_of_an_absent_job_and_of_a_strangers_job_are_the_same_words(
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
-    [("GET", "/v1/nothing", 404, "unknown_url"), ("PUT", "/v1/models", 405, "method_not_allowed"), ("GET", "/", 404, "unknown_url")],
+    [("GET", "/v1/nothing", 404, "unknown_url"), ("PUT", "/v1/models", 405, "method_not_allowed"), ("GET", "/nothing", 404, "unknown_url")],
 )
 def test_a_path_that_does_not_exist_is_answered_in_the_same_form(api_url: str, method: str, path: str, status: int, code: str) -> None:
     answer = httpx.request(method, f"{api_url}{path}")

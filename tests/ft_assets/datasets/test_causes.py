@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cli.tenant.data.dataset_report import report_lines
-from control_plane.console.report_page import report_page
+from control_plane.console.documents.report_page import report_page
 from ft_assets.datasets.ingest import Policies, validate_file
 from ft_assets.datasets.report.causes import MAX_CAUSES, Causes, problems_of
 from ft_assets.datasets.report.problems import Problem

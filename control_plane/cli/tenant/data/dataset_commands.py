@@ -96,7 +96,7 @@ def check(
     with local_file(file) as path:
         report = _validate(path, file, mapping, model, policies)
     if html is not None:
-        from control_plane.console.report_page import report_page
+        from control_plane.console.documents.report_page import report_page
 
         html.write_text(report_page(report, name=file))
         say(f"the report is in {html}")

@@ -401,6 +401,17 @@ CREATE TABLE api_keys (
 );
 CREATE INDEX ix_api_keys_tenant_id ON api_keys (tenant_id);
 
+CREATE TABLE console_sessions (
+    sha256 text NOT NULL,
+    key_id text NOT NULL,
+    created_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT pk_console_sessions PRIMARY KEY (sha256),
+    CONSTRAINT fk_console_sessions_key_id FOREIGN KEY (key_id) REFERENCES api_keys(id) ON DELETE CASCADE
+);
+CREATE INDEX ix_console_sessions_expires_at ON console_sessions (expires_at);
+CREATE INDEX ix_console_sessions_key_id ON console_sessions (key_id);
+
 CREATE TABLE budget_alerts (
     budget_id text NOT NULL,
     month text NOT NULL,
@@ -658,6 +669,7 @@ CREATE TABLE job_events (
 );
 CREATE INDEX ix_job_events_alerts ON job_events (code, level) WHERE (level <> 'info');
 CREATE INDEX ix_job_events_job_seq ON job_events (job_id, seq);
+CREATE INDEX ix_job_events_messages ON job_events (job_id, seq) WHERE (type = 'message');
 CREATE INDEX ix_job_events_validation ON job_events (job_id, seq) WHERE (data ? 'valid_loss');
 
 CREATE TABLE meter_events (

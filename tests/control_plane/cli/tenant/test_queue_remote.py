@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.cli.admin import whole_queue_commands
 from control_plane.cli.tenant.jobs import queue_commands as commands
-from control_plane.console.queue_page import queue_page, timeline
+from control_plane.console.documents.queue_page import queue_page, timeline
 from control_plane.platform.context import Platform, utc_now
 from control_plane.queue.status import view
 from tests.support.jobs.queued_jobs import Queued, queued

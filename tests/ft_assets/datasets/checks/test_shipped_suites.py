@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from control_plane.cli.tenant.data.dataset_report import report_lines
-from control_plane.console.report_page import report_page
+from control_plane.console.documents.report_page import report_page
 from ft_assets.datasets.checks.contamination.contaminated_rows import contamination
 from ft_assets.datasets.checks.contamination.overlap import SuiteIndex
 from ft_assets.datasets.checks.contamination.shipped_suites import DIRECTORY, shipped_index, shipped_suites

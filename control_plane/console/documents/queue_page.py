@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from control_plane.console.jinja_environment import document
 from control_plane.platform.epoch_time import span_words
 from control_plane.queue.status.messages import ahead_words, by_tier_words, waits_for
 
-TEMPLATES = Path(__file__).parent
 WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 120
 """Timeline sizes in pixels: its width, a node's height, room for the hours above and names at the left."""
 SHORTEST_S, LONGEST_S = 3600.0, 3 * 86400.0
@@ -23,6 +19,8 @@ MAX_NODES = 128
 """Nodes drawn per pool; nodes without jobs are left out first."""
 STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
 MAX_TICKS = 9
+QUEUE_WORDS = {"ahead": ahead_words, "by_tier": by_tier_words, "waits_for": waits_for}
+"""How templates word the queue."""
 STOPS_IN_S = 60.0
 """A job that was asked to stop is drawn until then: the policy's handshake."""
 
@@ -59,15 +57,18 @@ class Timeline:
 
 
 def queue_page(found: Mapping[str, Any], *, now: float) -> str:
-    """Render the operators' view of the queue as HTML; everything from a tenant is escaped."""
+    """Render the operators' view of the queue as one self-contained page."""
     names = {j["id"]: j for j in [*found["running"], *found["waiting"]]}
-    return _template().render(
+    return document(
+        "queue",
+        title=f"Queue: {found['length']} waiting, {len(found['running'])} running",
         q=found,
         now=now,
         timelines=[(pool, timeline(pool, found, names, now=now)) for pool in found["pools"]],
         width=WIDTH,
         left=LEFT,
         row_height=ROW - 4,
+        **QUEUE_WORDS,
     )
 
 
@@ -165,20 +166,3 @@ def _ticks(span: float, now: float) -> list[tuple[float, str]]:
         found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime(form, then)))
         at += step
     return found
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["span"] = span_words
-    environment.filters["ahead"] = ahead_words
-    environment.filters["by_tier"] = by_tier_words
-    environment.filters["waits_for"] = waits_for
-    environment.filters["at"] = _at
-    return environment.get_template("queue_page.html")
-
-
-def _at(moment: float | None, form: str | None = None) -> str:
-    return "" if moment is None else time.strftime(form or "%a %H:%M", time.localtime(moment))

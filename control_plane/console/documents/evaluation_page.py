@@ -1,19 +1,16 @@
-"""An evaluation as one self-contained page: for the API, for ``ft eval --html``, for an attachment."""
+"""An evaluation as a page: for the API, for ``ft eval --html``, for the console."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-from control_plane.console.charts import interval_bar, loss_curves
+from control_plane.console.documents.charts import curves, interval_bar
+from control_plane.console.jinja_environment import document
 
-TEMPLATES = Path(__file__).parent
 IN_NATS = frozenset({"perplexity", "preference_margin"})
 """Metrics whose intervals are not shares: each has its own scale."""
 FILTERS = (("all", "all"), ("worse", "worse"), ("better", "better"), ("changed", "another answer, same score"), ("same", "the same"))
@@ -24,28 +21,36 @@ MAX_SAMPLES = 200
 def evaluation_page(
     evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]] = (), samples: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Render `evaluation` (as the API returns it) as HTML; everything from a tenant, a model or a judge is escaped.
+    """Render `evaluation` (as the API returns it) as one self-contained page.
 
     `samples`: rows of the evaluation's samples; if there are none, those in the report are shown.
     """
+    title = f"{evaluation['job_id']}: {evaluation['verdict']['outcome']}"
+    return document("evaluation", title=title, **evaluation_values(evaluation, curve=curve, samples=samples))
+
+
+def evaluation_values(
+    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Return what the body of the page shows."""
     report, verdict = evaluation["report"], evaluation["verdict"]
     order = [change for change, _ in FILTERS]
     shown = sorted(samples or report.get("samples") or (), key=lambda s: order.index(s.get("change", "same")))[:MAX_SAMPLES]
-    return _template().render(
-        e=evaluation,
-        report=report,
-        verdict=verdict,
-        failed=[f for f in verdict["findings"] if f["blocking"] and not f["passed"]],
-        warned=[f for f in verdict["findings"] if f["code"] in verdict.get("warnings", ())],
-        tables=list(_tables(report)),
-        previous=any(s.get("previous") is not None for s in report["scores"]),
-        curves=Markup(loss_curves(curve)),
-        samples=shown,
-        counts={change: sum(s.get("change", "same") == change for s in shown) for change, _ in FILTERS} | {"all": len(shown)},
-        filters=FILTERS,
-        next_run=" ".join(f"--hp {name}={value}" for name, value in (evaluation.get("next_run") or {}).items()),
-        judge=report.get("judge"),
-    )
+    return {
+        "e": evaluation,
+        "report": report,
+        "verdict": verdict,
+        "failed": [f for f in verdict["findings"] if f["blocking"] and not f["passed"]],
+        "warned": [f for f in verdict["findings"] if f["code"] in verdict.get("warnings", ())],
+        "tables": list(_tables(report)),
+        "previous": any(s.get("previous") is not None for s in report["scores"]),
+        "curves": next((one.svg() for one in curves(curve) if one.title == "Loss"), ""),
+        "samples": shown,
+        "counts": {change: sum(s.get("change", "same") == change for s in shown) for change, _ in FILTERS} | {"all": len(shown)},
+        "filters": FILTERS,
+        "next_run": " ".join(f"--hp {name}={value}" for name, value in (evaluation.get("next_run") or {}).items()),
+        "judge": report.get("judge"),
+    }
 
 
 def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
@@ -90,20 +95,3 @@ def _row(score: Mapping[str, Any], reach: float, report: Mapping[str, Any]) -> M
 def _gain(score: Mapping[str, Any], lower: bool) -> float:
     gain = float(score["adapter"]) - float(score["base"])
     return -gain if lower else gain
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["score"] = _score
-    environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
-    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    return environment.get_template("evaluation_page.html")
-
-
-def _score(value: float | None, share: bool) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value:.1f} %" if share else f"{value:,.3f}"

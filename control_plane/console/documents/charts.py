@@ -1,0 +1,175 @@
+"""Inline SVG charts: the interval of a difference, and curves over steps.
+
+They use the page's colors, and can be read without: lines differ by dashes, and the second has a circle at each point. While a job runs,
+the page's script redraws its curves from ``data-points``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+BAR_WIDTH, BAR_HEIGHT = 120, 18
+WIDE, SMALL = (640, 220), (320, 150)
+"""Sizes of charts."""
+LEFT, BOTTOM, TOP, RIGHT = 52, 24, 10, 10
+"""Margins of a chart, with room for axis labels."""
+MAX_POINTS = 400
+"""Most points of a wide chart, about one per pixel; more are averaged."""
+TICKS = 4
+MAX_NAMES = 16
+"""Most columns with a name below them."""
+DIGITS = 4
+CURVES = (
+    ("Loss", (("training", "loss"), ("validation", "eval_loss"))),
+    ("Learning rate", (("learning rate", "learning_rate"),)),
+    ("Gradient norm", (("gradient norm", "grad_norm"),)),
+    ("Tokens per second", (("tokens per second", "tokens_per_s"),)),
+    ("GPU memory in GiB", (("memory", "memory_bytes"),)),
+)
+"""Charts of a training: title, and its lines, each with the name of its metric."""
+SCALE = {"memory_bytes": 1 / 2**30}
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A chart of one or two lines over steps."""
+
+    title: str
+    lines: Mapping[str, Points]
+    metrics: Sequence[str]
+    """Name of each line's metric, for the script that adds to it."""
+    is_wide: bool = False
+
+    @property
+    def last(self) -> float | None:
+        """The newest value of the first line."""
+        first = next(iter(self.lines.values()))
+        return first[-1][1] if first else None
+
+    def svg(self) -> Markup:
+        """Draw the chart; empty with fewer than two values."""
+        values = [y for points in self.lines.values() for _, y in points]
+        if len(values) < 2:
+            return Markup("")
+        last = max(x for points in self.lines.values() for x, _ in points) or 1.0
+        low, high = min(values), max(values)
+        space = (high - low) * 0.05 or max(abs(high) * 0.05, 0.01)
+        low, high = max(0.0, low - space) if low >= 0 else low - space, high + space
+        frame = Frame(*(WIDE if self.is_wide else SMALL), low=low, high=high, last=last)
+        drawn = [frame.axis()]
+        for index, points in enumerate(self.lines.values()):
+            at = [frame.at(*point) for point in points]
+            drawn.append(f'<polyline class="line{" second" if index else ""}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>')
+            if index:
+                titles = (f"<title>step {x:g}: {y:.{DIGITS}g}</title>" for x, y in points)
+                drawn += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">{t}</circle>' for (x, y), t in zip(at, titles, strict=True)]
+        stored = json.dumps([[[x, float(f"{y:.6g}")] for x, y in points] for points in self.lines.values()])
+        label = f"{self.title} over steps, last value {self.last or 0:.{DIGITS}g}"
+        svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}" data-metrics="{}" data-points="{}">{}</svg>')
+        return svg.format(frame.width, frame.height, label, json.dumps(list(self.metrics)), stored, Markup("".join(drawn)))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Places values in a chart, and draws its grid."""
+
+    width: int
+    height: int
+    low: float
+    high: float
+    last: float = 1.0
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = LEFT + x / self.last * (self.width - LEFT - RIGHT)
+        return across, TOP + (self.high - y) / (self.high - self.low) * (self.height - TOP - BOTTOM)
+
+    def grid(self) -> str:
+        drawn = []
+        for tick in range(TICKS + 1):
+            value = self.low + (self.high - self.low) * tick / TICKS
+            _, y = self.at(0.0, value)
+            drawn.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{self.width - RIGHT}" y2="{y:.1f}"/>')
+            drawn.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+        return "".join(drawn)
+
+    def axis(self) -> str:
+        """Return the grid, with steps below it."""
+        ends = ((0.0, "start", "0"), (0.5, "middle", f"{self.last / 2:g}"), (1.0, "end", f"step {self.last:g}"))
+        return self.grid() + "".join(
+            f'<text x="{LEFT + (self.width - LEFT - RIGHT) * share:.1f}" y="{self.height - 6}" text-anchor="{anchor}">{label}</text>'
+            for share, anchor, label in ends
+        )
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def curves(lines: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """Return the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out."""
+    found = []
+    for title, parts in CURVES:
+        is_wide = len(parts) > 1
+        drawn = {name: thinned(_points(lines, metric), MAX_POINTS if is_wide else MAX_POINTS // 2) for name, metric in parts}
+        if sum(map(len, drawn.values())) > 1:
+            found.append(Curve(title=title, lines=drawn, metrics=[metric for _, metric in parts], is_wide=is_wide))
+    return found
+
+
+def interval_bar(low: float, high: float, middle: float, *, reach: float) -> str:
+    """Draw an interval on a line from ``-reach`` to ``reach`` with zero in the middle; its class shows on which side of zero it lies."""
+    reach = reach if reach > 0 and math.isfinite(reach) else 1.0
+
+    def x(value: float) -> float:
+        return BAR_WIDTH / 2 + max(-1.0, min(1.0, value / reach if math.isfinite(value) else 0.0)) * (BAR_WIDTH / 2 - 4)
+
+    side = "good" if low > 0 else "bad" if high < 0 else "even"
+    y = BAR_HEIGHT / 2
+    return (
+        f'<svg class="bar {side}" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" role="img" '
+        f'aria-label="95 % interval {low:+.3f} to {high:+.3f}"><line class="axis" x1="2" y1="{y}" x2="{BAR_WIDTH - 2}" y2="{y}"/>'
+        f'<line class="zero" x1="{BAR_WIDTH / 2}" y1="1" x2="{BAR_WIDTH / 2}" y2="{BAR_HEIGHT - 1}"/>'
+        f'<rect x="{x(low):.1f}" y="{y - 3}" width="{max(1.5, x(high) - x(low)):.1f}" height="6" rx="2"/>'
+        f'<circle cx="{x(middle):.1f}" cy="{y}" r="4"/><title>{middle:+.3f} ({low:+.3f} to {high:+.3f})</title></svg>'
+    )
+
+
+def columns(values: Sequence[tuple[str, float]], *, title: str, form: str) -> Markup:
+    """Draw one column for each name and value; `form` formats values. Empty without a value above zero."""
+    top = max((value for _, value in values), default=0.0)
+    if top <= 0:
+        return Markup("")
+    frame = Frame(*WIDE, low=0.0, high=top * 1.05, last=float(len(values)))
+    parts, width = [frame.grid()], (frame.width - LEFT - RIGHT) / len(values)
+    for index, (name, value) in enumerate(values):
+        x, y = frame.at(index, value)
+        parts.append(
+            f'<rect class="column" x="{x + width * 0.15:.1f}" y="{y:.1f}" width="{width * 0.7:.1f}" '
+            f'height="{frame.height - BOTTOM - y:.1f}" rx="2"><title>{escape(name)}: {escape(form.format(value))}</title></rect>'
+        )
+        if index % math.ceil(len(values) / MAX_NAMES) == 0:
+            parts.append(f'<text x="{x + width / 2:.1f}" y="{frame.height - 6}" text-anchor="middle">{escape(name)}</text>')
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(frame.width, frame.height, title, Markup("".join(parts)))
+
+
+def thinned(points: Points, most: int) -> Points:
+    """Return at most so many points: neighbors are averaged."""
+    size = math.ceil(len(points) / most)
+    groups = [points[at : at + size] for at in range(0, len(points), size)] if size > 1 else [[p] for p in points]
+    return [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+
+
+def _points(lines: Sequence[Mapping[str, Any]], name: str) -> Points:
+    found = [(float(row["step"]), float(row[name]) * SCALE.get(name, 1.0)) for row in lines if row.get(name) is not None]
+    return [(x, y) for x, y in found if math.isfinite(y)]

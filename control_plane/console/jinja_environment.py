@@ -1,0 +1,97 @@
+"""The one Jinja environment of the console: templates, and how values are written."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from control_plane.console import static_files
+from control_plane.platform.epoch_time import span_words
+
+TEMPLATES = Path(__file__).parent / "templates"
+KIB = 1024
+CODE = re.compile(r"`([^`]+)`")
+
+
+def render(name: str, /, **values: Any) -> str:
+    """Render a template; everything that it is given is escaped."""
+    return _environment().get_template(name).render(values)
+
+
+def document(name: str, /, *, title: str, **values: Any) -> str:
+    """Render a report's body as one self-contained page, with its style inside."""
+    style = Markup(static_files.text("console.css"))
+    return render("documents/page.html", body=f"documents/{name}.html", kind=name, is_alone=True, title=title, style=style, **values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    made.globals["static"] = static_files.url
+    made.filters |= {
+        "at": _at, "bytes": _bytes, "iso": _iso, "money": _money, "number": _number,
+        "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
+        "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
+        "words": lambda text: text.replace("_", " "),
+    }  # fmt: skip
+    return made
+
+
+def _at(moment: float | None, form: str | None = None) -> str:
+    return "" if moment is None else time.strftime(form or "%a %H:%M", time.localtime(moment))
+
+
+def _iso(moment: datetime | float) -> str:
+    """Format a time for ``<time datetime>``; the browser shows it in its own time zone."""
+    return (moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _money(micros: int) -> str:
+    """Format micro-dollars: cents, or more digits where cents would show nothing."""
+    dollars = abs(micros) / 1e6
+    digits = 2 if dollars >= 0.01 or not micros else 4
+    return f"{'-' if micros < 0 else ''}${dollars:,.{digits}f}"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < KIB:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= KIB
+    return f"{size:,.1f} TiB"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _prose(text: str) -> Markup:
+    """Escape a docstring and show what stands between backticks as code."""
+    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
+
+
+def _score(value: float | None, share: bool) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f} %" if share else f"{value:,.3f}"
+
+
+def _why(flag: Mapping[str, Any]) -> str:
+    """Describe why a row was flagged."""
+    if "of_row" in flag:
+        return f"repeats row {flag['of_row']}"
+    if "suite" in flag:
+        return f"{100 * flag['share']:.0f} % of it is in suite {flag['suite']}"
+    return f"score {flag['score']:.2f}"

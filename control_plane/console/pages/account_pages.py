@@ -1,0 +1,98 @@
+"""The tenant's queue, usage and API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.billing import budgets
+from control_plane.billing.invoices import service as invoices
+from control_plane.billing.routes_usage import Requested, usage_of
+from control_plane.billing.schemas import UsageBucket, UsageResult
+from control_plane.console.documents.charts import columns
+from control_plane.console.documents.queue_page import QUEUE_WORDS
+from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.http.authentication import AdminPrincipal
+from control_plane.queue.status import view
+from control_plane.quotas.routes import retrieve as quota_of
+from control_plane.tenants import service as tenants
+
+KEYS = "/console/keys"
+DAY_S = 24 * 3600
+LIFETIMES = (("30", "30 days"), ("90", "90 days"), ("365", "1 year"), ("", "Never"))
+TOP_JOBS = 10
+MICROS = 1_000_000
+router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/queue")
+def queue(page: PageDep) -> HTMLResponse:
+    """Show why the tenant's jobs wait, and what is free."""
+    return page.show("queue.html", queue=view.of_tenant(page.platform, page.tenant), **QUEUE_WORDS)
+
+
+@router.get("/usage")
+def usage(page: PageDep) -> HTMLResponse:
+    """Show this month by day, model and job, with limits, budgets and invoices."""
+    platform, tenant = page.platform, page.tenant
+    by_day = usage_of(platform, tenant, Requested())
+    by_model, by_job = (usage_of(platform, tenant, Requested(bucket_width="month", group_by=[name])) for name in ("model", "job_id"))
+    return page.show(
+        "usage.html",
+        usage=by_day,
+        chart=columns([_day(bucket) for bucket in by_day.data], title="Cost by day in US dollars", form="${:,.2f}"),
+        models=_largest(by_model.data),
+        jobs=_largest(by_job.data)[:TOP_JOBS],
+        quota=quota_of(platform, tenant),
+        budgets=budgets.list_budgets(platform, tenant).items,
+        invoices=invoices.list_issued(platform, tenant).items,
+    )
+
+
+def _day(bucket: UsageBucket) -> tuple[str, float]:
+    """Return the day of the month and its cost in dollars."""
+    return str(datetime.fromtimestamp(bucket.start_time, UTC).day), sum(one.amount_micros for one in bucket.results) / MICROS
+
+
+def _largest(buckets: Sequence[UsageBucket]) -> list[UsageResult]:
+    """Return the results of the one bucket, most expensive first."""
+    return sorted((one for bucket in buckets for one in bucket.results), key=lambda one: -one.amount_micros)
+
+
+@router.get("/keys")
+def list_keys(page: PageDep, principal: AdminPrincipal, after: Annotated[str | None, Query()] = None) -> HTMLResponse:
+    """List the tenant's keys without their secrets."""
+    return _keys(page, principal, after=after)
+
+
+@router.post("/keys")
+def create_key(
+    page: PageDep,
+    principal: AdminPrincipal,
+    name: Annotated[str, Form()] = "",
+    scope: Annotated[str, Form()] = "write",
+    days: Annotated[str, Form()] = "",
+) -> HTMLResponse:
+    """Create a key; its secret is in this answer and nowhere else."""
+    made = tenants.create_key(
+        page.platform, page.tenant, name=name, scopes=[scope], expires_in_s=int(days) * DAY_S if days.isdecimal() else None, by=principal
+    )
+    return _keys(page, principal, made=made)
+
+
+@router.post("/keys/{key_id}/revoke")
+def revoke(page: PageDep, principal: AdminPrincipal, key_id: str) -> Response:
+    """Revoke a key at once."""
+    tenants.revoke_key(page.platform, page.tenant, key_id, by=principal)
+    return see(KEYS, "revoked")
+
+
+def _keys(page: PageDep, principal: AdminPrincipal, *, made: tenants.NewKey | None = None, after: str | None = None) -> HTMLResponse:
+    found = tenants.list_keys(page.platform, page.tenant, after=after)
+    return page.show(
+        "keys.html", keys=found.items, has_more=found.has_more, after=after, made=made, own=principal.key_id, lifetimes=LIFETIMES
+    )

@@ -1,0 +1,24 @@
+"""The routes of the console, which the API's application mounts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from control_plane.console.pages import (
+    account_pages,
+    dataset_pages,
+    job_pages,
+    model_pages,
+    new_job_page,
+    reference_page,
+    session_pages,
+    start_page,
+    team_pages,
+)
+
+router = APIRouter()
+for part in (
+    session_pages.open_router, session_pages.router, reference_page.router, start_page.router, dataset_pages.router, new_job_page.router,
+    job_pages.router, model_pages.router, account_pages.router, team_pages.router, session_pages.missing_router,
+):  # fmt: skip
+    router.include_router(part)

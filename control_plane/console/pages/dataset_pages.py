@@ -1,0 +1,96 @@
+"""Datasets: the list with recent uploads, the upload page, and reports of versions and of refused files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.console.documents.report_page import report_values
+from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.datasets import previews, responses
+from control_plane.datasets import service as datasets
+from control_plane.datasets.uploads import uploaded_files
+from control_plane.http.authentication import Approver
+from control_plane.models import service as models
+from ft_assets.datasets.preview import Preview
+
+DATASETS = "/console/datasets"
+RECENT_FILES = 10
+"""Newest files looked at for those that are not datasets, or not yet."""
+PREVIEWED = 3
+router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/datasets")
+def list_datasets(page: PageDep, after: Annotated[str | None, Query()] = None) -> HTMLResponse:
+    """List dataset versions, newest first, and on the first page recent files that are refused or being validated."""
+    found = datasets.list_datasets(page.platform, page.tenant, after=after)
+    newest = () if after else uploaded_files.list_files(page.platform, page.tenant, limit=RECENT_FILES, purpose="fine-tune").items
+    return page.show(
+        "datasets.html",
+        datasets=[responses.dataset(one) for one in found.items],
+        files=[responses.file(one) for one in newest if one.status != "processed"],
+        has_more=found.has_more,
+        after=after,
+    )
+
+
+@router.get("/datasets/new")
+def upload(page: PageDep) -> HTMLResponse:
+    """Show the page that uploads files; its script sends them through the API."""
+    bases = models.list_models(page.platform, page.tenant, type="base_model")
+    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None])
+
+
+@router.get("/datasets/{dataset_id}")
+def dataset_page(page: PageDep, dataset_id: str, model: Annotated[str | None, Query()] = None) -> HTMLResponse:
+    """Show a version with its report; with `model`, also the first rows as that model is trained on them."""
+    found = datasets.get(page.platform, page.tenant, dataset_id)
+    report = datasets.report(page.platform, page.tenant, dataset_id)
+    shown = (
+        previews.preview_dataset(page.platform, page.tenant, dataset_id, model=model, num_examples=PREVIEWED, max_seq_len=None)
+        if model
+        else ()
+    )
+    bases = [one for one in models.list_models(page.platform, page.tenant, type="base_model") if one.deprecated_since is None]
+    return page.show(
+        "dataset.html",
+        dataset=responses.dataset(found),
+        examples=[(one, _parts(one)) for one in shown],
+        model=model,
+        bases=bases,
+        is_alone=False,
+        **report_values(report),
+    )
+
+
+def _parts(example: Preview) -> Iterator[tuple[str, bool]]:
+    """Yield the example's text in pieces, each with whether the model is trained to write it."""
+    at = 0
+    for span in example.loss_spans:
+        yield example.text[at : span.start_char], False
+        yield example.text[span.start_char : span.end_char], True
+        at = span.end_char
+    yield example.text[at : example.kept_chars], False
+
+
+@router.post("/datasets/{dataset_id}/approve")
+def approve(page: PageDep, principal: Approver, dataset_id: str) -> Response:
+    """Let jobs train on a version that waits for review."""
+    datasets.approve(page.platform, principal.tenant.id, dataset_id, key_id=principal.key_id)
+    return see(f"{DATASETS}/{dataset_id}", "approved")
+
+
+@router.get("/files/{file_id}")
+def file_page(page: PageDep, file_id: str) -> Response:
+    """Show the report of a file that was refused, or how far its validation is; a valid one has the page of its dataset."""
+    file = uploaded_files.get(page.platform, page.tenant, file_id)
+    if file.dataset_id is not None:
+        return see(f"{DATASETS}/{file.dataset_id}")
+    shown = responses.file(file)
+    if file.report is None:
+        return page.show("file_pending.html", file=shown)
+    return page.show("file.html", file=shown, is_alone=False, **report_values(datasets.report(page.platform, page.tenant, file_id)))

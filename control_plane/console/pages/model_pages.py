@@ -1,0 +1,104 @@
+"""Models: the list of adapters, one adapter with its stage, and its promotion, rollback and approval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Query
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.adapters import promotions, schemas
+from control_plane.adapters import service as adapters
+from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.evaluations import service as evaluations
+from control_plane.http.authentication import Approver, Writer
+
+MODELS = "/console/models"
+STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
+HEADLINES = (
+    "holdout/exact_match", "holdout/accuracy", "holdout/field_accuracy", "holdout/token_f1", "holdout/rouge_l", "holdout/bleu",
+    "validation/perplexity",
+)  # fmt: skip
+"""Scores that can stand for a model, the strictest first."""
+LESS_IS_BETTER = frozenset({"perplexity"})
+router = APIRouter(prefix=MODELS, route_class=PageRoute, include_in_schema=False)
+After = Annotated[str | None, Query()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """The score that a list shows for a model, beside its base's."""
+
+    metric: str
+    score: float
+    base: float
+
+    @property
+    def is_share(self) -> bool:
+        return self.metric != "perplexity"
+
+    @property
+    def gain(self) -> float:
+        """Improvement over the base; positive is better."""
+        return (self.base - self.score) if self.metric in LESS_IS_BETTER else (self.score - self.base)
+
+
+def headline(metrics: Mapping[str, float]) -> Headline | None:
+    """Return the first of ``HEADLINES`` that was scored for both; None if none was."""
+    name = next((one for one in HEADLINES if one in metrics and f"base/{one}" in metrics), None)
+    if name is None:
+        return None
+    return Headline(metric=name.rpartition("/")[2], score=metrics[name], base=metrics[f"base/{name}"])
+
+
+@router.get("")
+def list_models(page: PageDep, after: After = None, stage: Annotated[str | None, Query()] = None) -> HTMLResponse:
+    """List adapters, newest first."""
+    found = adapters.list_adapters(page.platform, page.tenant, after=after, stage=stage or None)
+    shown = [(schemas.Adapter.model_validate(one), headline(one.metrics)) for one in found.items]
+    return page.show("models.html", models=shown, has_more=found.has_more, after=after, stage=stage, stages=STAGES)
+
+
+@router.get("/{adapter_id}")
+def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
+    """Show an adapter: stage, scores, lineage, and what may be done with it."""
+    found = adapters.get_adapter(page.platform, page.tenant, adapter_id)
+    history = evaluations.list_evaluations(page.platform, page.tenant, found.id).items
+    return page.show("model.html", model=schemas.Adapter.model_validate(found), headline=headline(found.metrics), evaluations=history)
+
+
+@router.post("/{adapter_id}/promote")
+def promote(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
+    """Promote an adapter to production."""
+    promotions.promote(page.platform, tenant, adapter_id)
+    return see(f"{MODELS}/{adapter_id}", "promoted")
+
+
+@router.post("/{adapter_id}/rollback")
+def rollback(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
+    """Withdraw an adapter in favor of the one before it, whose page follows."""
+    done = promotions.rollback(page.platform, tenant, adapter_id)
+    return see(f"{MODELS}/{done.serving.id}", "rolled-back")
+
+
+@router.post("/{adapter_id}/deprecate")
+def deprecate(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
+    """Stop serving an adapter."""
+    promotions.deprecate(page.platform, tenant, adapter_id)
+    return see(f"{MODELS}/{adapter_id}", "deprecated")
+
+
+@router.post("/{adapter_id}/approve")
+def approve(page: PageDep, principal: Approver, adapter_id: str, note: Annotated[str, Form()] = "") -> Response:
+    """Approve an adapter that waits for it."""
+    promotions.approve(page.platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note or None)
+    return see(f"{MODELS}/{adapter_id}", "approved")
+
+
+@router.post("/{adapter_id}/reject")
+def reject(page: PageDep, principal: Approver, adapter_id: str, note: Annotated[str, Form()] = "") -> Response:
+    """Reject an adapter that waits for approval."""
+    promotions.reject(page.platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note or None)
+    return see(f"{MODELS}/{adapter_id}", "rejected")

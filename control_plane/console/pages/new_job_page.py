@@ -1,0 +1,81 @@
+"""The form of a new job, and the playground: their scripts call the API with the page's session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import HTMLResponse
+
+from control_plane.console.pages.page import Page, PageDep, PageRoute
+from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations import reports
+from control_plane.jobs import service as jobs
+from control_plane.jobs.estimates import model_limits
+from control_plane.jobs.submission import adapter_of
+from control_plane.models import service as models
+from ft_assets.errors import NotFound
+
+FILES_OFFERED = 100
+"""Newest files in the choice of data; others can be named in the address."""
+BASIC = ("n_epochs", "learning_rate", "rank", "batch_size", "max_seq_len")
+"""Hyperparameters with a field of their own; the others are below "more"."""
+router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
+Chosen = Annotated[str | None, Query()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What the form begins with."""
+
+    model: str | None = None
+    training_file: str | None = None
+    validation_file: str | None = None
+    suffix: str | None = None
+    method: str = "sft"
+    adapter: str = "lora"
+    auto_promote: bool = True
+    eval_config: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    advised: frozenset[str] = frozenset()
+    """Hyperparameters that the evaluation of the earlier job advises to change."""
+
+
+def _like(page: Page, job_id: str) -> Given:
+    """Return the request of an earlier job, with the advice of its evaluation applied, if it has one."""
+    job = jobs.get(page.platform, page.tenant, job_id).job
+    try:
+        advised = dict(reports.load_evaluated(page.platform, page.tenant, job_id).next_run)
+    except NotFound:
+        advised = {}
+    asked = {name: value for name, value in job.hyperparameters.items() if value != "auto"}
+    return Given(
+        model=job.model, training_file=job.training_file, validation_file=job.validation_file, suffix=job.suffix, method=job.method,
+        adapter=adapter_of(job.request), auto_promote=job.request.get("auto_promote", True), advised=frozenset(advised),
+        eval_config=job.request.get("eval_config") or {}, hyperparameters=asked | advised,
+    )  # fmt: skip
+
+
+@router.get("/jobs/new")
+def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, like: Chosen = None) -> HTMLResponse:
+    """Show the form; the address may choose the base model and the file, or an earlier job to begin with."""
+    limits = [one for one in model_limits.model_limits(page.platform) if one.accepts_jobs]
+    found = uploaded_files.list_files(page.platform, page.tenant, limit=FILES_OFFERED, purpose="fine-tune").items
+    common = limits[0].hyperparameters if limits else {}
+    return page.show(
+        "new_job.html",
+        limits=limits,
+        files=[one for one in found if one.status == "processed"],
+        basic={name: common[name] for name in BASIC if name in common},
+        more={name: limit for name, limit in common.items() if name not in BASIC},
+        given=_like(page, like) if like else Given(model=model, training_file=file),
+    )
+
+
+@router.get("/playground")
+def playground(page: PageDep) -> HTMLResponse:
+    """Show one prompt and the answers of two models beside each other."""
+    offered = [one for one in models.list_models(page.platform, page.tenant) if one.stage in (None, "production")]
+    return page.show("playground.html", models=offered)

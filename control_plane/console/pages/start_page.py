@@ -1,0 +1,46 @@
+"""The start page: what needs attention, what runs, recent models, and the month."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from control_plane.adapters import service as adapters
+from control_plane.billing.routes_usage import Requested, usage_of
+from control_plane.console.pages.model_pages import headline
+from control_plane.console.pages.page import HOME, PageDep, PageRoute
+from control_plane.jobs import responses
+from control_plane.jobs import service as jobs
+from control_plane.jobs.job_filters import JobFilter
+from control_plane.queue.status import view
+from control_plane.quotas.routes import retrieve as quota_of
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+RECENT = timedelta(days=7)
+"""A failed job needs attention for so long."""
+NEAR_CAP = 0.8
+"""Share of the hard cap from which the page warns; notifications begin there, too."""
+SHOWN = 5
+
+
+@router.get(HOME)
+def start(page: PageDep) -> HTMLResponse:
+    """Show the state of the tenant on one page."""
+    platform, tenant = page.platform, page.tenant
+    since = int((platform.clock() - RECENT).timestamp())
+    failed = jobs.list_jobs(platform, tenant, limit=SHOWN, narrowed=JobFilter(status="failed", created_after=since)).items
+    models = adapters.list_adapters(platform, tenant, limit=SHOWN).items
+    quota, spend = quota_of(platform, tenant), usage_of(platform, tenant, Requested(bucket_width="month"))
+    return page.show(
+        "start.html",
+        failed=[responses.job(one) for one in failed],
+        pending=adapters.list_adapters(platform, tenant, limit=SHOWN, approval="pending").items,
+        quarantined=[model for model in models if model.stage == "quarantined"],
+        models=[(model, headline(model.metrics)) for model in models],
+        queue=view.of_tenant(platform, tenant),
+        quota=quota,
+        near_cap=quota.hard_gpu_hours is not None and quota.used_gpu_hours >= NEAR_CAP * quota.hard_gpu_hours,
+        spent_micros=spend.total.amount_micros + sum(one.amount_micros for one in spend.unbilled),
+    )

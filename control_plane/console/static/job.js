@@ -1,0 +1,67 @@
+// A job that runs: new steps extend the curves, other events refresh what the server renders. A finished job asks for nothing.
+import { follow, chunks } from "./stream.js";
+import { addPoint, hover } from "./charts.js";
+import { localTimes } from "./times.js";
+
+const card = document.querySelector("[data-job]"), id = card.dataset.job;
+const api = `/v1/fine_tuning/jobs/${id}`;
+const QUEUE_REFRESH_MS = 15_000, REFRESH_PAUSE_MS = 1000;
+let isDue = false;
+
+hover(document);
+
+async function refresh() {
+  const answer = await fetch(location.pathname);
+  if (!answer.ok || answer.redirected) return location.reload();
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const now = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
+    if (now && now.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) part.innerHTML = now.innerHTML;
+  }
+  const charts = fresh.querySelector(".charts"), shown = document.querySelector(".charts");
+  if (charts.childElementCount !== shown.childElementCount) {
+    shown.innerHTML = charts.innerHTML;
+    document.querySelector("[data-none]")?.remove();
+    hover(shown);
+  }
+  card.dataset.state = fresh.querySelector("[data-job]").dataset.state;
+  localTimes(document);
+}
+
+function refreshSoon() {
+  if (isDue) return;
+  isDue = true;
+  setTimeout(() => { isDue = false; refresh(); }, REFRESH_PAUSE_MS);
+}
+
+function measured({ step, total_steps: total, ...values }) {
+  if (!document.querySelector(".charts svg")) return refreshSoon();
+  addPoint(document, step, { ...values, loss: values.train_loss, eval_loss: values.valid_loss });
+  const show = (name, text) => { const at = document.querySelector(`[data-${name}]`); if (at) at.textContent = text; };
+  show("step", step);
+  if (values.train_loss != null) show("loss", values.train_loss.toFixed(4));
+  if (values.tokens_per_s != null) show("speed", Math.round(values.tokens_per_s).toLocaleString());
+  const bar = document.querySelector("[data-progress]");
+  bar.value = step;
+  if (total) bar.max = total;
+}
+
+if (!("over" in card.dataset)) {
+  const onEvent = (event) => (event.type === "metrics" ? measured(event.data) : refreshSoon());
+  follow(`${api}/events?stream=true`, { after: card.dataset.last, onEvent, onOver: refresh });
+  setInterval(() => { if (!document.hidden && ["queued", "preempted"].includes(card.dataset.state)) refresh(); }, QUEUE_REFRESH_MS);
+}
+
+document.querySelector("[data-open-log]").addEventListener("click", async (event) => {
+  event.target.remove();
+  const log = document.querySelector("[data-log]");
+  log.hidden = false;
+  log.textContent = "";
+  const answer = await fetch(`${api}/logs${"over" in card.dataset ? "" : "?follow=true"}`);
+  if (!answer.ok) { log.textContent = (await answer.json()).error.message; return; }
+  for await (const text of chunks(answer.body)) {
+    const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
+    log.append(text);
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+  }
+});

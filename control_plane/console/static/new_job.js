@@ -1,0 +1,128 @@
+// Builds the body of a job from the form, estimates it while the reader types, shows it as code, and submits it.
+import { call, json } from "./api.js";
+import { since } from "./times.js";
+
+const PAUSE_MS = 400;
+const form = document.querySelector("[data-form]"), at = (name) => document.querySelector(`[data-${name}]`);
+const dollars = (micros) => `$${(micros / 1e6).toFixed(micros && micros < 10_000 ? 4 : 2)}`;
+const many = (number) => number.toLocaleString();
+let language = "curl", timer, recipe, asked = 0;
+
+function typed(text) {
+  if (text === "true" || text === "false") return text === "true";
+  return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+function body() {
+  const value = (name) => form.elements[name].value, is = (name) => form.elements[name].checked;
+  const hyperparameters = Object.fromEntries([...document.querySelectorAll("[data-hp]")].filter((f) => f.value.trim()).map((f) => [f.dataset.hp, typed(f.value)]));
+  const { approval: _, mode: __, ...rest } = JSON.parse(form.dataset.eval);
+  const evaluation = { ...rest, ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }) };
+  return {
+    model: value("model"), training_file: value("training_file"),
+    ...(value("validation_file") && { validation_file: value("validation_file") }),
+    ...(value("suffix") && { suffix: value("suffix") }),
+    ...(value("method") !== "sft" && { method: value("method") }),
+    ...(value("adapter") !== "lora" && { adapter: value("adapter") }),
+    ...(Object.keys(hyperparameters).length && { hyperparameters }),
+    ...(Object.keys(evaluation).length && { eval_config: evaluation }),
+    ...(!is("auto_promote") && { auto_promote: false }),
+  };
+}
+
+const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
+const python = (value) => JSON.stringify(value).replaceAll(":true", ":True").replaceAll(":false", ":False");
+const OPENAI = ["model", "training_file", "validation_file", "suffix"];
+const CODE = {
+  curl: (job) => `curl ${location.origin}/v1/fine_tuning/jobs \\\n  -H "Authorization: Bearer $FT_API_KEY" -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(job, null, 2))}`,
+  python: (job) => {
+    const own = Object.entries(job).filter(([name]) => OPENAI.includes(name)).map(([name, value]) => `    ${name}=${python(value)},`);
+    const other = Object.fromEntries(Object.entries(job).filter(([name]) => !OPENAI.includes(name)));
+    const extra = Object.keys(other).length ? [`    extra_body=${python(other)},`] : [];
+    return `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1")  # the key is in OPENAI_API_KEY\njob = client.fine_tuning.jobs.create(\n${[...own, ...extra].join("\n")}\n)`;
+  },
+  ft: (job) => {
+    const options = [["validation_file", "--validation-file"], ["suffix", "--suffix"], ["method", "--method"], ["adapter", "--adapter"]];
+    const given = options.filter(([name]) => job[name]).map(([name, option]) => `${option} ${quoted(job[name])}`);
+    const settings = Object.entries(job.hyperparameters ?? {}).map(([name, value]) => `--hp ${quoted(`${name}=${value}`)}`);
+    const missing = job.eval_config ? "\n# ft has no option for eval_config; use curl or Python" : "";
+    return ["ft submit", job.training_file, `--model ${quoted(job.model)}`, ...given, ...settings, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
+  },
+};
+
+function show(box, text) {
+  box.hidden = !text;
+  if (text) box.querySelector("p").textContent = text;
+}
+
+async function defaults(name) {
+  if (recipe === name) return;
+  recipe = name;
+  const found = await json("GET", `/v1/recipes/${encodeURIComponent(name)}?method=${encodeURIComponent(form.elements.method.value)}`);
+  at("recipe").textContent = `Defaults of ${found.id}`;
+  for (const [key, { value, source }] of Object.entries(found.defaults)) {
+    const field = document.querySelector(`[data-hp="${key}"]`), hint = document.querySelector(`[data-hint="${key}"]`);
+    if (!field) continue;
+    if (field.tagName === "INPUT") field.placeholder = `${value}`;
+    else field.options[0].textContent = `Default (${value})`;
+    hint.textContent = source;
+  }
+}
+
+async function estimate() {
+  const job = body(), mine = ++asked;
+  at("code").textContent = CODE[language](job);
+  if (!job.model || !job.training_file) return;
+  try {
+    const found = await json("POST", "/v1/fine_tuning/jobs/estimate", job);
+    if (mine !== asked) return;
+    const time = (seconds) => (seconds == null ? "cannot be foreseen" : since(new Date(seconds * 1000)));
+    at("price").textContent = dollars(found.price_micros);
+    at("gpu").textContent = `${found.gpu_hours.toPrecision(3)} on ${found.num_gpus} ${found.gpu_type}`;
+    at("tokens").textContent = `${many(found.tokens.total)}${found.tokens.counted ? "" : " (extrapolated)"}`;
+    at("steps").textContent = `${many(found.total_steps)} over ${found.n_epochs} epochs`;
+    at("start").textContent = time(found.estimated_start);
+    at("finish").textContent = time(found.estimated_finish);
+    at("estimate").hidden = false;
+    at("wait").hidden = true;
+    show(at("refusal"), null);
+    const { quota } = found;
+    const over = `This job is expected to go ${quota.overage_gpu_hours.toPrecision(3)} GPU-hours over the soft limit.`;
+    show(at("warning"), quota.fits ? (quota.goes_into_overage ? over : null) : `The monthly cap leaves ${quota.left_gpu_hours} GPU-hours, and this job needs ${quota.job_gpu_hours.toPrecision(3)}.`);
+    await defaults(found.recipe);
+  } catch (error) {
+    if (mine !== asked) return;
+    at("estimate").hidden = true;
+    at("wait").hidden = true;
+    show(at("refusal"), error.message);
+  }
+}
+
+form.addEventListener("input", () => {
+  at("code").textContent = CODE[language](body());
+  clearTimeout(timer);
+  timer = setTimeout(estimate, PAUSE_MS);
+});
+
+for (const button of document.querySelectorAll("[data-language]")) {
+  button.addEventListener("click", () => {
+    language = button.dataset.language;
+    document.querySelectorAll("[data-language]").forEach((one) => one.setAttribute("aria-pressed", String(one === button)));
+    at("code").textContent = CODE[language](body());
+  });
+}
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const button = at("submit");
+  button.disabled = true;
+  try {
+    const made = await (await call("POST", "/v1/fine_tuning/jobs", body())).json();
+    location.assign(`/console/jobs/${made.id}`);
+  } catch (error) {
+    show(at("refusal"), error.message);
+    button.disabled = false;
+  }
+});
+
+estimate();

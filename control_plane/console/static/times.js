@@ -1,0 +1,21 @@
+// Times in the reader's time zone, and how long ago or ahead they are.
+const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60]];
+
+export function since(date) {
+  const seconds = (date - Date.now()) / 1000;
+  const [unit, size] = UNITS.find(([, size]) => Math.abs(seconds) >= size) ?? ["second", 1];
+  return relative.format(Math.round(seconds / size), unit);
+}
+
+export function localTimes(within) {
+  for (const time of within.querySelectorAll("time[datetime]")) {
+    const date = new Date(time.dateTime);
+    const isRelative = time.dataset.form === "relative";
+    time.textContent = isRelative ? since(date) : absolute.format(date);
+    time.title = isRelative ? absolute.format(date) : since(date);
+  }
+}
+
+setInterval(() => localTimes(document), 30_000);

@@ -1,0 +1,329 @@
+"""The console in a real browser: journeys, live pages, accessibility, and text that must not come alive."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from control_plane.adapters import service as adapters
+from control_plane.api.app import create_app
+from control_plane.jobs import service as jobs
+from control_plane.platform.context import Platform
+from control_plane.tenants.tables import console_sessions
+from tests.control_plane.console.test_pages import HOSTILE, PAGES
+from tests.support.platform.background_worker import working
+from tests.support.platform.console_world import World, make_world, report_steps
+from tests.support.platform.fleet_in_memory import Servers
+from tests.support.processes.browser import chromium
+from tests.support.servers.served_app import served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = pytest.mark.browser
+DESKTOP, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+TIMEOUT_MS = 15_000
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+def engine() -> FastAPI:
+    """An inference server that says which model answers, word by word."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> StreamingResponse:
+        body = await request.json()
+
+        async def words() -> AsyncIterator[str]:
+            for word in ("This ", "is ", body["model"], f", message {len(body['messages'])}"):
+                yield f"data: {json.dumps({'model': body['model'], 'choices': [{'index': 0, 'delta': {'content': word}}]})}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(words(), media_type="text/event-stream")
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform]) -> Iterator[Platform]:
+    with served(engine()) as url:
+        yield replace(new_platform(inference_urls=url, drain_s="0"), fleet=Servers(url))
+
+
+@pytest.fixture(scope="module")
+def world(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(platform, tmp_path_factory.mktemp("world"), tenant="acme", text=HOSTILE)
+
+
+class Server:
+    """The API over the world, on one port over restarts."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._running = world, ExitStack()
+        self.url = self._running.enter_context(served(create_app(world.platform)))
+
+    def stop(self) -> None:
+        self._running.close()
+
+    def start(self) -> None:
+        self._running.enter_context(served(create_app(self._world.platform), port=int(self.url.rpartition(":")[2])))
+
+
+@pytest.fixture(scope="module")
+def server(world: World, browser: Browser) -> Iterator[Server]:
+    with working(world.platform):
+        made = Server(world)
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def context(browser: Browser, server: Server, world: World) -> Iterator[BrowserContext]:
+    """A browser profile of its own, signed in. A dialog, an error of a script or a breach of the policy fails the test."""
+    made = browser.new_context(viewport=DESKTOP, base_url=server.url, locale="en-GB", timezone_id="America/New_York")
+    made.set_default_timeout(TIMEOUT_MS)
+    made.request.post("/console/sign-in", form={"key": world.key})
+    wrong: list[str] = []
+    made.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    made.on("weberror", lambda error: wrong.append(str(error.error)))
+    made.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+    yield made
+    made.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Page:
+    return context.new_page()
+
+
+def axe(page: Page) -> list[tuple[str, list[Any]]]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, options={"runOnly": AXE_RULES})
+    return [(broken["id"], [node["target"] for node in broken["nodes"]][:3]) for broken in found.response["violations"]]
+
+
+def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page, world: World) -> None:
+    found, wide = {}, {}
+    for name, path in PAGES.items():
+        page.goto(path(world), wait_until="load")
+        found[name] = axe(page)
+        page.set_viewport_size(PHONE)
+        wide[name] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        page.set_viewport_size(DESKTOP)
+    assert {name: broken for name, broken in found.items() if broken} == {}
+    assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}, "wider than a phone of 360 px"
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_both_themes_have_enough_contrast(browser: Browser, server: Server, world: World, scheme: Any) -> None:
+    context = browser.new_context(viewport=PHONE, base_url=server.url, color_scheme=scheme)
+    assert axe_of_sign_in(context.new_page()) == []
+    context.request.post("/console/sign-in", form={"key": world.key})
+    page = context.new_page()
+    for name in ("start", "running job", "failed job", "models", "refused file"):
+        page.goto(PAGES[name](world), wait_until="load")
+        assert axe(page) == [], name
+    context.close()
+
+
+def axe_of_sign_in(page: Page) -> list[Any]:
+    page.goto("/console")
+    assert page.get_by_label("API key").is_visible()
+    return axe(page)
+
+
+def test_the_theme_is_switched_and_kept(page: Page) -> None:
+    page.emulate_media(color_scheme="light")
+    page.goto("/console")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = page.evaluate(background)
+    assert light != dark
+    page.goto("/console/jobs")
+    assert page.evaluate(background) == dark
+
+
+def test_a_page_is_used_by_keyboard(page: Page, world: World) -> None:
+    page.goto(f"/console/models/{world.draft}")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    page.get_by_role("button", name="Promote", exact=True).focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    assert dialog.get_by_text("Promote this model?").is_visible()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert adapters.get_adapter(world.platform, world.tenant, world.draft).stage == "draft"
+
+
+def test_times_are_those_of_the_readers_zone(page: Page, world: World) -> None:
+    page.goto("/console/usage")
+    ends = page.locator("time").first
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT00:00:00Z", ends.get_attribute("datetime") or "")
+    assert ends.text_content() and re.search(r"1[89]:00", ends.text_content() or ""), "the month of UTC ends in the evening in New York"
+
+
+def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
+    browser: Browser, server: Server, world: World, tmp_path: Path
+) -> None:
+    bad = tmp_path / "questions.jsonl"
+    rows = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days, then it is done."} for i in range(60)]
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = browser.new_context(viewport=DESKTOP, base_url=server.url).new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.goto("/console/datasets/new")
+    page.get_by_label("API key").fill(world.key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/console/datasets/new")
+    page.locator("#model").select_option("tiny-base")
+    page.locator("#files").set_input_files(str(bad))
+    page.get_by_text("Not valid", exact=True).wait_for()
+    mapping = page.locator("[data-mapping]")
+    assert [choice.input_value() for choice in mapping.get_by_role("combobox").all()] == ["prompt", "completion"], "as the report suggests"
+    mapping.get_by_role("button").click()
+    page.get_by_text("Valid", exact=True).wait_for()
+    page.get_by_role("link", name="Open dataset").click()
+    page.get_by_role("heading", name="questions").wait_for()
+    page.goto("/console/jobs/new")
+    page.get_by_label("Training data").select_option(label=f"questions.jsonl ({bad.stat().st_size / 1024:.1f} KiB)")
+    page.locator("[data-price]").filter(has_text="$").wait_for()
+    page.get_by_label("Epochs").fill("2")
+    page.get_by_label("Name suffix").fill("from-browser")
+    page.get_by_label("Require a person's approval").check()
+    page.get_by_label("Only monitor").check()
+    page.locator("[data-steps]").filter(has_text="over 2 epochs").wait_for()
+    for language, words in {"ft": "--hp 'n_epochs=2'", "Python": 'suffix="from-browser"', "curl": '"n_epochs": 2'}.items():
+        page.get_by_role("button", name=language, exact=True).click()
+        assert words in (page.locator("[data-code]").text_content() or "")
+    page.get_by_role("button", name="Start job").click()
+    page.wait_for_url("**/console/jobs/ftjob-*")
+    page.get_by_role("heading", name="from-browser").wait_for()
+    made = jobs.get(world.platform, world.tenant, page.url.rpartition("/")[2]).job
+    assert (made.suffix, made.hyperparameters["n_epochs"]) == ("from-browser", 2)
+    assert made.request["eval_config"] == {"approval": "required", "mode": "monitor"}
+    page.get_by_role("button", name="Cancel job").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    page.get_by_text("The job was cancelled.").first.wait_for()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("API key").wait_for()
+    page.goto("/console/jobs")
+    assert "/console/sign-in" in page.url
+    page.context.close()
+
+
+def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, world: World, server: Server) -> None:
+    page.goto(f"/console/jobs/{world.running}")
+    step = page.locator("[data-step]")
+    began = int(step.text_content() or 0)
+    points = "document.querySelector('svg[data-points] polyline').getAttribute('points').split(' ').length"
+    drawn = page.evaluate(points)
+    report_steps(world.platform, world.running, began + 1, began + 5)
+    step.filter(has_text=str(began + 5)).wait_for()
+    assert page.evaluate(points) == drawn + 5
+    server.stop()
+    report_steps(world.platform, world.running, began + 6, began + 9)
+    server.start()
+    step.filter(has_text=str(began + 9)).wait_for()
+    assert page.evaluate(points) == drawn + 9, "nothing was missed or counted twice"
+    jobs.pause(world.platform, world.tenant, world.running)
+    page.get_by_text("Pausing", exact=True).wait_for()
+
+
+def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
+    asked: list[str] = []
+    page.goto(f"/console/jobs/{world.failed}", wait_until="networkidle")
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(1500)
+    assert asked == []
+
+
+def test_a_model_is_promoted_asked_and_rolled_back(page: Page, world: World) -> None:
+    page.goto(f"/console/models/{world.draft}")
+    page.get_by_role("button", name="Promote", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    page.get_by_text("The model is in production.").wait_for()
+    name = adapters.get_adapter(world.platform, world.tenant, world.draft).name
+    page.goto("/console/playground")
+    page.get_by_label("Model", exact=True).select_option("tiny-base")
+    page.get_by_label("Compared with").select_option(name)
+    for number in (1, 3):
+        page.get_by_label("Message", exact=True).fill(f"Hello <b>{number}</b>")
+        page.keyboard.press("Control+Enter")
+        for side, model in (("left", "tiny-base"), ("right", name)):
+            page.locator(f'[data-side="{side}"]').get_by_text(f"This is {model}, message {number}").wait_for()
+    page.goto(f"/console/models/{world.draft}")
+    page.get_by_role("button", name="Roll back").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+    page.get_by_text("the one before it serves again").wait_for()
+    assert page.url.split("?")[0].endswith(world.production)
+    stages = [adapters.get_adapter(world.platform, world.tenant, one).stage for one in (world.production, world.draft)]
+    assert (stages[0], stages[1] == "production") == ("production", False)
+
+
+def test_a_link_reproduces_the_playground(page: Page) -> None:
+    page.goto("/console/playground#left=tiny-base&temperature=0.2&system=Be+brief&message=Hi")
+    found = [page.locator(f"#{name}").input_value() for name in ("left", "temperature", "system", "message")]
+    assert found == ["tiny-base", "0.2", "Be brief", "Hi"]
+
+
+def test_a_broken_upload_goes_on_where_it_stopped(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+    big = tmp_path / "big.jsonl"
+    row = json.dumps({"messages": [{"role": "user", "content": "x " * 400}, {"role": "assistant", "content": "y " * 400}]})
+    with big.open("w") as out:
+        for i in range(11_000):
+            out.write(row.replace("x ", f"{i} ", 1) + "\n")
+    sent: list[str] = []
+    lost = threading.Event()
+
+    def part(route: Any) -> None:
+        sent.append(route.request.url)
+        if len(sent) == 2 and not lost.is_set():
+            lost.set()
+            route.abort("connectionreset")
+        else:
+            route.continue_()
+
+    context.route("**/v1/uploads/*/parts", part)
+    page.goto("/console/datasets/new")
+    page.locator("#files").set_input_files(str(big))
+    page.get_by_text("Waiting for the connection").wait_for()
+    page.get_by_text(re.compile("^(Valid|Not valid)$")).wait_for(timeout=4 * TIMEOUT_MS)
+    assert len(sent) == 4, "three parts of 8 MiB, one of them twice"
+
+
+def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world: World) -> None:
+    page.goto("/docs#me_v1_me_get")
+    operation = page.locator("#me_v1_me_get")
+    operation.get_by_role("button", name="Run with").click()
+    operation.get_by_text(f'"tenant_id": "{world.tenant}"').wait_for()
+    assert axe(page) == []
+
+
+def test_a_session_that_ended_leads_to_the_sign_in(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/{world.failed}")
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.delete(console_sessions))
+    page.get_by_role("link", name="Datasets").click()
+    page.get_by_text("Your session has ended").wait_for()
