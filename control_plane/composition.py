@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from control_plane.adapters.manifests import cluster_settings
+from control_plane.adapters.cluster_settings import cluster_settings
 from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of

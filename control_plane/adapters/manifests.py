@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 
-import yaml
-
 from control_plane.adapters import service as adapters
+from control_plane.adapters.cluster_settings import cluster_settings
 from control_plane.platform.context import Platform
-from control_plane.platform.settings import Settings
 from control_plane.serving import model_routes
 from ft_assets.adapters import cluster, llm_d, servers
 from ft_assets.adapters.cluster import ClusterSettings, Manifest
 from ft_assets.adapters.llm_d import Pool
 from ft_assets.adapters.record import FULL, AdapterRecord
 from ft_assets.base_models import BaseModel
-from ft_assets.errors import Conflict, InvalidRequest, Unavailable
+from ft_assets.errors import Conflict, InvalidRequest
 from ft_assets.training import model_shapes
 from ft_assets.training.model_shapes import ModelShape
-
-FIELDS = frozenset(f.name for f in fields(ClusterSettings))
 
 
 def server(platform: Platform, tenant: str, reference: str) -> str:
@@ -102,21 +97,3 @@ def route(platform: Platform, tenant: str, name: str) -> str:
 @cache  # callers look up the URLs of pools for every request
 def _shape(base: BaseModel) -> ModelShape:
     return model_shapes.of(base.id, directory=base.directory, repo=base.repo, num_parameters=base.num_parameters)
-
-
-def cluster_settings(settings: Settings) -> ClusterSettings:
-    """Return the operator's settings for model servers; ``Unavailable`` (``no_cluster``) without any."""
-    file = settings.cluster_file
-    if file is None:
-        raise Unavailable(
-            "this platform knows no cluster: set FT_CLUSTER to a YAML file with vllm_image and platform_image, each by its digest",
-            code="no_cluster",
-        )
-    try:
-        requested = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(requested, dict) or (unknown := sorted(map(str, requested.keys() - FIELDS))):
-            raise ValueError(f"unknown field {unknown[0]!r}" if isinstance(requested, dict) else "it is not a mapping")
-        given = {"object_store": settings.object_store, **requested}
-        return ClusterSettings(**given | ({"callers": tuple(given["callers"])} if "callers" in given else {}))
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as e:
-        raise InvalidRequest(f"FT_CLUSTER {file}: {e}; fields are {', '.join(sorted(FIELDS))}", code="invalid_cluster") from e

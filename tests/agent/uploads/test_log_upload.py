@@ -223,7 +223,7 @@ def test_heartbeats_come_as_seldom_as_the_control_plane_says(world: World) -> No
     reporting.start()
     while len(times) < 3:
         time.sleep(0.05)
-    assert times[2] - times[0] >= 4.0
+    assert times[2] - times[0] >= 3.9, "two intervals, seen from within the calls"
     began = time.monotonic()
     reporting.log_retries = RetryPolicy(give_up_s=0.0)
     assert reporting.finish(Exit(exit_code=0, evidence=None, stop_reason=None)), "the end waits for no interval"

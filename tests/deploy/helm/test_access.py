@@ -190,7 +190,7 @@ def test_the_ingress_publishes_the_public_api_and_no_endpoint_that_is_for_caller
     every = {entry.split()[1] for entry in EVERY_ROUTE}
     hidden = {path for path in every if path not in exact and not path.startswith(below)}
     internal = {path for path in every if path.startswith("/internal/")}
-    assert internal and hidden == internal | {"/livez", "/metrics", "/readyz"}
+    assert internal and hidden == internal | {"/favicon.ico", "/livez", "/metrics", "/readyz"}
 
 
 def test_only_the_api_the_worker_and_runs_reach_the_internet() -> None:

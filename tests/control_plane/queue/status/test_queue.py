@@ -100,6 +100,6 @@ def test_an_empty_queue_is_an_answer(world: Queued, api: httpx.Client) -> None:
     found: dict[str, Any] = read(api, "/v1/queue", world.key(mine)).json()
     assert (found["length"], found["waiting"], found["running"], found["last_round_at"]) == (0, [], [], None)
     assert (
-        "Nobody waits."
+        "No job is waiting."
         in read(api, "/v1/admin/queue", operators.create(as_operator(world.platform), "ops").secret, accept="text/html").text
     )
