@@ -138,7 +138,7 @@ def test_jobs_whose_pods_are_killed_all_succeed_and_are_billed_once(cluster: Ins
     assert [key for key, seen in uids.items() if len(seen) > 1] == [], "an attempt has one Job"
     assert started <= uids.keys() <= known
     assert wrongly_billed(cluster, made) == []
-    assert "no differences" in cluster.ft("admin", "ledger", "check")
+    cluster.ft("admin", "ledger", "check")  # exit code 1 on a difference, which the call asserts; kubectl may lose the text
     forgotten_workloads_leave_their_mark(cluster, tenants, set(uids))
     deleted_tenants_leave_nothing(cluster, tenants)
 
