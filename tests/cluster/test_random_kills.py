@@ -138,7 +138,9 @@ def test_jobs_whose_pods_are_killed_all_succeed_and_are_billed_once(cluster: Ins
     assert [key for key, seen in uids.items() if len(seen) > 1] == [], "an attempt has one Job"
     assert started <= uids.keys() <= known
     assert wrongly_billed(cluster, made) == []
-    cluster.ft("admin", "ledger", "check")  # exit code 1 on a difference, which the call asserts; kubectl may lose the text
+    until(
+        lambda: "no differences" in cluster.ft("admin", "ledger", "check"), what="the answer of the ledger's check, which kubectl may lose"
+    )
     forgotten_workloads_leave_their_mark(cluster, tenants, set(uids))
     deleted_tenants_leave_nothing(cluster, tenants)
 

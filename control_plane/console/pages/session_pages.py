@@ -124,7 +124,7 @@ def _own(next: str) -> str:
 
 
 def _check_origin(request: Request, public_url: str) -> None:
-    """Refuse a form of another site, which would sign its visitors in as somebody else. Browsers say where a form comes from."""
+    """Refuse a form sent from another site: it could sign a visitor in with a key that is not theirs. Browsers say where it comes from."""
     own = {request.headers.get("host"), urlsplit(public_url).netloc}
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
     if site not in ("same-origin", "none") or (origin is not None and urlsplit(origin).netloc not in own):
