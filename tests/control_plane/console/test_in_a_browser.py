@@ -201,6 +201,7 @@ def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
     page.locator("#files").set_input_files(str(bad))
     page.get_by_text("Not valid", exact=True).wait_for()
     mapping = page.locator("[data-mapping]")
+    mapping.get_by_role("combobox").first.wait_for()
     assert [choice.input_value() for choice in mapping.get_by_role("combobox").all()] == ["prompt", "completion"], "as the report suggests"
     mapping.get_by_role("button").click()
     page.get_by_text("Valid", exact=True).wait_for()
