@@ -140,6 +140,7 @@ def test_two_hundred_deaths_of_the_loop_lose_nothing(new_world: Callable[[], Wor
     assert {kind for kind in KINDS if kind} <= {" ".join(doing.split()[: len(kind.split())]) for doing in at_death for kind in KINDS}
 
 
+@pytest.mark.slow
 def test_after_a_day_of_being_down_the_loop_goes_on(world: World) -> None:
     for _ in range(6):
         world.live()
@@ -151,6 +152,7 @@ def test_after_a_day_of_being_down_the_loop_goes_on(world: World) -> None:
     assert_all_ended(world)
 
 
+@pytest.mark.slow
 def test_two_loops_at_once_give_no_gpu_twice(world: World) -> None:
     other = world.over(make_engine(world.platform.engine.url.render_as_string(hide_password=False), pool_size=8))
     for _ in range(12):

@@ -171,6 +171,7 @@ def test_a_refused_submission_through_graphql_fails_its_run(finished: dict[str, 
     assert status == "FAILURE"
 
 
+@pytest.mark.slow
 def test_ci_runs_an_evaluation_again(finished: dict[str, Any], stack: Stack) -> None:
     partition = f"{finished['tenant']}:{finished['job'].id}"
     dagster = Path(sys.executable).parent / "dagster"
@@ -180,6 +181,7 @@ def test_ci_runs_an_evaluation_again(finished: dict[str, Any], stack: Stack) -> 
     assert "RUN_SUCCESS" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_ci_cannot_train_without_a_reservation(finished: dict[str, Any], stack: Stack) -> None:
     partition = f"{finished['tenant']}:{finished['job'].id}"
     dagster = Path(sys.executable).parent / "dagster"

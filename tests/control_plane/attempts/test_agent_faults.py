@@ -112,6 +112,7 @@ class Away(LocalObjectStore):
         raise Unavailable(f"the object store is away ({key})", code="object_store_unavailable")
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_frozen_is_stopped_while_the_store_is_away(new_job: Callable[..., Job], tmp_path: Path) -> None:
     # Longer than a heartbeat is quiet before the API is asked.
     job = new_job(env={"heartbeat_timeout_s": "8", "heartbeat_grace_s": "1"})
@@ -144,6 +145,7 @@ def test_an_agent_whose_attempt_was_released_ends_and_commits_nothing_more(new_j
     assert job.steps() == [2] and len(job.events("metrics")) == 3
 
 
+@pytest.mark.slow
 def test_while_the_api_is_away_training_goes_on_and_nothing_is_lost(new_job: Callable[..., Job]) -> None:
     job = new_job()
     platform = job.platform
@@ -220,6 +222,7 @@ class Hangs(LocalObjectStore):
         return self.pipe.as_uri() if self.pipe is not None and "/packs/" in key else super().read_url(key)
 
 
+@pytest.mark.slow
 def test_a_node_on_which_no_input_arrives_is_given_up_and_the_job_goes_on(new_job: Callable[..., Job], tmp_path: Path) -> None:
     store = Hangs(tmp_path / "objects")
     job = new_job(store)

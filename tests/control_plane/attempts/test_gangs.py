@@ -108,8 +108,8 @@ def test_a_stop_reaches_every_node(gang: Job) -> None:
     assert all((node_dir(gang, node) / "exit-a1.json").exists() for node in range(2))
 
 
-@pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_agent_that_dies_takes_the_gang_along_and_the_job_goes_on(gang: Job, node: int, signum: signal.Signals) -> None:
     waits = Scenario(steps=6, hold_at=3)
     play(gang, waits, waits)
@@ -124,6 +124,7 @@ def test_an_agent_that_dies_takes_the_gang_along_and_the_job_goes_on(gang: Job, 
     assert gang.weights() == plain_weights(6)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_frozen_ends_the_gang_though_the_leader_is_well(gang: Job) -> None:
     quick = replace(gang.platform.settings, heartbeat_timeout_s=6.0, heartbeat_grace_s=1.0)
     gang.platform = replace(gang.platform, settings=quick)

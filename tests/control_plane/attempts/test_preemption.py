@@ -278,6 +278,7 @@ def heartbeat_at(job: Job) -> datetime:
     return seen
 
 
+@pytest.mark.slow
 def test_a_workload_that_does_not_answer_is_killed_and_what_it_loses_is_counted(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.launcher = Impatient(job.launcher.real.root)

@@ -219,6 +219,7 @@ class Slow(LocalObjectStore):
         return super().begin_upload(key, part_sha256, upload_id)
 
 
+@pytest.mark.slow
 def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable[..., Job], tmp_path: Path) -> None:
     store = Slow(tmp_path / "objects")
     job = new_job(store)
@@ -335,6 +336,7 @@ def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..
     assert [p.name for p in committed(job.work_dir / "checkpoints")] == ["step-00000002", "step-00000004", "step-00000005"]
 
 
+@pytest.mark.slow
 def test_a_training_that_starts_anew_is_not_crowded_out_by_what_another_one_left(new_job: Callable[..., Job]) -> None:
     job = new_job()
     ending, state = job.train(Scenario(steps=9, each_stored=True, end_at={"step": 8, "outcome": "oom", "attempt": 1}))

@@ -74,6 +74,7 @@ def test_a_tenants_suite_takes_no_place_of_one_that_ships(fresh_platform: Platfo
     ]
 
 
+@pytest.mark.slow
 def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(platform: Platform, tenant: Tenant, tmp_path: Path) -> None:
     add(platform, tenant.id, "quiz", QUESTION.format("grey"))
     first = suites.index_directory(platform, tenant.id)

@@ -145,6 +145,7 @@ def test_nothing_is_evaluated_without_a_reservation(job: Evaluated) -> None:
     assert job.pids() == []
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evaluated) -> None:
     job.tell(LIMITS, json.dumps({"stall_s": 0.3}))
     with pytest.raises(FtError):
@@ -158,6 +159,7 @@ def test_a_process_that_stands_still_is_replaced_and_at_last_given_up(job: Evalu
     assert job.ledger() == sorted((n, kind) for n in (1, 2, 3) for kind in ("usage", "refund")), "the platform's fault is refunded"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_frozen_is_replaced(job: Evaluated) -> None:
     settings = replace(job.platform.settings, heartbeat_timeout_s=6.0)
     job.following.platform = replace(job.platform, settings=settings)
@@ -228,7 +230,7 @@ def test_a_workload_whose_next_step_refuses_ends_before_its_gpu_is_given_back(jo
     assert job.ledger() == [(1, "refund"), (1, "usage")]
 
 
-@pytest.mark.parametrize("whom", ["process", "agent"])
+@pytest.mark.parametrize("whom", ["process", pytest.param("agent", marks=pytest.mark.slow)])
 def test_what_is_killed_is_followed_by_another_attempt_whose_time_alone_is_billed(job: Evaluated, whom: str) -> None:
     def kill_the_first() -> None:
         until(lambda: job.events())
@@ -248,7 +250,7 @@ def test_what_is_killed_is_followed_by_another_attempt_whose_time_alone_is_bille
     assert job.ledger() == [(1, "refund"), (1, "usage"), (2, "usage")]
 
 
-@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, run_file.EXIT_INTERNAL])
+@pytest.mark.parametrize("code", [run_file.EXIT_STOPPED, pytest.param(run_file.EXIT_INTERNAL, marks=pytest.mark.slow)])
 def test_what_fails_again_and_again_is_given_up(job: Evaluated, code: int) -> None:
     job.tell(GO, str(code))
     with pytest.raises(FtError):
@@ -267,6 +269,7 @@ def test_a_process_that_refuses_its_input_is_not_started_again(job: Evaluated) -
     assert job.ledger() == [(1, "usage")]
 
 
+@pytest.mark.slow
 def test_a_node_that_takes_its_workloads_back_does_not_count_against_the_evaluation(job: Evaluated) -> None:
     def take_back() -> None:
         for n in range(4):

@@ -196,6 +196,7 @@ step.evaluate(platform, Scripted(settings.work_dir / "launcher"), tenant, job_id
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_is_killed_while_judging_is_gone_on_from_without_a_gpu(
     job: Evaluated, judge: Judge, judge_server: ChatServer, guard_server: ChatServer, real_base: Path
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_guard_that_stays_away_ends_the_job_with_its_error(job: Evaluated, gua
     )
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_away_is_part_of_the_report(job: Evaluated, judge_server: ChatServer) -> None:
     judge_server.statuses = [401] * 1000
     job.tell(GO)
@@ -262,6 +264,7 @@ def test_a_judge_that_is_away_is_part_of_the_report(job: Evaluated, judge_server
     assert (len(job.pids()), job.outcomes()) == (1, ["succeeded"])
 
 
+@pytest.mark.slow
 def test_a_job_that_is_cancelled_is_judged_no_further(job: Evaluated, judge: Judge, judge_server: ChatServer) -> None:
     judge.open.clear()
     job.tell(GO)

@@ -127,6 +127,7 @@ def machine(
         watcher.close()
 
 
+@pytest.mark.slow
 def test_ten_jobs_train_at_once_on_a_gpu_each_also_after_kills(machine: TenGpus) -> None:
     attempt_of = dict.fromkeys((job.id for job in machine.jobs), 1)
     machine.run(lambda: machine.running(attempt_of))

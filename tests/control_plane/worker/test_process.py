@@ -89,6 +89,7 @@ def is_processed(platform: Platform, file_id: str) -> bool:
     return bool(uploaded_files.find(platform, file_id).status == "processed")
 
 
+@pytest.mark.slow
 def test_files_of_a_tenant_that_hang_stop_no_other_tenant(held: Platform, store: Held, write_chat_rows: Callable[..., Path]) -> None:
     rows, mallory, alice = write_chat_rows(), new_tenant(held), new_tenant(held)
     hung = [add_file(held, mallory, rows, f"hung-{n}.jsonl") for n in range(4)]

@@ -167,6 +167,7 @@ CLAIMS: tuple[Callable[[BoundBench], None], ...] = (
 """Claims about the launcher and tenants' objects."""
 
 
+@pytest.mark.slow
 def test_each_account_may_do_all_that_it_does_and_uses_each_of_its_rights(rbac: Rbac) -> None:
     for claim in CLAIMS:
         with ExitStack() as stack:

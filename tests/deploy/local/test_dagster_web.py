@@ -258,6 +258,7 @@ def test_a_websocket_needs_a_token_or_a_session_of_an_allowed_page(web: Web) -> 
             assert json.loads(ws.recv(timeout=30)) == {"type": "connection_ack"}
 
 
+@pytest.mark.slow
 def test_an_open_websocket_ends_with_its_session_and_with_its_key(web: Web) -> None:
     made = operators.create(as_operator(web.platform), "carol")
     signed_in = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}

@@ -286,6 +286,7 @@ def test_ctrl_c_ends_everything_and_works_twice_in_a_row(tmp_path: Path, drive: 
         assert not lock.is_held(StackFiles(home=tmp_path))
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_could_not_run_itself_blames_no_service(tmp_path: Path, drive: Callable[..., subprocess.Popen[str]]) -> None:
     """It heard no answer for longer than the limit, because it was stopped; the machine may have slept."""
     p = drive(BEAT)

@@ -190,6 +190,7 @@ def test_a_start_that_never_succeeds_ends_the_stack_with_its_reason(tmp_path: Pa
     assert "none could not be started: FileNotFoundError" in str(ended.error) and "start 2 of 2" in str(ended.error)
 
 
+@pytest.mark.slow
 def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Callable[..., Running]) -> None:
     beating = Service(name="beating", argv=(*PYTHON, BEAT, str(tmp_path / "beat")), probe=file_touched(tmp_path / "beat"))
     web = dataclasses.replace(http_service("web", free_port()), grace_s=600.0)  # a service that hangs gets no such grace
@@ -204,6 +205,7 @@ def test_a_service_that_hangs_is_replaced_and_no_other(tmp_path: Path, start: Ca
     assert pids(again)["steady"] == first["steady"]
 
 
+@pytest.mark.slow
 def test_a_service_is_not_blamed_for_the_silence_of_one_that_it_needs(tmp_path: Path, start: Callable[..., Running]) -> None:
     """Both stop answering at once; only the one below is replaced, and the one above answers again with it, also through a third."""
     below = Service(name="below", argv=(*PYTHON, BEAT, str(tmp_path / "beat")), probe=file_touched(tmp_path / "beat"))

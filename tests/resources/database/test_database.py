@@ -152,6 +152,7 @@ def test_a_server_without_an_owner_is_left_to_the_next_one(home: Path, monkeypat
     assert embedded.postmaster(home / "pg") is None
 
 
+@pytest.mark.slow
 def test_a_hung_server_is_replaced_at_the_next_start_and_keeps_its_data(home: Path) -> None:
     """A server that was stopped (SIGSTOP) runs and answers nobody: adopting it would serve nothing."""
     directory = home / "pg"

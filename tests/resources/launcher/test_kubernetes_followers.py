@@ -81,6 +81,7 @@ time.sleep(6)
 """
 
 
+@pytest.mark.slow
 def test_an_outage_of_the_api_server_is_two_lines_in_the_log_of_a_follower() -> None:
     with ExitStack() as stack:
         bench = Bench(stack)

@@ -177,6 +177,7 @@ def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs
     assert history(uri, found.info.run_id, "train_loss") == [(1, 1.0), (2, 0.5)]
 
 
+@pytest.mark.slow
 def test_each_file_has_its_own_tries(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     file = file_of(uri)
     assert file is not None

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.models.tiny_model import build_tiny_model
 
 
+@pytest.mark.slow
 def test_a_model_split_over_two_gpus_gives_the_answers_of_one_that_holds_it_whole(place: Path, tmp_path: Path) -> None:
     whole = build_tiny_model(tmp_path / "whole", seed=3)
     command = [sys.executable, "-m", "tests.ft_assets.evals.run.split_answers", str(place / "base"), str(place / "adapter"), str(whole)]

@@ -86,6 +86,7 @@ def test_a_guard_model_decides_on_the_unsafe_requests_of_each_subject_that_has_n
     assert len(shelf.found) == len(UNSAFE) + len(HARMLESS)
 
 
+@pytest.mark.slow
 def test_a_review_that_is_interrupted_asks_the_guard_only_for_what_is_missing() -> None:
     with chat_server(guard) as server:
         spec = f"{server.url}#llama-guard"

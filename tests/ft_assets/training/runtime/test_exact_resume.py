@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,10 @@ EVERY = [29, pytest.param(7, marks=pytest.mark.slow)]
 """Looks of the loop between two interruptions that are tried: the smaller one tries every step, at another place of it each time."""
 
 
+def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 def assert_exact_when_interrupted(start: Callable[[str], Training], *, every: int) -> None:
     reference = start("reference")
     assert reference.attempt()
@@ -85,10 +89,10 @@ def assert_exact_when_interrupted(start: Callable[[str], Training], *, every: in
     assert interruptions >= polls // every // 2
 
 
-@pytest.mark.parametrize("spec", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("window", slow_but(WINDOWS, "lora", "full", "bf16", "early stopping"))
 @pytest.mark.parametrize("every", EVERY)
-def test_interrupted_at_any_step_is_never_interrupted(spec: TrainingSpec, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
-    assert_exact_when_interrupted(lambda name: training(spec, files, tmp_path / name), every=every)
+def test_interrupted_at_any_step_is_never_interrupted(window: str, every: int, files: tuple[Path, Path], tmp_path: Path) -> None:
+    assert_exact_when_interrupted(lambda name: training(WINDOWS[window], files, tmp_path / name), every=every)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +100,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(tmp_path_factory.mktemp("site"))
 
 
-PREFERENCES = [("dpo", "lora"), ("orpo", "lora"), ("simpo", "lora"), ("kto", "lora")]
-PREFERENCES_SLOW = [(m, a) for m in ("dpo", "orpo", "simpo", "kto") for a in ("qlora", "full")]
-
-
-@pytest.mark.parametrize(("method", "adapter"), [*PREFERENCES, *(pytest.param(*case, marks=pytest.mark.slow) for case in PREFERENCES_SLOW)])
+@pytest.mark.parametrize("adapter", slow_but(("lora", "qlora", "full"), "lora"))
+@pytest.mark.parametrize("method", slow_but(("dpo", "orpo", "simpo", "kto"), "dpo"))
 @pytest.mark.parametrize("every", EVERY)
 def test_interrupted_preference_methods(method: str, adapter: Any, every: int, site: Site, tmp_path: Path) -> None:
     given = site.run(method, adapter=adapter)

@@ -10,6 +10,7 @@ import pytest
 from tests.ft_assets.training.attempts import SPEC, job
 
 
+@pytest.mark.slow
 def test_an_8_bit_optimizer_finds_its_library_without_4_bit_weights(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     optimization = replace(SPEC.optimization, optimizer="adamw_8bit", max_steps=3)

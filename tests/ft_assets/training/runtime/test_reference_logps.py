@@ -215,6 +215,7 @@ def test_ranks_of_a_node_share_the_files(pack: Path, base: Path, whole: Path, tm
     np.testing.assert_allclose(found(tmp_path, pack), found(whole, pack), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rank_that_begins_late_leaves_no_file_out(pack: Path, base: Path, tmp_path: Path) -> None:
     begun, deadline = threading.Event(), time.monotonic() + 100.0
 
@@ -241,6 +242,7 @@ def test_ranks_that_share_copies_of_a_large_model_compute_each_file_once() -> No
             assert working == [width * copy for copy in range(num_ranks // width)], "the GPUs of no two copies overlap"
 
 
+@pytest.mark.slow
 def test_a_model_split_over_two_gpus_gives_the_log_probabilities_of_one(base: Path, tmp_path: Path) -> None:
     adapter = build_tiny_adapter(tmp_path / "adapter", base, base_name="tiny-base")
     command = [sys.executable, "-m", "tests.ft_assets.training.runtime.split_reference", str(base), str(adapter)]

@@ -68,6 +68,7 @@ def weights(run: RunFile) -> list[bytes]:
     return [(run.work_dir / "final" / name).read_bytes() for name in ADAPTER]
 
 
+@pytest.mark.slow
 def test_a_run_computes_its_reference_proves_it_and_reports_the_methods_metrics(site: Site, tmp_path: Path) -> None:
     run = replace(site.run("dpo"), work_dir=tmp_path, reference_dir=None)
     found = train(run)

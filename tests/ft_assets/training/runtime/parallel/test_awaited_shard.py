@@ -76,7 +76,14 @@ def assert_saved_and_resumes(made: Job, line: Line, whole: str) -> None:
     assert weights(made) == whole
 
 
-@pytest.mark.parametrize("asked", [(0, 1), (0,), (1,)], ids=["both", "the one that waits", "the one that is ready"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param((0, 1), id="both", marks=pytest.mark.slow),
+        pytest.param((0,), id="the one that waits", marks=pytest.mark.slow),
+        pytest.param((1,), id="the one that is ready"),
+    ],
+)
 def test_ranks_leave_together_while_one_waits_for_a_shard(asked: tuple[int, ...], whole: str, tmp_path: Path) -> None:
     with waiting(tmp_path) as (made, line):
         ranks = made.start_ranks()

@@ -45,7 +45,7 @@ def join(made: Job, name: str) -> None:
     shutil.rmtree(made.work_of(1))
 
 
-@pytest.fixture(scope="module", params=["lora", "full"])
+@pytest.fixture(scope="module", params=["lora", pytest.param("full", marks=pytest.mark.slow)])
 def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """FSDP2 on one node."""
     changes = FULL if request.param == "full" else {}
@@ -75,6 +75,7 @@ def test_ranks_apart_train_the_bytes_of_ranks_together_and_go_on_from_what_the_f
         assert final(made) == final(together)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "changes"), [("ddp", {}), ("fsdp2", FULL)], ids=["ddp", "fsdp2"])
 def test_the_best_weights_are_brought_to_every_node_when_training_stops_early(
     strategy: str, changes: dict[str, Any], tmp_path: Path
@@ -89,6 +90,7 @@ def test_the_best_weights_are_brought_to_every_node_when_training_stops_early(
         assert final(two) == final(one)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_damaged_on_the_first_node_is_not_used_on_any(tmp_path: Path) -> None:
     with job(tmp_path, strategy="fsdp2", **PAIR, **FULL) as made:
         run(made, apart=True)

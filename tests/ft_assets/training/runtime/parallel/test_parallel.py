@@ -88,6 +88,7 @@ def test_two_ranks_are_what_they_say_and_give_the_losses_of_one(
         assert losses(pair) == pytest.approx(alone[adapter], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_two_micro_batches_each_drop_out_what_one_with_four_drops_out(tmp_path: Path) -> None:
     four = replace(SPEC.optimization, num_epochs=0.5, per_device_batch_size=1, accumulation_steps=4)
     assert SPEC.lora is not None
@@ -139,8 +140,9 @@ def slices(made: Job, labelled: list[int]) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("adapter", ["lora", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("adapter", ["lora", "full"])
 def test_ranks_with_unequal_numbers_of_labels_stay_together_and_give_the_losses_of_one(strategy: str, adapter: str, tmp_path: Path) -> None:
     """Each slice of logits gathers the output layer that ZeRO-3 splits: ranks with different numbers of slices would fail or hang."""
     changes = FULL if adapter == "full" else {}
@@ -177,7 +179,8 @@ def long_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield single
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2", *ZERO])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *ZERO])
 def test_what_two_ranks_began_one_goes_on_with_in_the_same_order(strategy: str, long_alone: Job, tmp_path: Path) -> None:
     with job(tmp_path, **shared(strategy, optimization=replace(LONG, accumulation_steps=1))) as pair:
         step = stop_after(pair, 5)
