@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from control_plane.capacity.tables import node_drains
 from control_plane.jobs.tables import jobs
 from control_plane.platform.job_states import FINAL
 from resources.launcher.kubernetes_manifests import FORGOTTEN, WORKLOAD
 from tests.cluster.faults import Attempt, attempted, watched_jobs, wrongly_billed
-from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Kubectl, Manifest, Tenant, until
+from tests.cluster.installed_platform import NAMESPACE, RELEASE, Installed, Manifest, Tenant, until
 from tests.cluster.small_jobs import ROWS, spec
 
 NUM_JOBS = int(os.environ.get("FT_TEST_NUM_JOBS", "50"))
@@ -32,6 +33,7 @@ LIMIT_S = 600.0 + 150.0 * NUM_JOBS
 """Two cores need a minute and a half for a job with its three runs of Dagster and its evaluation."""
 PAUSE_S = (5.0, 20.0)
 """Between two kills."""
+IN_WORKER = ("exec", "-n", NAMESPACE, f"deploy/{RELEASE}-worker", "-c", "worker", "--")
 OF_WORKLOADS = ("jobs", "pods", "secrets", "networkpolicies")
 MOST_OF_A_JOB = 2
 """Pods of one job that are killed: a training that is killed ten times without progress is given up, rightly."""
@@ -59,7 +61,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 1200)]
 class Killer:
     """Deletes a running pod now and then, without grace: one of a workload, a run of Dagster, or a service of the platform."""
 
-    kubectl: Kubectl
+    cluster: Installed
     draw: random.Random = field(default_factory=lambda: random.Random(SEED))
     killed: Counter[str] = field(default_factory=Counter)
     """Pods, by what they were."""
@@ -71,20 +73,30 @@ class Killer:
             victims = self.victims(self.draw.choice(("workload", "workload", "run", "service")))
             if victims:
                 self.kill(self.draw.choice(victims))
+            self.undrain()
+
+    def undrain(self) -> None:
+        """Puts nodes that the platform took for sick back into service, as an operator does who knows why jobs fail there."""
+        with self.cluster.engine.connect() as conn:
+            drained = list(conn.execute(sa.select(node_drains.c.node)).scalars())
+        for node in drained:
+            self.cluster.kubectl(*IN_WORKER, "ft", "admin", "nodes", "undrain", node, ok=False)
 
     def victims(self, kind: str) -> list[Manifest]:
         running = ("--field-selector", "status.phase=Running")
         if kind == "workload":
-            found = self.kubectl.items("pods", "--all-namespaces", "-l", WORKLOAD, *running)
+            found = self.cluster.kubectl.items("pods", "--all-namespaces", "-l", WORKLOAD, *running)
             return [pod for pod in found if self._of_job[job_of(pod)] < MOST_OF_A_JOB]
         is_run = "=" if kind == "run" else "!="
         chosen = f"app.kubernetes.io/name=ft-platform,app.kubernetes.io/component{is_run}runs"
-        return self.kubectl.items("pods", "-n", NAMESPACE, "-l", chosen, *running)
+        return self.cluster.kubectl.items("pods", "-n", NAMESPACE, "-l", chosen, *running)
 
     def kill(self, pod: Manifest) -> None:
         about = pod["metadata"]
         what = about["labels"].get("app.kubernetes.io/component", "workload")
-        self.kubectl("delete", "pod", "-n", about["namespace"], about["name"], "--grace-period=0", "--force", "--wait=false", ok=False)
+        self.cluster.kubectl(
+            "delete", "pod", "-n", about["namespace"], about["name"], "--grace-period=0", "--force", "--wait=false", ok=False
+        )
         self.killed[what] += 1
         self._of_job[job_of(pod)] += 1
 
@@ -101,8 +113,8 @@ def attempt_of(found: Manifest) -> Attempt:
 
 
 @contextmanager
-def killing(kubectl: Kubectl) -> Iterator[Killer]:
-    killer = Killer(kubectl=kubectl)
+def killing(cluster: Installed) -> Iterator[Killer]:
+    killer = Killer(cluster=cluster)
     thread = threading.Thread(target=killer.run)
     thread.start()
     try:
@@ -126,7 +138,7 @@ def test_jobs_whose_pods_are_killed_all_succeed_and_are_billed_once(cluster: Ins
             asked = spec(8, every=2, num_gpus=2 if number % WIDE_EVERY == 1 else 1)
             mine = number % NUM_TENANTS
             made.append(tenants[mine].submit(files[mine], **asked, suffix=f"r{number}"))
-        with killing(cluster.kubectl) as killer:
+        with killing(cluster) as killer:
             until(lambda: set(states(cluster, made).values()) <= FINAL, limit_s=LIMIT_S, what="the end of all jobs")
         uids = {key: found for key, found in jobs_seen().items() if key[0] in made}
     found = attempted(cluster, made)
@@ -151,7 +163,7 @@ def of_workloads(cluster: Installed, namespaces: Sequence[str], *kinds: str) -> 
 
 def in_worker(cluster: Installed, *command: str) -> str:
     """Run a command where the platform may delete objects of the cluster."""
-    return cluster.kubectl("exec", "-n", NAMESPACE, f"deploy/{RELEASE}-worker", "-c", "worker", "--", *command, timeout_s=900)
+    return cluster.kubectl(*IN_WORKER, *command, timeout_s=900)
 
 
 def marks_of(cluster: Installed, tenants: Sequence[Tenant]) -> list[Manifest]:
