@@ -43,7 +43,7 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         estimated_start=row.expected_start_at if waiting else None,
         evaluation=row.evaluation if row.state is JobState.EVALUATING else None,
         spot=request.get("spot", False),
-        recipe=row.spec.get("recipe") if row.spec else request.get("recipe"),
+        recipe=row.spec.get("recipe") if row.spec else row.recipe,
         auto_promote=request.get("auto_promote", True),
         adapter=adapter_of(request),
         hardware=_hardware(row),

@@ -130,6 +130,8 @@ class _Resolved:
     request: JobRequest
     model: BaseModel
     warm_start: WarmStartSource | None
+    recipe: str
+    """Label of the recipe that is chosen for it."""
     expected: expected_time.Expected
 
 
@@ -141,7 +143,7 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     settings, evaluated = platform.settings, eval_config.parse(request.eval_config)
     task_files.check(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
     expected = expected_time.of_request(platform, tenant, on_base, model, placed)
-    return _Resolved(request=on_base, model=model, warm_start=warm_start, expected=expected)
+    return _Resolved(request=on_base, model=model, warm_start=warm_start, recipe=placed.plan.recipe.label, expected=expected)
 
 
 def _admit(owner: Tenant, usage: Usage, requested: _Resolved, tier: str) -> None:
@@ -368,6 +370,7 @@ def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, d
         "model": model.id,
         "base_digest": model.digest,
         "method": request.method,
+        "recipe": requested.recipe,
         "training_file": request.training_file,
         "validation_file": request.validation_file,
         "suffix": request.suffix,

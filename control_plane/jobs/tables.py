@@ -23,6 +23,7 @@ jobs = sa.Table(
     sa.Column("model", sa.Text, nullable=False),
     sa.Column("base_digest", sa.Text, nullable=False),
     sa.Column("method", sa.Text, nullable=False),
+    sa.Column("recipe", sa.Text),  # chosen at submission, as name@version
     sa.Column("training_file", sa.Text, sa.ForeignKey("files.id"), nullable=False),
     sa.Column("validation_file", sa.Text, sa.ForeignKey("files.id")),
     sa.Column("suffix", sa.Text),
@@ -95,6 +96,7 @@ class Job:
     model: str
     base_digest: str
     method: str
+    recipe: str | None
     training_file: str
     validation_file: str | None
     suffix: str | None

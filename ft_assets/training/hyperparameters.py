@@ -125,16 +125,17 @@ def plan(
     method: str = "sft",
     adapter: AdapterKind = "lora",
     recipe: str | None = None,
+    known: Mapping[str, Recipe] | None = None,
     hardware: Mapping[str, Any] | None = None,
     has_bf16: bool = True,
     has_flash: bool = False,
 ) -> Plan:
     """Validates `requested` and fixes what packing needs. Raises ``InvalidRequest`` (``invalid_hyperparameter``) naming the value.
 
-    `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere do not). `has_flash`: whether they have kernels of flash
-    and flex attention (CPUs and GPUs before Ampere do not).
+    `known`: recipes to choose from, by default those that ship. `has_bf16`: whether the job's GPUs compute in bfloat16 (those before Ampere
+    do not). `has_flash`: whether they have kernels of flash and flex attention (CPUs and GPUs before Ampere do not).
     """
-    chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe)
+    chosen = select(model.id, adapter=adapter, num_parameters=model.num_parameters, name=recipe, known=known)
     values, gpus = checked(requested, method=method), checked_hardware(hardware)
     if (default := chosen.value("num_gpus", method=method)) != "auto":
         gpus.setdefault("num_gpus", int(default))

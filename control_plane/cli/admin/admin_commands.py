@@ -15,6 +15,7 @@ from control_plane.cli.admin import (
     maintenance_commands,
     node_commands,
     operator_commands,
+    recipe_admin_commands,
     refund_commands,
     tenant_commands,
     whole_queue_commands,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     suites = {"add": add_suite, "add-benchmark": add_benchmark, "list": list_suites, "remove": remove_suite}
     add_group(admin, "suites", suites, help="Evaluation suites that every tenant's datasets are checked against.")
     base_model_commands.register(admin)
+    recipe_admin_commands.register(admin)
     node_commands.register(admin)
     maintenance_commands.register(admin)
     cluster_commands.register(admin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from control_plane.client.connection import Connection, Resource
@@ -187,6 +187,22 @@ class Nodes(Resource):
         return self._api.call("POST", at("/v1/admin/nodes/{node}/undrain", node), repeatable=True)
 
 
+class OperatorRecipes(Resource):
+    """Recipes of the platform's operators."""
+
+    def list(self) -> Pages:
+        """Lists every version, retired ones too."""
+        return self._api.pages(at("/v1/admin/recipes"), given())
+
+    def add(self, recipes: Sequence[Mapping[str, Any]]) -> Record:
+        """Adds versions, all or none; those that exist with the same content stay as they are."""
+        return self._api.call("POST", at("/v1/admin/recipes"), json={"recipes": [*recipes]}, repeatable=True)
+
+    def retire(self, name: str) -> Record:
+        """Uses no version of a recipe for new jobs."""
+        return self._api.call("POST", at("/v1/admin/recipes/{name}/retire", name), repeatable=True)
+
+
 class Admin(Resource):
     """The operators' resources."""
 
@@ -198,4 +214,5 @@ class Admin(Resource):
         self.ledger = Books(connection)
         self.audit_log = PlatformAuditLog(connection)
         self.queue = WholeQueue(connection)
+        self.recipes = OperatorRecipes(connection)
         self.nodes = Nodes(connection)

@@ -12,6 +12,7 @@ from typing import Any
 
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import JOB_CLASSES, RESERVED_FOR, Pool, in_order, job_class, may_use_spot, most_capable, taking
+from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import Job
 from control_plane.platform.context import Platform
@@ -54,8 +55,10 @@ class Placed:
         }
 
 
-def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str) -> Placed:
+def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, chosen: str | None = None) -> Placed:
     """Plan `request` on `model` and fit it into memory; ``InvalidRequest`` states what does not fit and what would.
+
+    `chosen`: label of the recipe that was chosen when the job was submitted.
 
     Gives the same result before and after packing: the memory estimate uses the requested batch, or the recipe's, not the smaller one of a
     small dataset. What no pool could ever give to a job of `tier` is refused, regardless of what is in use or drained now.
@@ -67,7 +70,8 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
         facts,
         method=request.method,
         adapter=request.adapter,
-        recipe=request.recipe,
+        recipe=chosen or request.recipe,
+        known=operator_recipes.known(platform, of_job=chosen),
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
@@ -82,7 +86,7 @@ def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
     """The same for a stored job, whose hyperparameters include those of a warm start."""
     request = JobRequest.from_body(job.request) if job.request else JobRequest(model=job.model, training_file=job.training_file)
     asked = replace(request, method=job.method, hyperparameters=job.hyperparameters)
-    return placed(platform, asked, model, tier=job.tier)
+    return placed(platform, asked, model, tier=job.tier, chosen=job.recipe)
 
 
 def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:

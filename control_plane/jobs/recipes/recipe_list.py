@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 
-from control_plane.jobs.recipes import schemas
+from control_plane.jobs.recipes import operator_recipes, schemas
 from control_plane.jobs.submission import ALIASES
-from ft_assets.training import methods, recipes
-from ft_assets.training.recipes import Recipe
+from control_plane.platform.context import Platform
+from ft_assets.training import methods
+from ft_assets.training.recipes import Recipe, named
 
 
-def list_recipes(*, method: str = "sft") -> list[schemas.Recipe]:
-    """Return every recipe with its defaults for `method`."""
-    return [_shown(r, method) for r in recipes.load_all().values()]
+def list_recipes(platform: Platform, *, method: str = "sft") -> list[schemas.Recipe]:
+    """Return the recipes that jobs may use with their defaults for `method`: the operators' first."""
+    return [_shown(r, method) for r in operator_recipes.known(platform).values()]
 
 
-def get(name: str, *, method: str = "sft") -> schemas.Recipe:
+def get(platform: Platform, name: str, *, method: str = "sft") -> schemas.Recipe:
     """Return the recipe `name`, with or without its version; ``InvalidRequest`` lists the existing ones."""
-    return _shown(recipes.named(name), method)
+    return _shown(named(name, operator_recipes.known(platform)), method)
 
 
 def _shown(recipe: Recipe, method: str) -> schemas.Recipe:

@@ -1,7 +1,7 @@
-"""Recipes: versioned YAML beside this file, with a source for each default. This module chooses the recipe of a request.
+"""Recipes: versioned YAML with a source for each default. This module reads recipes, and chooses the one of a request.
 
 A file holds a list of recipes. A recipe applies to one kind of adapter and to base models by id pattern and size; it may extend another,
-and may set defaults for a single method. A request may override any value.
+and may set defaults for a single method. A request may override any value. The files beside this one are shipped; operators add theirs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, TypeAdapter
 
+from ft_assets import yaml_files
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
 from ft_assets.training.spec import canonical_json
@@ -94,49 +95,56 @@ class Recipe:
         return low <= num_parameters < high and (not self.base_models or any(fnmatchcase(name, p) for p in self.base_models))
 
 
-class _RecipeFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    name: str
-    version: int
-    extends: str | None = None
-    base_models: list[str] = []
-    parameters: tuple[float, float] = (0.0, math.inf)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """A recipe as a file has it."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$")]
+    version: Annotated[int, Field(ge=1)]
     adapter: AdapterKind
     summary: str
-    defaults: dict[str, Default] = {}
-    methods: dict[str, dict[str, Default]] = {}
+    extends: str | None = None
+    base_models: list[str] = field(default_factory=list)
+    parameters: tuple[float, float] = (0.0, math.inf)
+    defaults: dict[str, Default] = field(default_factory=dict)
+    methods: dict[str, dict[str, Default]] = field(default_factory=dict)
 
 
-def parse(text: str, known: Mapping[str, Recipe] | None = None) -> list[Recipe]:
-    """Loads the recipes of a YAML file, which may extend earlier ones and `known` ones; refuses a default without a source."""
+def parse(body: Any, known: Mapping[str, Recipe] | None = None, *, origin: str) -> list[Recipe]:
+    """Reads the recipes of a YAML file, which may extend earlier ones and `known` ones.
+
+    Raises ``ValueError`` with the first mistake and its place in `origin`, such as a default without a source.
+    """
     found = dict(known or {})
     made = []
-    for entry in yaml.safe_load(text):
-        body = _RecipeFile.model_validate(entry)
-        recipe = _complete(body, found[body.extends] if body.extends else None)
+    for entry in yaml_files.parse(body, TypeAdapter(list[_Entry]), origin=origin):
+        if entry.extends and entry.extends not in found:
+            raise ValueError(f"{origin}: {entry.name} extends {entry.extends!r}, which does not exist; there are {', '.join(found)}")
+        recipe = _complete(entry, found[entry.extends] if entry.extends else None)
         found[recipe.name] = recipe
         made.append(recipe)
     return made
 
 
-def _complete(body: _RecipeFile, parent: Recipe | None) -> Recipe:
+def _complete(entry: _Entry, parent: Recipe | None) -> Recipe:
     inherited = parent.methods if parent else {}
-    defaults = {**{k: d for k, d in (parent.defaults if parent else {}).items() if k in NEEDED[body.adapter]}, **body.defaults}
-    if set(defaults) != NEEDED[body.adapter]:
-        missing, unknown = sorted(NEEDED[body.adapter] - set(defaults)), sorted(set(defaults) - NEEDED[body.adapter])
-        raise ValueError(f"recipe {body.name}: missing defaults {missing}, unknown {unknown}")
-    for method, overrides in body.methods.items():
-        if unknown := sorted(set(overrides) - NEEDED[body.adapter] - set(methods.get(method).settings)):
-            raise ValueError(f"recipe {body.name}: {method} has no {unknown}")
+    defaults = {**{k: d for k, d in (parent.defaults if parent else {}).items() if k in NEEDED[entry.adapter]}, **entry.defaults}
+    if set(defaults) != NEEDED[entry.adapter]:
+        missing, unknown = sorted(NEEDED[entry.adapter] - set(defaults)), sorted(set(defaults) - NEEDED[entry.adapter])
+        raise ValueError(f"recipe {entry.name}: missing defaults {missing}, unknown {unknown}")
+    for method, overrides in entry.methods.items():
+        if unknown := sorted(set(overrides) - NEEDED[entry.adapter] - set(methods.get(method).settings)):
+            raise ValueError(f"recipe {entry.name}: {method} has no {unknown}")
     return Recipe(
-        name=body.name,
-        version=body.version,
-        base_models=tuple(p.lower() for p in body.base_models),
-        parameters=body.parameters,
-        adapter=body.adapter,
-        summary=body.summary,
+        name=entry.name,
+        version=entry.version,
+        base_models=tuple(p.lower() for p in entry.base_models),
+        parameters=entry.parameters,
+        adapter=entry.adapter,
+        summary=entry.summary,
         defaults=defaults,
-        methods={m: {**inherited.get(m, {}), **body.methods.get(m, {})} for m in {**inherited, **body.methods}},
+        methods={m: {**inherited.get(m, {}), **entry.methods.get(m, {})} for m in {**inherited, **entry.methods}},
     )
 
 
@@ -145,27 +153,32 @@ def load_all() -> Mapping[str, Recipe]:
     """Returns every shipped recipe by name; those for any model first, because others extend them."""
     found: dict[str, Recipe] = {}
     for path in sorted(DIRECTORY.glob("*.yaml"), key=lambda p: (p.stem != "any", p.stem)):
-        for recipe in parse(path.read_text(encoding="utf-8"), found):
+        for recipe in parse(yaml.safe_load(path.read_text(encoding="utf-8")), found, origin=path.name):
             if recipe.name in found:
                 raise ValueError(f"recipe {recipe.name} is in two files, {path.name} is the second")
             found[recipe.name] = recipe
     return found
 
 
-def named(name: str) -> Recipe:
+def named(name: str, known: Mapping[str, Recipe] | None = None) -> Recipe:
     """Returns the recipe called `name`, with or without its version."""
-    recipes = load_all()
-    wanted = name.partition("@")[0]
-    if wanted not in recipes or ("@" in name and recipes[wanted].label != name):
+    recipes = load_all() if known is None else known
+    found = recipes.get(name) or next((r for r in recipes.values() if r.label == name), None)
+    if found is None:
         offered = ", ".join(r.label for r in recipes.values())
         raise InvalidRequest(f"recipe {name[:80]!r} does not exist; choose one of {offered}", code="invalid_recipe", param="recipe")
-    return recipes[wanted]
+    return found
 
 
-def select(base_model: str, *, adapter: str, num_parameters: int = 0, name: str | None = None) -> Recipe:
-    """Returns the recipe called `name`, else the one for models like `base_model`, else the one for any model."""
+def select(
+    base_model: str, *, adapter: str, num_parameters: int = 0, name: str | None = None, known: Mapping[str, Recipe] | None = None
+) -> Recipe:
+    """Returns the recipe called `name`, else the one for models like `base_model`, else the one for any model.
+
+    `known`: recipes by name, or by label if another version has the name; the first that fits is chosen. By default those that ship.
+    """
     if name is not None:
-        recipe = named(name)
+        recipe = named(name, known)
         if recipe.adapter != adapter:
             raise InvalidRequest(
                 f"recipe {recipe.label} is for adapter {recipe.adapter}, the job asks for {adapter}; leave one of them out",
@@ -173,7 +186,8 @@ def select(base_model: str, *, adapter: str, num_parameters: int = 0, name: str 
                 param="recipe",
             )
         return recipe
-    fitting = [r for r in load_all().values() if r.adapter == adapter and r.fits(base_model, num_parameters)]
+    newest = [r for key, r in (load_all() if known is None else known).items() if key == r.name]
+    fitting = [r for r in newest if r.adapter == adapter and r.fits(base_model, num_parameters)]
     for recipe in sorted(fitting, key=lambda r: (not r.base_models, r.parameters == (0.0, math.inf))):
         return recipe
     raise InvalidRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+import yaml
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods, recipes
@@ -139,8 +139,12 @@ CHILD = """
 """
 
 
+def parsed(text: str) -> list[recipes.Recipe]:
+    return recipes.parse(yaml.safe_load(text), ALL, origin="child.yaml")
+
+
 def test_a_child_has_all_of_its_parent_but_what_it_says_itself() -> None:
-    [child] = recipes.parse(CHILD % '{value: 8, source: "for the sake of a test"}', ALL)
+    [child] = parsed(CHILD % '{value: 8, source: "for the sake of a test"}')
     assert (child.value("rank"), child.value("dropout")) == (8, 0.05)
     assert (child.setting("dpo", "beta").value, child.value("n_epochs", method="dpo")) == (0.2, 1)
     assert child.digest != ALL["any-lora"].digest
@@ -148,20 +152,20 @@ def test_a_child_has_all_of_its_parent_but_what_it_says_itself() -> None:
 
 @pytest.mark.parametrize("default", ["8", "{value: 8}", '{value: 8, source: ""}', '{value: 8, source: "short"}'])
 def test_a_default_without_a_source_is_refused(default: str) -> None:
-    with pytest.raises(ValidationError):
-        recipes.parse(CHILD % default, ALL)
+    with pytest.raises(ValueError, match=r"^child.yaml: \[0\].defaults.rank"):
+        parsed(CHILD % default)
 
 
 @pytest.mark.parametrize(("changed", "says"), [("rank", "unknown \\['rnak'\\]"), ("beta", "dpo has no \\['bta'\\]")])
 def test_a_default_that_nothing_reads_is_refused(changed: str, says: str) -> None:
     text = CHILD.replace(changed, {"rank": "rnak", "beta": "bta"}[changed])
     with pytest.raises(ValueError, match=says):
-        recipes.parse(text % '{value: 8, source: "for the sake of a test"}', ALL)
+        parsed(text % '{value: 8, source: "for the sake of a test"}')
 
 
 def test_a_recipe_that_leaves_a_default_out_is_refused() -> None:
     with pytest.raises(ValueError, match="missing defaults"):
-        recipes.parse(CHILD.replace("extends: any-lora", "") % '{value: 8, source: "for the sake of a test"}', ALL)
+        parsed(CHILD.replace("extends: any-lora", "") % '{value: 8, source: "for the sake of a test"}')
 
 
 @pytest.mark.parametrize("name", TABLES)

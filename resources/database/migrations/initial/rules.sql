@@ -263,6 +263,8 @@ CREATE TRIGGER node_drains_audited AFTER INSERT OR UPDATE OR DELETE ON node_drai
     EXECUTE FUNCTION ft_audit('node_drain', 'node', 'reason');
 CREATE TRIGGER operator_keys_audited AFTER INSERT OR UPDATE OR DELETE ON operator_keys FOR EACH ROW
     EXECUTE FUNCTION ft_audit('operator_key', 'id', 'name', 'hint', 'expires_at', 'revoked_at');
+CREATE TRIGGER recipes_audited AFTER INSERT OR UPDATE OR DELETE ON recipes FOR EACH ROW
+    EXECUTE FUNCTION ft_audit('recipe', 'name', 'version', 'retired_at');
 CREATE TRIGGER refund_cases_audited AFTER INSERT OR UPDATE OR DELETE ON refund_cases FOR EACH ROW
     EXECUTE FUNCTION ft_audit('refund_case', 'id', 'amount_micros', 'state', 'decided_by', 'note');
 CREATE TRIGGER sweeps_audited AFTER INSERT OR UPDATE OR DELETE ON sweeps FOR EACH ROW

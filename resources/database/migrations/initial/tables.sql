@@ -478,6 +478,7 @@ CREATE TABLE jobs (
     model text NOT NULL,
     base_digest text NOT NULL,
     method text NOT NULL,
+    recipe text,
     training_file text NOT NULL,
     validation_file text,
     suffix text,
@@ -700,6 +701,16 @@ CREATE TABLE quota_holds (
     CONSTRAINT fk_quota_holds_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
 );
 CREATE INDEX ix_quota_holds_open ON quota_holds (tenant_id) WHERE (released_at IS NULL);
+
+CREATE TABLE recipes (
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition jsonb NOT NULL,
+    added_by text NOT NULL,
+    added_at timestamptz NOT NULL,
+    retired_at timestamptz,
+    CONSTRAINT pk_recipes PRIMARY KEY (name, version)
+);
 
 CREATE TABLE refund_cases (
     id text NOT NULL,

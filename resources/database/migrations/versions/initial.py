@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_10
+Revision ID: initial_11
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_10"
+revision = "initial_11"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -42,6 +42,8 @@ CHILDREN = {
 """Tables without a tenant of their own: their rows belong to whom the row belongs that they refer to."""
 READ_ONLY = {"alembic_version", "adapter_stage_moves"}
 """Read by triggers and by whoever asks for the schema's revision."""
+OF_OPERATORS = {"recipes"}
+"""Written by operators, read by every call of a tenant."""
 ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events"}
 """Also to the platform: an entry is corrected by another entry."""
 PLATFORM_COLUMNS = {
@@ -122,7 +124,7 @@ WRITTEN_BY_TENANTS = {
         False,
     ),
     "jobs": (
-        "base_digest created_at dataset_id hyperparameters id metadata method model request request_sha256 seed state suffix "
+        "base_digest created_at dataset_id hyperparameters id metadata method model recipe request request_sha256 seed state suffix "
         "tenant_id tier trace_parent training_file validation_file warm_start",
         "ahead checkpointing due_at estimated_finish_at expected_start_at finished_at promise queue_position queued_at reason "
         "reason_detail state stop_requested waited_s waiting_since",
@@ -217,7 +219,8 @@ def _allow_platform() -> None:
         op.execute(f"GRANT {_verbs(table)} ON {table} TO {PLATFORM}")
     for table, columns in PLATFORM_COLUMNS.items():
         op.execute(f"GRANT UPDATE ({_list(columns)}) ON {table} TO {PLATFORM}")
-    op.execute(f"GRANT INSERT, UPDATE, DELETE ON operator_keys TO {OPERATOR}")
+    for table in sorted(OF_OPERATORS | {"operator_keys"}):
+        op.execute(f"GRANT INSERT, UPDATE, DELETE ON {table} TO {OPERATOR}")
     op.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {PLATFORM}")
 
 
@@ -229,7 +232,7 @@ def _confine_tenants() -> None:
         _confine(table, f"{OWN} OR tenant_id IS NULL", writes=OWN)
     for table, (column, parent) in CHILDREN.items():
         _confine(table, f"EXISTS (SELECT FROM {parent} p WHERE p.id = {table}.{column} AND p.{OWN})")
-    for table in READ_ONLY:
+    for table in sorted(READ_ONLY | OF_OPERATORS):
         op.execute(f"GRANT SELECT ON {table} TO {TENANT}")
     for table, (inserted, updated, deletes) in WRITTEN_BY_TENANTS.items():
         for verb, columns in (("INSERT", inserted), ("UPDATE", updated)):
@@ -255,7 +258,7 @@ def _confine(table: str, rows: str, *, writes: str = "") -> None:
 
 
 def _verbs(table: str) -> str:
-    if table in READ_ONLY or table in PLATFORM_COLUMNS:
+    if table in READ_ONLY | OF_OPERATORS or table in PLATFORM_COLUMNS:
         return "SELECT"
     return "SELECT, INSERT" if table in ADD_ONLY else "SELECT, INSERT, UPDATE, DELETE"
 
