@@ -120,7 +120,7 @@ def test_recipes_are_added_through_the_api_and_listed_for_tenants(api_url: str, 
         assert shown["defaults"]["rank"] == {"value": 8, "source": SOURCE} and shown["defaults"]["dropout"]["source"]
         assert f"{name}@1" in [each["id"] for each in client.recipes.list().all()]
         (retired,) = ops.admin.recipes.retire(name)["data"]
-        assert retired["retired_at"] and [each["id"] for each in ops.admin.recipes.list().all()] == [f"{name}@1"]
+        assert retired["retired_at"] and retired in ops.admin.recipes.list().all()
         assert f"{name}@1" not in [each["id"] for each in client.recipes.list().all()]
     refused = httpx.post(f"{api_url}/v1/admin/recipes", json={"recipes": [recipe()]}, headers={"authorization": f"Bearer {api_key}"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_key_required")
