@@ -123,7 +123,7 @@ class OpenIdProvider:
     def _token(self, code: str, *, verifier: str, redirect_uri: str) -> Mapping[str, Any]:
         description, secret = self._description(), self._client_secret()
         fields = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect_uri, "code_verifier": verifier}
-        auth: httpx.Auth | None = None
+        auth = httpx.Auth()
         methods = description.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
         if secret and "client_secret_basic" in methods:
             auth = httpx.BasicAuth(quote_plus(self._client_id), quote_plus(secret))

@@ -48,6 +48,9 @@ class Settings:
     dagster_hosts: tuple[str, ...] = ()
     """``FT_DAGSTER_HOSTS``: hosts (``name`` or ``name:port``, comma-separated) under which browsers reach Dagster's webserver, beside the
     loopback names; requests to others, and from pages of others, are refused. Default: none."""
+    dagster_public_url: str = ""
+    """``FT_DAGSTER_PUBLIC_URL``: where operators' browsers reach Dagster's webserver, for links of the console. Default: on one machine,
+    its port beside the API's; elsewhere none, and there are no links."""
     dagster_token: str = field(default="", repr=False)
     """``FT_DAGSTER_TOKEN``: bearer token of the platform's own calls of Dagster's webserver, the same on both sides. Set it where the
     webserver (``FT_DAGSTER_URL``) runs with another home. Default: a token made for this installation, ``<home>/dagster.token``."""
@@ -244,6 +247,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     here = f"http://{made.api_host}:{made.api_port}"
     public_url = made.public_url or here
     derived = {
+        "dagster_public_url": _beside(public_url, made.dagster_port),
         "object_store": f"file://{home}/objects",
         "inference_urls": (f"http://127.0.0.1:{made.inference_port}",),
         "mlflow_uri": f"sqlite:///{home}/mlflow.db",
@@ -314,6 +318,12 @@ def _elsewhere(text: str) -> PurePosixPath:
     return PurePosixPath(text)
 
 
+def _beside(url: str, port: int) -> str:
+    """Return the address of another port, if `url` is of this machine."""
+    host = urlsplit(url).hostname
+    return f"http://{host}:{port}" if host in ("localhost", "127.0.0.1") else ""
+
+
 def _is_private(url: str) -> bool:
     """Whether nobody on the way reads what is sent to `url`."""
     address = urlsplit(url)
@@ -326,7 +336,9 @@ _BY_TYPE: Mapping[str, Callable[[str], Any]] = {
 }  # fmt: skip
 _SECONDS = _checked(float, "use a number of seconds above 0", lambda seconds: 0.0 < seconds < math.inf)
 _BY_NAME: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url"), _address),
+    **dict.fromkeys(
+        ("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url", "dagster_public_url"), _address
+    ),
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
