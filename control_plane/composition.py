@@ -12,8 +12,8 @@ from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.models.catalogue import catalogue_of
 from control_plane.platform.context import Platform, utc_now
-from control_plane.platform.protocols import ModelServers, TenantRecords
-from control_plane.platform.secrets import cipher, inference_token
+from control_plane.platform.protocols import IdentityProvider, ModelServers, TenantRecords
+from control_plane.platform.secrets import cipher, inference_token, oidc_client_secret
 from control_plane.platform.settings import Settings
 from control_plane.platform.webhook_targets import parse_networks
 from ft_assets.base_models import Catalogue
@@ -66,7 +66,22 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),
         records=_records(settings),
+        identity=identity_provider(settings),
         mailer=SmtpMailer(url=settings.smtp_url, sender=settings.smtp_from) if settings.smtp_url else None,
+    )
+
+
+def identity_provider(settings: Settings) -> IdentityProvider | None:
+    """Return the provider with which people sign in to the console; None if only keys open it."""
+    if not settings.oidc_issuer:
+        return None
+    from resources.openid_provider import OpenIdProvider  # its libraries take a while to import, and few processes need them
+
+    return OpenIdProvider(
+        issuer=settings.oidc_issuer,
+        client_id=settings.oidc_client_id,
+        client_secret=lambda: oidc_client_secret(settings),
+        groups_claim=settings.oidc_groups_claim,
     )
 
 

@@ -328,26 +328,26 @@ NONE, PENDING, APPROVED, REJECTED = "none", "pending", "approved", "rejected"
 MAX_NOTE_CHARS = 2000
 
 
-def approve(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None, and_promote: bool = False) -> Adapter:
+def approve(platform: Platform, tenant: str, reference: str, *, by: str, note: str | None = None, and_promote: bool = False) -> Adapter:
     """Approve an adapter for promotion, and promote it if requested. Approving again changes nothing; a rejected adapter can be
     approved."""
-    decided = _decide(platform, tenant, reference, APPROVED, key_id=key_id, note=note)
+    decided = _decide(platform, tenant, reference, APPROVED, by=by, note=note)
     return promote(platform, tenant, decided.id) if and_promote else decided
 
 
-def reject(platform: Platform, tenant: str, reference: str, *, key_id: str, note: str | None = None) -> Adapter:
+def reject(platform: Platform, tenant: str, reference: str, *, by: str, note: str | None = None) -> Adapter:
     """Reject an adapter, so that it cannot be promoted; one in production has to be rolled back or deprecated first."""
-    return _decide(platform, tenant, reference, REJECTED, key_id=key_id, note=note)
+    return _decide(platform, tenant, reference, REJECTED, by=by, note=note)
 
 
-def _decide(platform: Platform, tenant: str, reference: str, decision: str, *, key_id: str, note: str | None) -> Adapter:
+def _decide(platform: Platform, tenant: str, reference: str, decision: str, *, by: str, note: str | None) -> Adapter:
     if note is not None and len(note) > MAX_NOTE_CHARS:
         raise InvalidRequest(f"note has {len(note)} characters, at most {MAX_NOTE_CHARS} are kept", code="invalid_note", param="note")
     with platform.engine.begin() as conn:
         record = locked(conn, tenant, reference)
         _check(record, decision)
         if record.approval != decision:
-            signed = {"approved_by": key_id, "approved_at": platform.clock(), "approval_note": None if note is None else printable(note)}
+            signed = {"approved_by": by, "approved_at": platform.clock(), "approval_note": None if note is None else printable(note)}
             with kept(f"adapter {record.id}"):
                 conn.execute(sa.update(adapters).where(adapters.c.id == record.id).values(approval=decision, **signed))
     return get_adapter(platform, tenant, record.id)

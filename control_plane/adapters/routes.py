@@ -63,7 +63,7 @@ def approve(
 ) -> Adapter:  # fmt: skip
     """Approve an adapter whose job requires approval, so that it can be promoted. Needs a key with scope `write`."""
     requested, tenant = body or schemas.Approve(note=None, promote=False), principal.tenant.id
-    return promotions.approve(platform, tenant, adapter_id, key_id=principal.key_id, note=requested.note, and_promote=requested.promote)
+    return promotions.approve(platform, tenant, adapter_id, by=principal.id, note=requested.note, and_promote=requested.promote)
 
 
 @router.post("/{adapter_id:path}/reject", summary="Reject an adapter", response_model=schemas.Adapter)
@@ -72,7 +72,7 @@ def reject(
 ) -> Adapter:  # fmt: skip
     """Reject an adapter, so that it cannot be promoted. An adapter in production must be rolled back or deprecated instead."""
     note = None if body is None else body.note
-    return promotions.reject(platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note)
+    return promotions.reject(platform, principal.tenant.id, adapter_id, by=principal.id, note=note)
 
 
 @router.get("/{adapter_id:path}/lineage", summary="Trace the lineage of an adapter", response_model=schemas.Lineage)

@@ -15,6 +15,7 @@ from control_plane.adapters import routes_exports
 from control_plane.api import routes_health
 from control_plane.api.metrics import exposition
 from control_plane.api.metrics import routes as metrics
+from control_plane.api.metrics.current_alerts import CurrentAlerts
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.request_metrics import RequestMeter
 from control_plane.api.middleware import RequestIds, UnreadBodies
@@ -79,6 +80,7 @@ def create_app(platform: Platform, *, transport: httpx.AsyncBaseTransport | None
     app.state.gauges = RecentGauges(platform=platform)
     app.state.meter = RequestMeter()
     app.state.exposed = exposition.registry(app.state.gauges, app.state.meter)
+    app.state.alerts = CurrentAlerts(registry=app.state.exposed)
     error_responses.install(app)
     app.add_middleware(RateLimitHeaders)
     app.add_middleware(UnreadBodies)

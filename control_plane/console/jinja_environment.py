@@ -74,7 +74,7 @@ def _bytes(size: float) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
 
 
 def _prose(text: str) -> Markup:

@@ -57,7 +57,7 @@ def retrieve(platform: PlatformDep, tenant: Reader, dataset_id: parameters.Datas
 @datasets_router.post("/{dataset_id}/approve", summary="Approve a dataset")
 def approve(platform: PlatformDep, principal: Approver, dataset_id: parameters.DatasetId) -> schemas.Dataset:
     """Approve a dataset version that its policies hold for review, so that jobs may train on it. Approving again changes nothing."""
-    return responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, key_id=principal.key_id))
+    return responses.dataset(datasets.approve(platform, principal.tenant.id, dataset_id, by=principal.id))
 
 
 @datasets_router.get("/{dataset_id}/preview", summary="Preview a dataset")

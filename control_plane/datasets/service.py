@@ -34,11 +34,11 @@ def get(platform: Platform, tenant: str, dataset_id: str) -> Dataset:
         return _get(conn, tenant, dataset_id)
 
 
-def approve(platform: Platform, tenant: str, dataset_id: str, *, key_id: str) -> Dataset:
+def approve(platform: Platform, tenant: str, dataset_id: str, *, by: str) -> Dataset:
     """Let jobs train on a dataset held for review; records who approved it and when. Approving again changes nothing."""
     these = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
     with platform.engine.begin() as conn:
-        approval = {"review": "approved", "approved_at": platform.clock(), "approved_by": key_id}
+        approval = {"review": "approved", "approved_at": platform.clock(), "approved_by": by}
         conn.execute(sa.update(datasets).where(these, datasets.c.review == "pending").values(**approval))
         return _get(conn, tenant, dataset_id)
 

@@ -1,7 +1,7 @@
 """Dependencies of routes: the platform, and the tenant of a key with the required scope; or the operator, for operator routes.
 
-A browser that is signed in to the console sends a session's cookie instead of a key. It can do what the key of the session can; each change
-must carry the session's CSRF token, in the header ``x-csrf-token`` or, from a form, in the field ``csrf_token``.
+A browser that is signed in to the console sends a session's cookie instead of a key. It can do what the key or person of the session can;
+each change must carry the session's CSRF token, in the header ``x-csrf-token`` or, from a form, in the field ``csrf_token``.
 
 Dependencies that do not block are ``async``; only database access takes a thread.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -49,28 +49,48 @@ async def storable_url(request: Request) -> None:
         raise InvalidRequest("the URL holds a NUL character (%00); remove it", code="invalid_id")
 
 
+C = TypeVar("C", Principal, kinds.Operator)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Credential:
+class Credential(Generic[C]):
     """What a request shows to say who calls: a key, or a session of the console."""
 
     secret: str
-    authenticate: Callable[[Platform, str], Principal]
+    authenticate: Callable[[Platform, str], C]
 
-    def principal(self, platform: Platform) -> Principal:
-        """Return the principal; ``Unauthenticated`` if the key or the session no longer works."""
+    def caller(self, platform: Platform) -> C:
+        """Return the principal or operator; ``Unauthenticated`` if the key or the session no longer works."""
         return self.authenticate(platform, self.secret)
 
 
-async def _credential(request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]) -> Credential:
-    """Return the key of the request, else its session; refuses a change by a session without its CSRF token."""
+async def _credential(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)]
+) -> Credential[Principal]:
+    """Return the key of the request, else its session."""
+    if (session := await _session(request, credentials)) is not None:
+        return Credential(secret=session, authenticate=sessions.authenticate)
+    return Credential(secret=_secret(credentials, "ft-sk-..."), authenticate=tenants.authenticate)
+
+
+async def _operator_credential(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(operator_bearer)]
+) -> Credential[kinds.Operator]:
+    if (session := await _session(request, credentials)) is not None:
+        return Credential(secret=session, authenticate=sessions.authenticate_operator)
+    return Credential(secret=_secret(credentials, "ft-op-..."), authenticate=operators.authenticate)
+
+
+async def _session(request: Request, credentials: HTTPAuthorizationCredentials | None) -> str | None:
+    """Return the session of a request without a key; refuses a change without its CSRF token."""
     session = request.cookies.get(sessions.COOKIE)
     if credentials is not None or not session:
-        return Credential(secret=_secret(credentials, "ft-sk-..."), authenticate=tenants.authenticate)
+        return None
     if request.method not in SAFE_METHODS and not sessions.is_csrf_token(session, await _sent_token(request)):
         raise Forbidden(
             "the request does not carry the CSRF token of its session; reload the page and repeat it", code="csrf_token_invalid"
         )
-    return Credential(secret=session, authenticate=sessions.authenticate)
+    return session
 
 
 async def _sent_token(request: Request) -> str:
@@ -79,16 +99,17 @@ async def _sent_token(request: Request) -> str:
     return request.headers.get(CSRF_HEADER, "")
 
 
-CredentialDep = Annotated[Credential, Depends(_credential)]
+CredentialDep = Annotated[Credential[Principal], Depends(_credential)]
+OperatorCredential = Annotated[Credential[kinds.Operator], Depends(_operator_credential)]
 
 
 def caller(request: Request, platform: WholePlatform, credential: CredentialDep) -> Principal:
     """Return the principal of the key or session, unless it has sent too many requests."""
     limits: RateLimits = request.app.state.rate_limits
     with limits.watching_unknown_keys(request, credential.secret):
-        found = credential.principal(platform)
-    correlation.bind(tenant=found.tenant.id, key=found.key_id)
-    limits.count(request, found.key_id, found.requests_per_minute)
+        found = credential.caller(platform)
+    correlation.bind(tenant=found.tenant.id, key=found.id)
+    limits.count(request, found.id, found.requests_per_minute)
     tenants.refuse_suspended(platform, found.tenant)
     return found
 
@@ -105,7 +126,7 @@ def missing_key(form: str) -> Unauthenticated:
 
 
 async def _scoped(request: Request, platform: WholePlatform, principal: Annotated[Principal, Depends(caller)]) -> Platform:
-    return platform.in_scope_of(principal.tenant.id, _actor(request, "key", principal.key_id))
+    return platform.in_scope_of(principal.tenant.id, _actor(request, "key" if principal.key_id else "member", principal.id))
 
 
 PlatformDep = Annotated[Platform, Depends(_scoped)]
@@ -141,25 +162,22 @@ async def _follower(
     request: Request, platform: WholePlatform, principal: Annotated[Principal, Depends(caller)], credential: CredentialDep
 ) -> Follower:
     def look_again() -> None:
-        found = credential.principal(platform)
+        found = credential.caller(platform)
         tenants.refuse_suspended(platform, found.tenant)
         found.require(Scope.READ)
 
-    return Follower(key_id=principal.key_id, tenant=principal.tenant.id, look_again=look_again, streams=request.app.state.streams)
+    return Follower(caller=principal.id, tenant=principal.tenant.id, look_again=look_again, streams=request.app.state.streams)
 
 
 FollowerDep = Annotated[Follower, Depends(_follower)]
 """For streaming routes: the key is checked again and again while the stream lasts."""
 
 
-def operator(
-    request: Request, platform: WholePlatform, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(operator_bearer)]
-) -> kinds.Operator:
-    """Return the operator of the key."""
-    secret = _secret(credentials, "ft-op-...")
+def operator(request: Request, platform: WholePlatform, credential: OperatorCredential) -> kinds.Operator:
+    """Return the operator of the key or session."""
     limits: RateLimits = request.app.state.rate_limits
-    with limits.watching_unknown_keys(request, secret):
-        found = operators.authenticate(platform, secret)
+    with limits.watching_unknown_keys(request, credential.secret):
+        found = credential.caller(platform)
     correlation.bind(operator=found.id)
     limits.count(request, found.id, limits.of_operators)
     return found
@@ -170,11 +188,11 @@ async def _as_operator(request: Request, platform: WholePlatform, found: Annotat
 
 
 Operator = Annotated[kinds.Operator, Depends(operator)]
-"""For routes under ``/v1/admin``: only operators' keys open them, and these open no tenant's routes."""
+"""For routes under ``/v1/admin``: only operators open them, and they open no tenant's routes."""
 OperatorPlatform = Annotated[Platform, Depends(_as_operator)]
 """The whole platform, with the operator recorded in the audit log."""
 
 
-def _actor(request: Request, kind: Literal["key", "operator"], id_: str) -> Actor:
+def _actor(request: Request, kind: Literal["key", "member", "operator"], id_: str) -> Actor:
     agent = request.headers.get("user-agent", "")[:MAX_USER_AGENT]
     return Actor(kind=kind, id=id_, ip=client_of(request), user_agent=agent, request_id=request.state.request_id)

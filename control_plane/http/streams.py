@@ -44,7 +44,8 @@ MAX_SHARED = 1000
 class Follower:
     """The caller that follows a stream."""
 
-    key_id: str
+    caller: str
+    """Id of the key or member."""
     tenant: str
     look_again: Callable[[], object]
     """Raises the error that a request with the same key would now get."""
@@ -83,7 +84,7 @@ class OpenStreams:
     @contextmanager
     def one_of(self, follower: Follower) -> Iterator[None]:
         """Count a stream; ``QuotaExceeded`` (``too_many_streams``) beyond a limit."""
-        limits = ((f"key {follower.key_id}", self._max_of_key), (f"tenant {follower.tenant}", self._max_of_tenant))
+        limits = ((f"key {follower.caller}", self._max_of_key), (f"tenant {follower.tenant}", self._max_of_tenant))
         for whose, limit in limits:
             if self._open[whose] >= limit:
                 raise QuotaExceeded(

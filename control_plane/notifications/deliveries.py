@@ -49,6 +49,14 @@ def list_deliveries(
         return page(conn, query, keys, of=Delivery, id_column=deliveries.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
 
 
+def list_dead(platform: Platform, *, after: str | None = None, limit: int = 50) -> Page[Delivery]:
+    """Return the deliveries of all tenants that were given up, newest first."""
+    query = _deliveries().where(deliveries.c.state == "dead")
+    keys = (deliveries.c.created_at, deliveries.c.id)
+    with platform.whole.engine.connect() as conn:
+        return page(conn, query, keys, of=Delivery, id_column=deliveries.c.id, after=after, limit=limit, max_limit=MAX_PAGE)
+
+
 def replay(platform: Platform, tenant: str, endpoint_id: str, delivery_id: str) -> Delivery:
     """Send an event to its endpoint again with a fresh set of attempts, whatever its state; a pending one is sent now."""
     with platform.engine.begin() as conn:
@@ -95,7 +103,10 @@ def _again(which: sa.ColumnElement[bool], now: datetime) -> sa.Update:
 
 
 def _select(tenant: str, endpoint_id: str) -> sa.Select[Any]:
+    return _deliveries().where(deliveries.c.tenant_id == tenant, deliveries.c.target == endpoint_id)
+
+
+def _deliveries() -> sa.Select[Any]:
     event = (outbox.c.id.label("event_id"), outbox.c.type.label("event_type"))
     joined = deliveries.join(outbox, outbox.c.seq == deliveries.c.event_seq)
-    mine = (deliveries.c.tenant_id == tenant) & (deliveries.c.target == endpoint_id)
-    return sa.select(*records.columns(deliveries, Delivery), *event).select_from(joined).where(mine)
+    return sa.select(*records.columns(deliveries, Delivery), *event).select_from(joined)

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from control_plane.platform.protocols import (
     Fleet,
+    IdentityProvider,
     Mailer,
     ModelRegistry,
     ModelServers,
@@ -36,9 +37,9 @@ def utc_now() -> datetime:
 class Actor:
     """The actor of a change, and their address, for the audit log."""
 
-    kind: Literal["key", "operator", "system"]
+    kind: Literal["key", "member", "operator", "system"]
     id: str
-    """Id of the key; for a process of the platform, its name."""
+    """Id of the key, or of the member or operator who signed in without one; for a process of the platform, its name."""
     ip: str | None = None
     user_agent: str | None = None
     request_id: str | None = None
@@ -99,6 +100,8 @@ class Platform:
     """None if no webhooks are sent."""
     mailer: Mailer | None = None
     """None if no e-mail is sent."""
+    identity: IdentityProvider | None = None
+    """None if nobody signs in without a key."""
     records: tuple[TenantRecords, ...] = ()
     """Other systems with records about tenants; deleting a tenant's data deletes them, too."""
 

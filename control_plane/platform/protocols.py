@@ -286,6 +286,38 @@ class Mailer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Authorization:
+    """The beginning of a sign-in: where the browser is sent, and what belongs to the answer."""
+
+    url: str
+    state: str
+    nonce: str
+    verifier: str
+    """Proves that the code was requested from here (PKCE)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """A person as the identity provider knows them."""
+
+    email: str
+    """Verified by the provider."""
+    groups: tuple[str, ...] = ()
+
+
+class IdentityProvider(Protocol):
+    """Says who a person is (OpenID Connect). ``Unavailable`` if it does not answer, another error if its answer cannot be trusted."""
+
+    host: str
+
+    def begin(self, redirect_uri: str, *, another_account: bool = False) -> Authorization:
+        """Return where the browser signs in, to come back to `redirect_uri`; `another_account`: even if it is signed in there."""
+
+    def redeem(self, code: str, *, nonce: str, verifier: str, redirect_uri: str) -> Identity:
+        """Return the person for whom the provider made `code`, which works once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
     """What a search for a tenant looked at in one store."""
 

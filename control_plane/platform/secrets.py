@@ -52,6 +52,12 @@ def dagster_token(settings: Settings) -> str:
     return settings.dagster_token or kept_secret(settings.home / "dagster.token", _new_token)
 
 
+def oidc_client_secret(settings: Settings) -> str:
+    """Secret of this platform at the identity provider, read again at each use, so that a changed file is seen; empty: it has none."""
+    file = settings.oidc_client_secret_file
+    return file.read_text().strip() if file else settings.oidc_client_secret
+
+
 def cipher(settings: Settings) -> MultiFernet:
     """Encrypts with the newest key of the installation and decrypts with each."""
     return _cipher(settings.secrets_key_file)

@@ -48,6 +48,9 @@ class Settings:
     dagster_hosts: tuple[str, ...] = ()
     """``FT_DAGSTER_HOSTS``: hosts (``name`` or ``name:port``, comma-separated) under which browsers reach Dagster's webserver, beside the
     loopback names; requests to others, and from pages of others, are refused. Default: none."""
+    dagster_public_url: str = ""
+    """``FT_DAGSTER_PUBLIC_URL``: where operators' browsers reach Dagster's webserver, for links of the console. Default: on one machine,
+    its port beside the API's; elsewhere none, and there are no links."""
     dagster_token: str = field(default="", repr=False)
     """``FT_DAGSTER_TOKEN``: bearer token of the platform's own calls of Dagster's webserver, the same on both sides. Set it where the
     webserver (``FT_DAGSTER_URL``) runs with another home. Default: a token made for this installation, ``<home>/dagster.token``."""
@@ -133,6 +136,21 @@ class Settings:
     """``FT_RUN_DAYS``: days after its end at which a Dagster run is deleted, with its events and output. Default 90."""
     prices_file: Path | None = None
     """``FT_PRICES``: YAML in the form of ``control_plane/billing/prices.yaml``, with this platform's price lists. Default: that file."""
+    oidc_issuer: str = ""
+    """``FT_OIDC_ISSUER``: OpenID Connect provider with which people sign in to the console, e.g. ``https://login.example.com``. Default:
+    none, and the console is for keys alone."""
+    oidc_client_id: str = ""
+    """``FT_OIDC_CLIENT_ID``: what the platform is called there."""
+    oidc_client_secret: str = field(default="", repr=False)
+    """``FT_OIDC_CLIENT_SECRET``: its secret there. Default: none, and the provider must accept a public client."""
+    oidc_client_secret_file: Path | None = None
+    """``FT_OIDC_CLIENT_SECRET_FILE``: file with that secret instead. Default: none."""
+    oidc_operators: tuple[str, ...] = ()
+    """``FT_OIDC_OPERATORS``: e-mail addresses, and groups of the provider, of the platform's operators, comma-separated. Default: none."""
+    oidc_groups_claim: str = "groups"
+    """``FT_OIDC_GROUPS_CLAIM``: claim with the groups of a person. Default ``groups``."""
+    console_sign_in: str = "any"
+    """``FT_CONSOLE_SIGN_IN``: ``any``, or ``oidc``: keys open the API and no longer the console. Default ``any``."""
     metrics_token: str = field(default="", repr=False)
     """``FT_METRICS_TOKEN``: what a scraper of ``GET /metrics`` sends as its bearer token. Default: none, and only this machine is
     answered."""
@@ -224,9 +242,12 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     given = {f.name: _read(f.name, str(f.type), text) for f in fields(Settings) if (text := e.get(variable(f.name)))}
     home = given.setdefault("home", Path(".ft").absolute())
     made = Settings(**given)
+    if bool(made.oidc_issuer) != bool(made.oidc_client_id) or (made.console_sign_in == "oidc" and not made.oidc_issuer):
+        raise ValueError("set FT_OIDC_ISSUER and FT_OIDC_CLIENT_ID together; FT_CONSOLE_SIGN_IN=oidc needs both")
     here = f"http://{made.api_host}:{made.api_port}"
     public_url = made.public_url or here
     derived = {
+        "dagster_public_url": _beside(public_url, made.dagster_port),
         "object_store": f"file://{home}/objects",
         "inference_urls": (f"http://127.0.0.1:{made.inference_port}",),
         "mlflow_uri": f"sqlite:///{home}/mlflow.db",
@@ -297,13 +318,27 @@ def _elsewhere(text: str) -> PurePosixPath:
     return PurePosixPath(text)
 
 
+def _beside(url: str, port: int) -> str:
+    """Return the address of another port, if `url` is of this machine."""
+    host = urlsplit(url).hostname
+    return f"http://{host}:{port}" if host in ("localhost", "127.0.0.1") else ""
+
+
+def _is_private(url: str) -> bool:
+    """Whether nobody on the way reads what is sent to `url`."""
+    address = urlsplit(url)
+    return address.scheme == "https" or (address.scheme == "http" and address.hostname in ("localhost", "127.0.0.1", "::1"))
+
+
 _BY_TYPE: Mapping[str, Callable[[str], Any]] = {
     "str": str, "int": _checked(int, "use a whole number"), "float": _checked(float, "use a number"), "Path": _absolute,
     "Path | None": _absolute, "tuple[str, ...]": _words, "tuple[Path, ...]": lambda text: tuple(_absolute(p) for p in text.split(":") if p),
 }  # fmt: skip
 _SECONDS = _checked(float, "use a number of seconds above 0", lambda seconds: 0.0 < seconds < math.inf)
 _BY_NAME: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url"), _address),
+    **dict.fromkeys(
+        ("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url", "dagster_public_url"), _address
+    ),
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
@@ -317,5 +352,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "judge_family": str.casefold,
     "log_format": _checked(str, "use text or json", ("text", "json").__contains__),
     "log_level": str.upper,
+    "console_sign_in": _checked(str, "use any or oidc", ("any", "oidc").__contains__),
+    "oidc_issuer": _checked(str, "use its https address, or http of this machine", _is_private),
     "trace_share": _checked(float, "use a number from 0 to 1", lambda share: 0.0 <= share <= 1.0),
 }

@@ -34,7 +34,7 @@ def delete_data(platform: PlatformDep, principal: AdminPrincipal, body: schemas.
 
     The response is the deletion in progress; `GET /v1/deletions/{deletion_id}` returns its proof once it is done.
     """
-    return deletion_requests.request_tenant(platform, principal.tenant.id, **body.model_dump(), requested_by=principal.key_id)
+    return deletion_requests.request_tenant(platform, principal.tenant.id, **body.model_dump(), requested_by=principal.id)
 
 
 @router.get("/deletions", summary="List deletions", response_model=ListOf[schemas.Deletion])

@@ -19,8 +19,6 @@ from ft_assets.errors import InvalidRequest
 
 MAX_LIST_LIMIT = 100
 LINE_ID = re.compile(r"aud_([0-9]{1,18})")
-CLI = "cli"
-"""A local operator appears as ``cli:<user>``; tenants see only this prefix."""
 MAX_UNIX_S = 253_402_300_799
 """The end of the year 9999."""
 
@@ -69,14 +67,15 @@ def document(line: AuditLine) -> Mapping[str, object]:
 
 
 def _with_names(*, of_operators: bool) -> sa.Select[Any]:
-    """Return lines with the names of the keys that acted. Operators' names are internal: tenants see only the key's id."""
+    """Return lines with the names of the keys and members that acted. Operators' names are internal: tenants see only the key's id."""
     key = (audit_log.c.actor_kind == "key") & (api_keys.c.id == audit_log.c.actor_id)
-    joined = audit_log.outerjoin(api_keys, key).outerjoin(members, members.c.id == api_keys.c.member_id)
-    name: sa.ColumnElement[Any] = api_keys.c.name
+    member = sa.case((audit_log.c.actor_kind == "member", audit_log.c.actor_id), else_=api_keys.c.member_id)
+    joined = audit_log.outerjoin(api_keys, key).outerjoin(members, members.c.id == member)
+    name: sa.ColumnElement[Any] = sa.case((audit_log.c.actor_kind == "member", members.c.name), else_=api_keys.c.name)
     if of_operators:
         joined = joined.outerjoin(operator_keys, (audit_log.c.actor_kind == "operator") & (operator_keys.c.id == audit_log.c.actor_id))
         name = sa.func.coalesce(name, operator_keys.c.name)
-    of_key = name.label("actor_name"), api_keys.c.member_id, members.c.email
+    of_key = name.label("actor_name"), member.label("member_id"), members.c.email
     return sa.select(*columns(audit_log, AuditLine), *of_key).select_from(joined)
 
 
@@ -119,7 +118,7 @@ def _to_tenant(line: AuditLine) -> AuditLine:
         changes["detail"] = [without_names(side) for side in detail]
     if line.actor_kind != "operator":
         return replace(line, changes=changes)
-    actor = CLI if line.actor_id.startswith(f"{CLI}:") else line.actor_id
+    actor, _, _ = line.actor_id.partition(":")  # of ``cli:<user>`` and ``oidc:<e-mail>``
     return replace(line, changes=changes, ip=None, user_agent=None, actor_id=actor)
 
 

@@ -19,7 +19,7 @@ def check_made_for(by: Principal, member_id: str, role: Role) -> None:
 
 def check_rotation(by: Principal, key: ApiKey) -> None:
     """A member's secret is shown to that member only; one of the tenant itself to callers who may name owners."""
-    if key.id == by.key_id:
+    if key.id == by.id:
         return
     if key.member_id is not None and key.member_id != by.member_id:
         raise Forbidden(
@@ -32,7 +32,7 @@ def check_rotation(by: Principal, key: ApiKey) -> None:
 
 def check_revocation(by: Principal, key: ApiKey, role: Role | None) -> None:
     """`role`: role of the member who owns the key."""
-    if by.may_name_owners or key.id == by.key_id:
+    if by.may_name_owners or key.id == by.id:
         return
     if key.names_owners or role is Role.OWNER:
         raise _owner_required(f"revokes {key.id}, a key {'of an owner' if role else 'of the tenant itself'}")
@@ -44,7 +44,7 @@ def rate_within(by: Principal, requested: int | None) -> int | None:
     if own >= by.tenant.requests_per_minute:
         return requested
     if requested is not None and requested > own:
-        raise _wider(f"requests_per_minute {requested} is more than the {own} of the key {by.key_id} that asks", "requests_per_minute")
+        raise _wider(f"requests_per_minute {requested} is more than the {own} of the key {by.id} that asks", "requests_per_minute")
     return own if requested is None else requested
 
 
@@ -62,9 +62,9 @@ def end_within(requested: datetime | None, bound: datetime | None) -> datetime |
 def check_as_wide(by: Principal, key: ApiKey) -> None:
     """Refuse to hand the secret of a `key` to a key that expires earlier, or has a lower request limit."""
     if by.expires_at is not None and (key.expires_at is None or key.expires_at > by.expires_at):
-        raise _wider(f"the key {key.id} would stay valid longer than {by.key_id}, which requests it", None)
+        raise _wider(f"the key {key.id} would stay valid longer than {by.id}, which requests it", None)
     if rate_within(by, key.requests_per_minute) != key.requests_per_minute:
-        raise _wider(f"the key {key.id} would have a higher request limit than {by.key_id}, which requests it", None)
+        raise _wider(f"the key {key.id} would have a higher request limit than {by.id}, which requests it", None)
 
 
 def _owner_required(what: str) -> Forbidden:

@@ -8,10 +8,10 @@ from sqlalchemy.exc import IntegrityError as DuplicateRow
 
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, one, one_or_raise
-from control_plane.tenants.rules import Role, check_name, person_of, role_named
-from control_plane.tenants.service import find_tenant
-from control_plane.tenants.tables import Member, api_keys, members
+from control_plane.platform.records import columns, one, one_or_raise, record
+from control_plane.tenants.rules import Principal, Role, Tenant, check_name, person_of, role_named
+from control_plane.tenants.service import find_tenant, of_member
+from control_plane.tenants.tables import TENANT, Member, api_keys, members, tenants
 from ft_assets.errors import Conflict, Forbidden, NotFound
 
 MAX_LIST_LIMIT = 100
@@ -41,6 +41,16 @@ def list_members(platform: Platform, tenant: str, *, after: str | None = None, l
     by = [members.c.created_at, members.c.id]
     with platform.engine.connect() as conn:
         return page(conn, query, by, of=Member, id_column=members.c.id, after=after, limit=limit, max_limit=MAX_LIST_LIMIT)
+
+
+def memberships(platform: Platform, email: str) -> list[Principal]:
+    """Return a person as a member of each of their tenants, by the tenants' names."""
+    query = sa.select(*TENANT, members.c.id.label("member_id"), members.c.role).join(members, members.c.tenant_id == tenants.c.id)
+    present = sa.func.lower(members.c.email) == email.lower(), members.c.removed_at.is_(None)
+    with platform.whole.engine.connect() as conn:
+        rows = conn.execute(query.where(*present).order_by(tenants.c.name, tenants.c.id)).mappings().all()
+    theirs = [record(Tenant, {column.name: row[column.name] for column in TENANT}) for row in rows]
+    return [of_member(tenant, row["member_id"], Role(row["role"]), None) for tenant, row in zip(theirs, rows, strict=True)]
 
 
 def get(platform: Platform, tenant: str, member_id: str) -> Member:

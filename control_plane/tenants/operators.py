@@ -1,4 +1,6 @@
-"""Operator keys: created on the machine of the control plane, hashed, expiring, revocable. No tenant's key opens operator routes."""
+"""Operators: people and machines with a key, and people whom the identity provider or a list of e-mail addresses names.
+
+Keys are created on the machine of the control plane, hashed, expiring, revocable. No tenant's key opens operator routes."""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from control_plane.platform.context import Platform
+from control_plane.platform.protocols import Identity
 from control_plane.platform.records import columns, many, one_or_none, one_or_raise
 from control_plane.platform.secrets import OPERATOR_PREFIX, TENANT_PREFIX, hint_of, new_secret, sha256_of
+from control_plane.platform.settings import Settings
 from control_plane.tenants.rules import Operator
 from control_plane.tenants.tables import OperatorKey, operator_keys
 from ft_assets.errors import Forbidden, InvalidRequest, NotFound, Unauthenticated
@@ -22,6 +26,8 @@ MAX_EXPIRES_IN_S = 366 * 24 * 3600
 DEFAULT_EXPIRES_IN_S = 90 * 24 * 3600
 LAST_USED_EVERY = timedelta(minutes=1)
 KEY = columns(operator_keys, OperatorKey)
+WITHOUT_KEY = "oidc"
+"""An operator without a key appears as ``oidc:<e-mail>``; tenants see only this prefix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +80,17 @@ def authenticate(platform: Platform, secret: str) -> Operator:
             f"{OPERATOR_PREFIX}",
             code="operator_key_required",
         )
+    unknown = Unauthenticated("the operator's key is unknown; make one with `ft admin operators create NAME`")
+    return of_key(platform, operator_keys.c.sha256 == sha256_of(secret), unknown=unknown)
+
+
+def of_key(platform: Platform, which: sa.ColumnElement[bool], *, unknown: Unauthenticated) -> Operator:
+    """Return the operator of the key that `which` selects; raises `unknown` if it selects none."""
     now = platform.clock()
     with platform.engine.connect() as conn:
-        row = one_or_none(conn, sa.select(*KEY).where(operator_keys.c.sha256 == sha256_of(secret)), OperatorKey)
+        row = one_or_none(conn, sa.select(*KEY).where(which), OperatorKey)
         if row is None:
-            raise Unauthenticated("the operator's key is unknown; make one with `ft admin operators create NAME`")
+            raise unknown
         if row.revoked_at is not None:
             raise Unauthenticated(f"the operator's key {row.hint} was revoked at {row.revoked_at:%Y-%m-%d %H:%M} UTC; use another")
         if row.expires_at is not None and row.expires_at <= now:
@@ -87,3 +99,15 @@ def authenticate(platform: Platform, secret: str) -> Operator:
             conn.execute(sa.update(operator_keys).where(operator_keys.c.id == row.id).values(last_used_at=now))
             conn.commit()
     return Operator(id=row.id, name=row.name)
+
+
+def of_identity(settings: Settings, identity: Identity) -> Operator | None:
+    """Return the operator that ``FT_OIDC_OPERATORS`` makes of a person: by e-mail address, or by a group; None: they are none."""
+    email, groups = identity.email.lower(), set(identity.groups)
+    grants = (entry for entry in settings.oidc_operators if (entry.lower() == email if "@" in entry else entry in groups))
+    return of_grant(settings, email, next(grants, ""))
+
+
+def of_grant(settings: Settings, email: str, grant: str) -> Operator | None:
+    """Return the operator with this e-mail address while `grant` is in ``FT_OIDC_OPERATORS``."""
+    return Operator(id=f"{WITHOUT_KEY}:{email}", name=email, grant=grant) if grant in settings.oidc_operators else None

@@ -22,7 +22,7 @@ def me(platform: PlatformDep, principal: ReaderPrincipal) -> schemas.Me:
     tenant = principal.tenant
     return schemas.Me.model_validate({
         "tenant_id": tenant.id, "tenant_name": tenant.name, "tier": tenant.tier, "limits": tenant,
-        "key": tenants.get_key(platform, tenant.id, principal.key_id),
+        "key": principal.key_id and tenants.get_key(platform, tenant.id, principal.key_id),
         "scopes": [s for s in Scope if s in principal.scopes],
         "requests_per_minute": principal.requests_per_minute,
         "member": None if principal.member_id is None else members.get(platform, tenant.id, principal.member_id),

@@ -125,21 +125,27 @@ class Tenant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """The caller: a tenant, through one of its keys."""
+    """The caller: a tenant, through one of its keys or a member who signed in to the console."""
 
     tenant: Tenant
-    key_id: str
+    id: str
+    """Id of the key, ``key_...``; of the member, ``mem_...``, for a session without a key."""
     scopes: frozenset[Scope]
-    """What the key may do now: its scopes, limited by its member's role."""
+    """What the caller may do now: the key's scopes, limited by its member's role; those of the role for a session without a key."""
     requests_per_minute: int = 0
-    """Limit of the key."""
+    """Limit of the key or session."""
     member_id: str | None = None
-    """Member who owns the key; None: the tenant's own, for machines."""
+    """Member who owns the key or signed in; None: the tenant's own, for machines."""
     role: Role | None = None
     """Role of that member."""
     names_owners: bool = False
     """For a key without a member: created by an operator or an owner."""
     expires_at: datetime | None = None
+
+    @property
+    def key_id(self) -> str | None:
+        """Return the id of the key; None for a session of a member without a key."""
+        return None if self.id == self.member_id else self.id
 
     @property
     def may_name_owners(self) -> bool:
@@ -152,16 +158,19 @@ class Principal:
         if any(order.index(held) >= order.index(scope) for held in self.scopes):
             return
         held = ", ".join(sorted(self.scopes)) or "none"
-        raise Forbidden(f"this call needs the scope {scope!s}; the key {self.key_id} holds: {held}. Use a key with {scope!s}")
+        caller = f"the key {self.id}" if self.key_id else f"your role {self.role}"
+        raise Forbidden(f"this call needs the scope {scope!s}; {caller} holds: {held}. Use a key with {scope!s}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operator:
-    """An operator of the platform, who uses a key that belongs to no tenant."""
+    """An operator of the platform, who uses a key that belongs to no tenant, or signed in to the console."""
 
     id: str
-    """Id of the key, ``opk_...``; on the machine itself ``cli:<user>``."""
+    """Id of the key, ``opk_...``; ``oidc:<e-mail>`` without one; on the machine itself ``cli:<user>``."""
     name: str
+    grant: str | None = None
+    """Entry of ``FT_OIDC_OPERATORS`` that makes them an operator; None: their key does."""
 
 
 def within(scopes: frozenset[Scope], widest: Scope) -> frozenset[Scope]:

@@ -157,12 +157,12 @@ class Me(ApiModel):
     """Tier of the tenant: `free`, `standard` or `premium`."""
     limits: TenantLimits
     """Limits of the tenant."""
-    key: ApiKey
-    """The API key of this request."""
+    key: ApiKey | None
+    """The API key of this request; null in the console, for a member who signed in without one."""
     scopes: list[str]
-    """What the key may do now: its scopes within the role of its member."""
+    """What the caller may do now: the key's scopes within the role of its member."""
     requests_per_minute: int
-    """Requests per minute the key may make."""
+    """Requests per minute the caller may make."""
     member: Member | None
     """Member the key is for; null if it belongs to the tenant itself."""
 
@@ -227,14 +227,14 @@ class AuditActor(ApiModel):
     """Who made a change."""
 
     type: str = Field(validation_alias="actor_kind")
-    """`key` (an API key), `operator` or `system` (the platform itself)."""
+    """`key` (an API key), `member` (signed in to the console without a key), `operator` or `system` (the platform itself)."""
     id: str = Field(validation_alias="actor_id")
-    """Id of the API key or of the operator; for the system, the name of the process. An operator on the platform's machine is shown as
-    `cli` to tenants."""
+    """Id of the API key, member or operator; for the system, the name of the process. To tenants, an operator without a key is shown as
+    `cli` or `oidc`."""
     name: str | None = Field(validation_alias="actor_name")
-    """Name of the API key or of the operator; null for the system, or if it no longer exists."""
+    """Name of the API key, member or operator; null for the system, or if it no longer exists."""
     member_id: str | None
-    """Id of the member whose key it is; null if the key belongs to no member."""
+    """Id of the member, or of the member whose key it is; null if the key belongs to no member."""
     email: str | None
     """E-mail address of that member; null if there is none."""
 

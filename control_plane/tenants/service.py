@@ -212,7 +212,7 @@ def rotate_key(
             )
         lifetime = None if old.expires_at is None else old.expires_at - old.created_at
         expires_at = _end(now, expires_in_s) if expires_in_s is not None or lifetime is None else now + lifetime
-        if by is not None and by.key_id == key_id:
+        if by is not None and by.id == key_id:
             expires_at = key_permissions.end_within(expires_at, None if lifetime is None else now + lifetime)
         elif by is not None:
             key_permissions.check_as_wide(by, replace(old, expires_at=expires_at))
@@ -239,14 +239,16 @@ def authenticate(platform: Platform, secret: str) -> Principal:
 
 
 def principal_of(platform: Platform, query: sa.Select[Any], given: Mapping[str, Any], *, unknown: Unauthenticated) -> Principal:
-    """Return the principal of the key that `query` (a :data:`WITH_OWNER`) selects; raises `unknown` if it selects none."""
+    """Return the principal of the key or the member that `query` (a :data:`WITH_OWNER`) selects; raises `unknown` if it selects none."""
     now = platform.clock()
     with platform.engine.connect() as conn:
         row = conn.execute(query, given).one_or_none()
         if row is None:
             raise unknown
-        key, tenant = _record(ApiKey, KEY, row[: len(KEY)]), _record(Tenant, TENANT, row[len(KEY) : -2])
-        role, removed_at = row[-2:]
+        tenant, (member_id, role, removed_at) = _record(Tenant, TENANT, row[len(KEY) : -3]), row[-3:]
+        if row[0] is None:
+            return of_member(tenant, member_id, Role(role), removed_at)
+        key = _record(ApiKey, KEY, row[: len(KEY)])
         sent = f"API key {key.hint}"
         if key.revoked_at is not None:
             raise Unauthenticated(f"{sent} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC; use another one")
@@ -258,9 +260,19 @@ def principal_of(platform: Platform, query: sa.Select[Any], given: Mapping[str, 
             _note_use(conn, key.id, now)
     scopes, most = frozenset(map(Scope, key.scopes)), tenant.requests_per_minute
     return Principal(
-        tenant=tenant, key_id=key.id, scopes=within(scopes, Role(role).scope) if role else scopes,
+        tenant=tenant, id=key.id, scopes=within(scopes, Role(role).scope) if role else scopes,
         requests_per_minute=min(key.requests_per_minute or most, most), member_id=key.member_id, role=Role(role) if role else None,
         names_owners=key.names_owners, expires_at=key.expires_at,
+    )  # fmt: skip
+
+
+def of_member(tenant: Tenant, member_id: str, role: Role, removed_at: datetime | None) -> Principal:
+    """Return the principal of a member who signed in without a key: everything that the role allows."""
+    if removed_at is not None:
+        raise Unauthenticated(f"you were removed from the tenant at {removed_at:%Y-%m-%d %H:%M} UTC", code="session_ended")
+    return Principal(
+        tenant=tenant, id=member_id, scopes=frozenset({role.scope}), requests_per_minute=tenant.requests_per_minute, member_id=member_id,
+        role=role,
     )  # fmt: skip
 
 
@@ -275,8 +287,8 @@ def refuse_suspended(platform: Platform, tenant: Tenant) -> None:
 
 
 OWNED_KEYS = api_keys.join(tenants, tenants.c.id == api_keys.c.tenant_id).outerjoin(members, members.c.id == api_keys.c.member_id)
-WITH_OWNER = sa.select(*KEY, *TENANT, members.c.role, members.c.removed_at)
-"""What a principal is made of: a key, its tenant and its member."""
+WITH_OWNER = sa.select(*KEY, *TENANT, members.c.id, members.c.role, members.c.removed_at)
+"""What a principal is made of: a key, its tenant and its member; in a session, a member may have no key."""
 BY_SECRET = WITH_OWNER.select_from(OWNED_KEYS).where(api_keys.c.sha256 == sa.bindparam("sha256"))
 
 

@@ -101,10 +101,14 @@ class ApiKey:
 console_sessions = sa.Table(
     "console_sessions", metadata,
     sa.Column("sha256", sa.Text, primary_key=True),  # of the secret in the browser's cookie
-    sa.Column("key_id", sa.Text, sa.ForeignKey("api_keys.id", ondelete="CASCADE"), nullable=False, index=True),
+    sa.Column("key_id", sa.Text, sa.ForeignKey("api_keys.id", ondelete="CASCADE"), index=True),
+    sa.Column("member_id", sa.Text, sa.ForeignKey("members.id", ondelete="CASCADE"), index=True),
+    sa.Column("operator_key_id", sa.Text, sa.ForeignKey("operator_keys.id", ondelete="CASCADE"), index=True),
+    sa.Column("operator_email", sa.Text), sa.Column("operator_grant", sa.Text),  # an entry of FT_OIDC_OPERATORS
     timestamp("created_at"), sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False, index=True),
 )  # fmt: skip
-"""Browsers that are signed in to the console. A session can do what its key can, and ends with it."""
+"""Browsers that are signed in to the console: with a key, or without one as a member or an operator. A session can do what that key or
+person can, and ends with it."""
 
 operator_keys = sa.Table(
     "operator_keys", metadata,

@@ -11,7 +11,7 @@ from control_plane.console.jinja_environment import document
 from control_plane.platform.epoch_time import span_words
 from control_plane.queue.status.messages import ahead_words, by_tier_words, waits_for
 
-WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 120
+WIDTH, ROW, TOP, LEFT = 1080, 26, 22, 150
 """Timeline sizes in pixels: its width, a node's height, room for the hours above and names at the left."""
 SHORTEST_S, LONGEST_S = 3600.0, 3 * 86400.0
 """Shortest and longest time span of a timeline; what ends later runs out of the picture."""
@@ -19,6 +19,8 @@ MAX_NODES = 128
 """Nodes drawn per pool; nodes without jobs are left out first."""
 STEPS_S = (600.0, 1800.0, 3600.0, 3 * 3600.0, 6 * 3600.0, 12 * 3600.0, 86400.0)
 MAX_TICKS = 9
+MAX_LABEL = 15
+"""Characters of a node's name beside its bars."""
 QUEUE_WORDS = {"ahead": ahead_words, "by_tier": by_tier_words, "waits_for": waits_for}
 """How templates word the queue."""
 STOPS_IN_S = 60.0
@@ -43,6 +45,8 @@ class Bar:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     name: str
+    label: str
+    """The name, as long as there is room for it."""
     note: str
     y: float
     bars: Sequence[Bar]
@@ -51,25 +55,29 @@ class Row:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
     rows: Sequence[Row]
-    ticks: Sequence[tuple[float, str]]
+    ticks: Sequence[tuple[float, str, float]]
+    """Place, hour on the server's clock, and Unix time."""
     hidden: int
     height: float
 
 
 def queue_page(found: Mapping[str, Any], *, now: float) -> str:
     """Render the operators' view of the queue as one self-contained page."""
-    names = {j["id"]: j for j in [*found["running"], *found["waiting"]]}
     return document(
         "queue",
         title=f"Queue: {found['length']} waiting, {len(found['running'])} running",
         q=found,
         now=now,
-        timelines=[(pool, timeline(pool, found, names, now=now)) for pool in found["pools"]],
-        width=WIDTH,
-        left=LEFT,
-        row_height=ROW - 4,
+        **timelines(found, now=now),
         **QUEUE_WORDS,
     )
+
+
+def timelines(found: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
+    """Return what ``documents/timeline.html`` draws: each pool with its timeline."""
+    names = {j["id"]: j for j in [*found["running"], *found["waiting"]]}
+    drawn = [(pool, timeline(pool, found, names, now=now)) for pool in found["pools"]]
+    return {"timelines": drawn, "width": WIDTH, "left": LEFT, "row_height": ROW - 4}
 
 
 def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], *, now: float) -> Timeline:
@@ -85,8 +93,12 @@ def timeline(pool: Mapping[str, Any], found: Mapping[str, Any], jobs: Mapping[st
         y = TOP + i * ROW
         bars = [*_running(node, jobs, y, span, now), *_reserved(node, reserved, jobs, y, span, now)]
         note = _note(node)
-        rows.append(Row(name=node["name"], note=note, y=y, bars=bars))
+        rows.append(Row(name=node["name"], label=_shortened(node["name"]), note=note, y=y, bars=bars))
     return Timeline(rows=rows, ticks=_ticks(span, now), hidden=len(pool["nodes"]) - len(rows), height=TOP + len(rows) * ROW + 4)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
 
 
 def _note(node: Mapping[str, Any]) -> str:
@@ -107,9 +119,11 @@ def _running(node: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]], y: 
     for job_id, gpus in node["jobs"].items():
         job = jobs[job_id]
         left = _left(job, now)
-        kind = f"{job['tier']}{' stopping' if job['stopping'] else ''}{' over' if job['overrun_s'] > 0 else ''}"
+        states = {"stopping": job["stopping"], "over": job["overrun_s"] > 0, "backfill": job["backfill"]}
+        kind = " ".join([job["tier"], *(state for state, holds in states.items() if holds)])
         until = "makes room" if job["stopping"] else f"ends in {span_words(left)}" if left else "takes longer than expected"
-        title = f"{job_id} of {job['tenant']}: {gpus} of {job['num_gpus']} GPUs here, {job['tier']}, {until}"
+        filled = ", backfill" if job["backfill"] else ""
+        title = f"{job_id} of {job['tenant']}: {gpus} of {job['num_gpus']} GPUs here, {job['tier']}{filled}, {until}"
         bars.append(_bar(job, kind, title, (0.0, left), (lane, gpus, node["num_gpus"]), y, span))
         lane += gpus
     return bars
@@ -154,7 +168,7 @@ def _bar(
     )  # fmt: skip
 
 
-def _ticks(span: float, now: float) -> list[tuple[float, str]]:
+def _ticks(span: float, now: float) -> list[tuple[float, str, float]]:
     """Whole hours (or parts, or days) of the reader's clock, few enough to be readable."""
     step = next((s for s in STEPS_S if span / s <= MAX_TICKS), STEPS_S[-1])
     local = now - time.timezone
@@ -163,6 +177,6 @@ def _ticks(span: float, now: float) -> list[tuple[float, str]]:
     while at < span:
         then = time.localtime(now + at)
         form = "%a %d" if step >= STEPS_S[-1] or (then.tm_hour, then.tm_min) == (0, 0) else "%H:%M"
-        found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime(form, then)))
+        found.append((LEFT + at * (WIDTH - LEFT) / span, time.strftime(form, then), now + at))
         at += step
     return found

@@ -12,13 +12,17 @@ from control_plane.console.pages import (
     new_job_page,
     reference_page,
     session_pages,
+    single_sign_on,
     start_page,
     team_pages,
 )
+from control_plane.console.pages.operators import platform_pages, tenant_pages
 
 router = APIRouter()
 for part in (
-    session_pages.open_router, session_pages.router, reference_page.router, start_page.router, dataset_pages.router, new_job_page.router,
-    job_pages.router, model_pages.router, account_pages.router, team_pages.router, session_pages.missing_router,
+    session_pages.open_router, session_pages.router, single_sign_on.router,
+    reference_page.router, start_page.router, dataset_pages.router, new_job_page.router,
+    job_pages.router, model_pages.router, account_pages.router, team_pages.router, platform_pages.router, tenant_pages.router,
+    session_pages.missing_router,
 ):  # fmt: skip
     router.include_router(part)

@@ -80,7 +80,7 @@ def _parts(example: Preview) -> Iterator[tuple[str, bool]]:
 @router.post("/datasets/{dataset_id}/approve")
 def approve(page: PageDep, principal: Approver, dataset_id: str) -> Response:
     """Let jobs train on a version that waits for review."""
-    datasets.approve(page.platform, principal.tenant.id, dataset_id, key_id=principal.key_id)
+    datasets.approve(page.platform, principal.tenant.id, dataset_id, by=principal.id)
     return see(f"{DATASETS}/{dataset_id}", "approved")
 
 

@@ -93,12 +93,12 @@ def deprecate(page: PageDep, tenant: Writer, adapter_id: str) -> Response:
 @router.post("/{adapter_id}/approve")
 def approve(page: PageDep, principal: Approver, adapter_id: str, note: Annotated[str, Form()] = "") -> Response:
     """Approve an adapter that waits for it."""
-    promotions.approve(page.platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note or None)
+    promotions.approve(page.platform, principal.tenant.id, adapter_id, by=principal.id, note=note or None)
     return see(f"{MODELS}/{adapter_id}", "approved")
 
 
 @router.post("/{adapter_id}/reject")
 def reject(page: PageDep, principal: Approver, adapter_id: str, note: Annotated[str, Form()] = "") -> Response:
     """Reject an adapter that waits for approval."""
-    promotions.reject(page.platform, principal.tenant.id, adapter_id, key_id=principal.key_id, note=note or None)
+    promotions.reject(page.platform, principal.tenant.id, adapter_id, by=principal.id, note=note or None)
     return see(f"{MODELS}/{adapter_id}", "rejected")

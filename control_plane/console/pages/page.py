@@ -22,7 +22,9 @@ from control_plane.tenants.rules import Principal, Scope
 from ft_assets.errors import Fault, FtError, InvalidRequest, Unauthenticated, Unavailable
 from ft_assets.telemetry import correlation
 
-HOME, SIGN_IN = "/console", "/console/sign-in"
+HOME, SIGN_IN, OPERATORS = "/console", "/console/sign-in", "/console/operator"
+OF_OPERATOR = "tenant_key_required"
+"""Code of the error that tells an operator's session from a tenant's."""
 HEADERS = {
     "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -122,6 +124,8 @@ class PageRoute(APIRoute):
                 unavailable = Unavailable("the database did not respond; reload in a moment", code="database_unavailable")
                 response = _error_page(request, unavailable)
             except FtError as error:
+                if error.code == OF_OPERATOR and request.url.path == HOME:
+                    return see(OPERATORS)
                 if error.http_status >= 500 and error.fault is Fault.PLATFORM and not isinstance(error, Unavailable):
                     raise
                 response = _error_page(request, error)

@@ -1,4 +1,4 @@
-"""Sign-in by API key, and the ends of sessions; static files, and the address ``/``."""
+"""Sign-in by key, of a tenant or an operator, and the ends of sessions; static files, and the address ``/``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 
 from control_plane.console import static_files
 from control_plane.console.jinja_environment import render
-from control_plane.console.pages.page import HOME, SIGN_IN, PageDep, PageRoute, see
+from control_plane.console.pages.page import HOME, OF_OPERATOR, OPERATORS, SIGN_IN, PageDep, PageRoute, see
 from control_plane.http.authentication import WholePlatform
 from control_plane.http.rate_limits import RateLimits
 from control_plane.platform.context import Platform
+from control_plane.platform.secrets import OPERATOR_PREFIX
+from control_plane.tenants import operators, sessions
 from control_plane.tenants import service as tenants
-from control_plane.tenants import sessions
+from control_plane.tenants.rules import Operator, Principal
 from ft_assets.errors import Forbidden, FtError, NotFound, RateLimited
+from ft_assets.telemetry import correlation
 
 OWN_PAGE = re.compile(r"/console(?:[/?][^\\\s]*)?")
 """Addresses to which a sign-in returns."""
@@ -63,67 +66,106 @@ def sign_in_page(request: Request, platform: WholePlatform, next: str = HOME, en
     if secret := request.cookies.get(sessions.COOKIE):
         try:
             sessions.authenticate(platform, secret)
-            return see(_own(next))
-        except FtError:
+            return see(own(next, HOME))
+        except FtError as error:
+            if error.code == OF_OPERATOR:
+                return see(own(next, OPERATORS))
             ended = True
-    return _form(platform, next, message="Your session has ended. Sign in again." if ended else None)
+    return sign_in_form(platform, next, message="Your session has ended. Sign in again." if ended else None)
 
 
 @router.post(SIGN_IN)
 def sign_in(request: Request, platform: WholePlatform, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = HOME) -> Response:
-    """Exchange an API key for a session, under the limits of calls with the key."""
-    _check_origin(request, platform.settings.public_url)
-    limits: RateLimits = request.app.state.rate_limits
-    secret = key.strip()
+    """Exchange a key of a tenant or an operator for a session, under the limits of calls with the key."""
+    check_origin(request, platform.settings.public_url)
     try:
-        with limits.watching_unknown_keys(request, secret):
-            principal = tenants.authenticate(platform, secret)
-        limits.count(request, principal.key_id, principal.requests_per_minute)
-        tenants.refuse_suspended(platform, principal.tenant)
+        who = _holder(request, platform, key.strip())
     except RateLimited:
         raise
     except FtError as error:
-        return _form(platform, next, message=f"{error.message[:1].upper()}{error.message[1:]}.", status=error.http_status)
-    response = see(_own(next))
+        return refused(platform, next, error)
+    return begin_session(see(own(next, home_of(who))), request, platform, who)
+
+
+def _holder(request: Request, platform: Platform, secret: str) -> Principal | Operator:
+    """Return who holds a key."""
+    if platform.settings.console_sign_in == sessions.NO_KEYS:
+        raise Forbidden("keys open the API only; sign in to the console with single sign-on", code="sign_in_with_oidc")
+    limits: RateLimits = request.app.state.rate_limits
+    authenticate = operators.authenticate if secret.startswith(OPERATOR_PREFIX) else tenants.authenticate
+    with limits.watching_unknown_keys(request, secret):
+        who = authenticate(platform, secret)
+    if isinstance(who, Principal):
+        limits.count(request, who.id, who.requests_per_minute)
+        tenants.refuse_suspended(platform, who.tenant)
+    return who
+
+
+def begin_session(response: Response, request: Request, platform: Platform, who: Principal | Operator) -> Response:
+    """Give the browser a session."""
+    secret = sessions.sign_in(platform, who)
     response.set_cookie(
-        sessions.COOKIE, sessions.sign_in(platform, principal), max_age=sessions.SESSION_S, httponly=True, samesite="strict",
-        secure="https" in (request.url.scheme, urlsplit(platform.settings.public_url).scheme),
-    )  # fmt: skip
+        sessions.COOKIE, secret, max_age=sessions.SESSION_S, httponly=True, samesite="strict", secure=is_secure(request, platform)
+    )
     return response
+
+
+def is_secure(request: Request, platform: Platform) -> bool:
+    """Whether browsers reach the console by https."""
+    return "https" in (request.url.scheme, urlsplit(platform.settings.public_url).scheme)
+
+
+def home_of(who: Principal | Operator) -> str:
+    """Return the first page of a tenant or an operator."""
+    return HOME if isinstance(who, Principal) else OPERATORS
 
 
 @router.post("/console/sign-out")
 def sign_out(page: PageDep, request: Request) -> Response:
     """End this session."""
     sessions.sign_out(page.platform, request.cookies.get(sessions.COOKIE, ""))
-    return _signed_out()
+    return signed_out()
 
 
 @router.post("/console/sign-out-everywhere")
 def sign_out_everywhere(page: PageDep) -> Response:
     """End all sessions of the member, or of the key if it belongs to no member."""
     sessions.sign_out_everywhere(page.platform, page.principal)
-    return _signed_out()
+    return signed_out()
 
 
-def _signed_out() -> Response:
+def signed_out() -> Response:
+    """Send the browser to the sign-in without its cookie."""
     response = see(SIGN_IN)
     response.delete_cookie(sessions.COOKIE)
     response.headers["clear-site-data"] = '"cache"'
     return response
 
 
-def _form(platform: Platform, next: str, *, message: str | None, status: int = 200) -> HTMLResponse:
-    contact = platform.settings.operator_contact
-    html = render("sign_in.html", next=_own(next), message=message, failed=status != 200, contact=contact)
+def sign_in_form(platform: Platform, next: str, *, message: str | None, status: int = 200, code: str | None = None) -> HTMLResponse:
+    """Return the page with the ways to sign in."""
+    html = render(
+        "sign_in.html", next=own(next), message=message, code=code, failed=status != 200, contact=platform.settings.operator_contact,
+        provider=platform.identity and platform.identity.host, takes_keys=platform.settings.console_sign_in != sessions.NO_KEYS,
+    )  # fmt: skip
     return HTMLResponse(html, status_code=status)
 
 
-def _own(next: str) -> str:
-    return next if OWN_PAGE.fullmatch(next) and ".." not in next else HOME
+def refused(platform: Platform, next: str, error: FtError) -> HTMLResponse:
+    """Return the page with the ways to sign in, and why one failed."""
+    correlation.bind(code=error.code)
+    message = f"{error.message[:1].upper()}{error.message[1:]}."
+    return sign_in_form(platform, next, message=message, status=error.http_status, code=error.code)
 
 
-def _check_origin(request: Request, public_url: str) -> None:
+def own(next: str, home: str | None = None) -> str:
+    """Return the page to which a sign-in returns: `next` if it is one of the console's and, for a known visitor, lies below `home`."""
+    if not OWN_PAGE.fullmatch(next) or ".." in next:
+        return home or HOME
+    return next if home is None or next.startswith(OPERATORS) == (home == OPERATORS) else home
+
+
+def check_origin(request: Request, public_url: str) -> None:
     """Refuse a form sent from another site: it could sign a visitor in with a key that is not theirs. Browsers say where it comes from."""
     own = {request.headers.get("host"), urlsplit(public_url).netloc}
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")

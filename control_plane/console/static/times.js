@@ -1,6 +1,8 @@
 // Times in the reader's time zone, and how long ago or ahead they are.
 const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const day = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric" });
 const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60]];
 
 export function since(date) {
@@ -15,6 +17,10 @@ export function localTimes(within) {
     const isRelative = time.dataset.form === "relative";
     time.textContent = isRelative ? since(date) : absolute.format(date);
     time.title = isRelative ? absolute.format(date) : since(date);
+  }
+  for (const tick of within.querySelectorAll("[data-clock]")) {
+    const date = new Date(tick.dataset.clock), isMidnight = date.getHours() + date.getMinutes() === 0;
+    tick.textContent = (isMidnight ? day : clock).format(date);
   }
 }
 

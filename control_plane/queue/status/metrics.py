@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
@@ -16,11 +16,9 @@ from control_plane.capacity.tables import PLATFORM, node_drains, node_health
 from control_plane.jobs.tables import jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
-from control_plane.queue.cycle import BLOCKED
 from control_plane.queue.reservations import overdue_releases
-from control_plane.queue.status import view
+from control_plane.queue.status import missed_starts, view
 from control_plane.queue.tables import reservations
-from control_plane.tenants.rules import TIERS
 
 WAITS_OVER = timedelta(hours=1)
 """Window of the start delays reported."""
@@ -28,10 +26,6 @@ UNREAD_AFTER = timedelta(minutes=5)
 """Ten rounds of the worker; after as long without a sample, Prometheus returns none either."""
 QUANTILES = (0.5, 0.95)
 NodeState = Literal["ready", "draining", "drained"]
-PROMISED = {name: timedelta(seconds=t.starts_within_s) for name, t in TIERS.items() if t.starts_within_s is not None}
-"""From submission, or from the end of a cap or suspension, to the first start."""
-LATE = "(jobs.started_at - GREATEST(jobs.created_at, jobs.capped_at)) > :within"
-"""The first start, worded as in its index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,8 +96,8 @@ def read(conn: Connection, platform: Platform, now: datetime) -> QueueGauges:
         oldest_wait_s={t: max(float(oldest) for tier, _, _, _, oldest in rows if tier == t) for t in {r.tier for r in rows}},
         ages_s=_quantiles(conn, jobs.c.tier, waited, jobs.c.state == JobState.QUEUED),
         waits_s=_waits(conn, jobs.c.tier, now - WAITS_OVER),
-        promised_waiting=_promised_waiting(conn, now),
-        promised_late=_promised_late(conn),
+        promised_waiting=missed_starts.num_waiting(conn, now),
+        promised_late=missed_starts.num_late(conn),
         tenants=_tenants(conn, now),
         pools=_pools(conn, platform, now),
         lost_gpu_s=float(
@@ -148,23 +142,6 @@ def _tenants(conn: Connection, now: datetime) -> dict[str, TenantGauges]:
         )
         for tenant in {*waiting, *used, *(name for name, _ in waits)}
     }
-
-
-def _promised_waiting(conn: Connection, now: datetime) -> dict[str, int]:
-    could_start = sa.func.coalesce(jobs.c.reason, "").not_in([str(r) for r in BLOCKED])
-    waits = sa.and_(jobs.c.state == JobState.QUEUED, jobs.c.started_at.is_(None), could_start)
-    return _promised(conn, lambda within: waits & (sa.func.greatest(jobs.c.created_at, jobs.c.capped_at) < now - within))
-
-
-def _promised_late(conn: Connection) -> dict[str, int]:
-    """Uses an index of first starts, so only late ones are read."""
-    return _promised(conn, lambda within: sa.text(LATE).bindparams(within=within))
-
-
-def _promised(conn: Connection, late: Callable[[timedelta], sa.ColumnElement[bool] | sa.TextClause]) -> dict[str, int]:
-    """Count the jobs that are late, for each tier that promises a start."""
-    count = sa.select(sa.func.count()).select_from(jobs)
-    return {t: conn.execute(count.where(jobs.c.tier == t, late(within))).scalar_one() for t, within in PROMISED.items()}
 
 
 def _pools(conn: Connection, platform: Platform, now: datetime) -> dict[str, PoolGauges]:

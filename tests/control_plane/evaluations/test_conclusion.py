@@ -236,7 +236,7 @@ def test_an_adapter_that_needs_approval_waits_for_it(operated: Platform, tenant:
     assert f"ft adapters approve {made.id}" in told["message"]
     with pytest.raises(Conflict, match="needs_approval"):
         promotions.promote(operated, tenant.id, made.id)
-    assert promotions.approve(operated, tenant.id, made.id, key_id="key-1", and_promote=True).stage == "production"
+    assert promotions.approve(operated, tenant.id, made.id, by="key-1", and_promote=True).stage == "production"
     assert published(operated, made.id) == ["adapter.approval_pending", "adapter.promoted"]
 
 
@@ -261,7 +261,7 @@ def test_a_whole_model_that_needs_approval_waits_for_it(operated: Platform, tena
     assert (made.type, made.stage, made.approval) == ("full_model", "staging", "pending")
     told = last_event(platform, job_id)
     assert told is not None and f"ft adapters approve {made.id}" in told["message"]
-    assert promotions.approve(platform, tenant.id, made.id, key_id="key-1", and_promote=True).stage == "production"
+    assert promotions.approve(platform, tenant.id, made.id, by="key-1", and_promote=True).stage == "production"
 
 
 def test_approval_is_needed_from_registration_on_however_the_job_ends(operated: Platform, tenant: Tenant, evaluated_job: Evaluate) -> None:

@@ -42,7 +42,7 @@ def test_the_documented_limits_are_those_of_the_tiers() -> None:
 @pytest.mark.parametrize("held", list(Scope))
 @pytest.mark.parametrize("needed", list(Scope))
 def test_a_scope_includes_those_before_it(held: Scope, needed: Scope) -> None:
-    principal = Principal(tenant=ACME, key_id="key_1", scopes=frozenset({held}))
+    principal = Principal(tenant=ACME, id="key_1", scopes=frozenset({held}))
     order = list(Scope)
     if order.index(held) >= order.index(needed):
         principal.require(needed)
@@ -53,7 +53,7 @@ def test_a_scope_includes_those_before_it(held: Scope, needed: Scope) -> None:
 
 def test_a_key_without_scopes_opens_nothing() -> None:
     with pytest.raises(Forbidden, match="holds: none"):
-        Principal(tenant=ACME, key_id="key_1", scopes=frozenset()).require(Scope.READ)
+        Principal(tenant=ACME, id="key_1", scopes=frozenset()).require(Scope.READ)
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -67,7 +67,7 @@ def test_a_role_narrows_a_scope_and_never_widens_it(role: Role, scope: Scope) ->
 def test_only_owners_and_the_tenants_own_keys_name_owners() -> None:
     def named(role: Role | None, names_owners: bool) -> bool:
         held = frozenset({Scope.ADMIN})
-        return Principal(tenant=ACME, key_id="key_1", scopes=held, role=role, names_owners=names_owners).may_name_owners
+        return Principal(tenant=ACME, id="key_1", scopes=held, role=role, names_owners=names_owners).may_name_owners
 
     assert {role for role in (None, *Role) if named(role, True)} == {None, Role.OWNER}
     assert {role for role in (None, *Role) if named(role, False)} == {Role.OWNER}, "nor one that an admin made"

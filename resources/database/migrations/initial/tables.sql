@@ -403,14 +403,23 @@ CREATE INDEX ix_api_keys_tenant_id ON api_keys (tenant_id);
 
 CREATE TABLE console_sessions (
     sha256 text NOT NULL,
-    key_id text NOT NULL,
+    key_id text,
+    member_id text,
+    operator_key_id text,
+    operator_email text,
+    operator_grant text,
     created_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
     CONSTRAINT pk_console_sessions PRIMARY KEY (sha256),
-    CONSTRAINT fk_console_sessions_key_id FOREIGN KEY (key_id) REFERENCES api_keys(id) ON DELETE CASCADE
+    CONSTRAINT ck_console_sessions_of_one CHECK (num_nonnulls(key_id, member_id, operator_key_id, operator_email) = 1),
+    CONSTRAINT fk_console_sessions_key_id FOREIGN KEY (key_id) REFERENCES api_keys(id) ON DELETE CASCADE,
+    CONSTRAINT fk_console_sessions_member_id FOREIGN KEY (member_id) REFERENCES members(id) ON DELETE CASCADE,
+    CONSTRAINT fk_console_sessions_operator_key_id FOREIGN KEY (operator_key_id) REFERENCES operator_keys(id) ON DELETE CASCADE
 );
 CREATE INDEX ix_console_sessions_expires_at ON console_sessions (expires_at);
 CREATE INDEX ix_console_sessions_key_id ON console_sessions (key_id);
+CREATE INDEX ix_console_sessions_member_id ON console_sessions (member_id);
+CREATE INDEX ix_console_sessions_operator_key_id ON console_sessions (operator_key_id);
 
 CREATE TABLE budget_alerts (
     budget_id text NOT NULL,

@@ -69,7 +69,17 @@ def test_operators_words_and_page_name_everything(fresh_platform: Platform, writ
 
 
 def test_in_the_timeline_who_makes_room_is_gone_soon_and_reservations_lie_beside_each_other() -> None:
-    job = {"id": "r", "tenant": "t", "tier": "free", "num_gpus": 4, "estimated_end": 9e3, "stopping": True, "overrun_s": 0.0, "pool": "p"}
+    job = {
+        "id": "r",
+        "tenant": "t",
+        "tier": "free",
+        "num_gpus": 4,
+        "estimated_end": 9e3,
+        "stopping": True,
+        "overrun_s": 0.0,
+        "backfill": False,
+        "pool": "p",
+    }
     kept = [
         {"id": f"w{i}", "tenant": "t", "tier": "premium", "num_gpus": gpus, "expected_s": 3600.0, "position": i,
          "reservation": {"pool": "p", "start": 60.0, "placement": [("n", gpus)]}}

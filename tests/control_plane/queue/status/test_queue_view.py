@@ -18,7 +18,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.tables import job_events
 from control_plane.jobs.transitions import fail
 from control_plane.platform.context import Actor, Platform
-from control_plane.queue.status import metrics, view
+from control_plane.queue.status import metrics, missed_starts, view
 from control_plane.queue.tables import reservations
 from control_plane.tenants import suspension
 from ft_assets.errors import InvalidDataset
@@ -276,7 +276,7 @@ def test_the_gauges_are_read_on_the_connection_that_they_are_given(world: Queued
 
 def test_late_starts_are_counted_from_the_index(world: Queued) -> None:
     """However many jobs there were: only those that were late are touched."""
-    query = "SELECT count(*) FROM jobs WHERE tier = 'premium' AND " + metrics.LATE.replace(":within", "interval '300 seconds'")
+    query = f"SELECT count(*) FROM jobs WHERE tier = 'premium' AND {missed_starts.DELAY} > interval '300 seconds'"
     with world.platform.engine.begin() as conn:
         conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
         plan = "\n".join(conn.execute(sa.text(f"EXPLAIN {query}")).scalars())

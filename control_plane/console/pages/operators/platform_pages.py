@@ -1,0 +1,88 @@
+"""The platform now: what is wrong, the queue over the nodes, and nodes that are drained."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.billing import refunds
+from control_plane.capacity import maintenance, nodes
+from control_plane.console.documents.queue_page import QUEUE_WORDS, timelines
+from control_plane.console.pages.operators.operator_page import OperatorPageDep
+from control_plane.console.pages.page import OPERATORS, PageRoute, see
+from control_plane.console.pages.session_pages import signed_out
+from control_plane.notifications import deliveries
+from control_plane.queue.status import missed_starts, view
+from control_plane.tenants import sessions
+
+RECENT = timedelta(days=7)
+"""Late starts of this time are listed."""
+MAX_MISSED = 20
+MAX_WAITING = 200
+router = APIRouter(prefix=OPERATORS, route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("")
+def overview(request: Request, page: OperatorPageDep) -> HTMLResponse:
+    """Show what needs an operator: alerts, late starts, drained nodes, maintenance."""
+    platform = page.platform
+    with platform.engine.connect() as conn:
+        missed = missed_starts.recent(conn, platform.clock(), within=RECENT, limit=MAX_MISSED)
+        maintained = maintenance.list_all(conn)
+    return page.show(
+        "overview.html",
+        alerts=request.app.state.alerts.read(),
+        missed=missed,
+        queue=view.of_all(platform, limit=1),
+        drained=[node for node in nodes.list_nodes(platform) if node.drained_at is not None],
+        maintained=maintained,
+        backlog=deliveries.backlog(platform),
+        refunds=refunds.list_cases(platform, state="pending", limit=1),
+        days=RECENT.days,
+    )
+
+
+@router.get("/queue")
+def queue(page: OperatorPageDep) -> HTMLResponse:
+    """Show what each node does from now on, and all jobs that wait or hold GPUs."""
+    found = view.of_all(page.platform, limit=MAX_WAITING).model_dump()
+    drawn = timelines(found, now=page.platform.clock().timestamp())
+    return page.show("queue.html", q=found, **drawn, **QUEUE_WORDS)
+
+
+@router.get("/nodes")
+def list_nodes(page: OperatorPageDep) -> HTMLResponse:
+    """List the nodes of each pool."""
+    queue = view.of_all(page.platform, limit=1)
+    return page.show("nodes.html", nodes=nodes.list_nodes(page.platform), pools=queue.pools)
+
+
+@router.post("/nodes/{node}/drain")
+def drain(page: OperatorPageDep, node: str, reason: Annotated[str, Form()] = "") -> Response:
+    """Place nothing new on a node."""
+    nodes.drain(page.platform, node, reason=reason.strip(), by=page.operator.id)
+    return see(f"{OPERATORS}/nodes", "drained")
+
+
+@router.post("/nodes/{node}/undrain")
+def undrain(page: OperatorPageDep, node: str) -> Response:
+    """Place jobs on a node again."""
+    nodes.undrain(page.platform, node)
+    return see(f"{OPERATORS}/nodes", "undrained")
+
+
+@router.post("/sign-out")
+def sign_out(page: OperatorPageDep, request: Request) -> Response:
+    """End this session."""
+    sessions.sign_out(page.platform, request.cookies.get(sessions.COOKIE, ""))
+    return signed_out()
+
+
+@router.post("/sign-out-everywhere")
+def sign_out_everywhere(page: OperatorPageDep) -> Response:
+    """End all sessions of the operator."""
+    sessions.sign_out_everywhere(page.platform, page.operator)
+    return signed_out()
