@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
 
 from control_plane.adapters import service as adapters
 from control_plane.api.app import create_app
@@ -27,6 +25,7 @@ from tests.support.platform.console_world import World, make_world, report_steps
 from tests.support.platform.fleet_in_memory import Servers
 from tests.support.processes.browser import chromium
 from tests.support.servers.served_app import served
+from tests.support.servers.word_server import word_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -43,27 +42,9 @@ def browser() -> Iterator[Browser]:
         yield found
 
 
-def engine() -> FastAPI:
-    """An inference server that says which model answers, word by word."""
-    app = FastAPI()
-
-    @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> StreamingResponse:
-        body = await request.json()
-
-        async def words() -> AsyncIterator[str]:
-            for word in ("This ", "is ", body["model"], f", message {len(body['messages'])}"):
-                yield f"data: {json.dumps({'model': body['model'], 'choices': [{'index': 0, 'delta': {'content': word}}]})}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(words(), media_type="text/event-stream")
-
-    return app
-
-
 @pytest.fixture(scope="module")
 def platform(new_platform: Callable[..., Platform]) -> Iterator[Platform]:
-    with served(engine()) as url:
+    with served(word_server()) as url:
         yield replace(new_platform(inference_urls=url, drain_s="0"), fleet=Servers(url))
 
 
