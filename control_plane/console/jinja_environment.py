@@ -85,7 +85,7 @@ def _number(value: Any) -> str:
 
 def _prose(text: str) -> Markup:
     """Escape a docstring and show what stands between backticks as code."""
-    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _score(value: float | None, share: bool) -> str:

@@ -358,6 +358,7 @@ def test_the_reference_has_every_operation_of_the_document(api_url: str) -> None
     assert [id_ for id_ in operations if f'id="{id_}"' not in answer.text] == []
     assert "curl -X POST http://127.0.0.1:8000/v1/fine_tuning/jobs \\\n" in answer.text
     assert "<code>training_file</code>" in answer.text
+    assert "starting with <code>ftjob-</code>" in answer.text, "what descriptions have between backticks is shown as code"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|https?://(?!127\.0\.0\.1)", answer.text), "no address of others"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert httpx.get(f"{api_url}/docs", headers={"accept-encoding": "identity"}).text == answer.text
