@@ -194,23 +194,25 @@ def new_platform(
     """Makes a platform with a database and a directory of its own; keywords are environment variables without ``FT_``."""
 
     def make(**env: str) -> Platform:
-        home = tmp_path_factory.mktemp("home")
-        url = new_database()
-        given = {f"FT_{name.upper()}": value for name, value in env.items()}
-        nowhere = {"FT_INFERENCE_URLS": "http://127.0.0.1:9"}  # the usual port may be somebody's server
-        settings = settings_module.load({"FT_HOME": str(home), "FT_DATABASE_URL": url, **nowhere, **given})
-        platform = Platform(
-            logins=make_logins(url, pool_size=5, max_overflow=15),
-            objects=LocalObjectStore(home / "objects"),
-            models=catalogue,
-            fleet=None,
-            settings=settings,
-            webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)) if settings.webhook_allow else None,
-        )
-        platforms.append(platform)
-        return platform
+        platforms.append(platform_at(tmp_path_factory.mktemp("home"), new_database(), catalogue, **env))
+        return platforms[-1]
 
     return make
+
+
+def platform_at(home: Path, url: str, models: Catalogue, **env: str) -> Platform:
+    """A platform with a directory and a database; keywords are environment variables without ``FT_``."""
+    given = {f"FT_{name.upper()}": value for name, value in env.items()}
+    nowhere = {"FT_INFERENCE_URLS": "http://127.0.0.1:9"}  # the usual port may be somebody's server
+    settings = settings_module.load({"FT_HOME": str(home), "FT_DATABASE_URL": url, **nowhere, **given})
+    return Platform(
+        logins=make_logins(url, pool_size=5, max_overflow=15),
+        objects=LocalObjectStore(home / "objects"),
+        models=models,
+        fleet=None,
+        settings=settings,
+        webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)) if settings.webhook_allow else None,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def _environment() -> jinja2.Environment:
     )
     made.globals["static"] = static_files.url
     made.filters |= {
-        "at": _at, "bytes": _bytes, "iso": _iso, "money": _money, "number": _number,
+        "at": _at, "bytes": _bytes, "day": _day, "iso": _iso, "money": _money, "number": _number,
+        "plus_days": lambda moment, days: moment + (timedelta(days=days) if isinstance(moment, datetime) else days * 86_400),
         "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
         "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
         "words": lambda text: text.replace("_", " "),
@@ -49,6 +50,11 @@ def _environment() -> jinja2.Environment:
 
 def _at(moment: float | None, form: str | None = None) -> str:
     return "" if moment is None else time.strftime(form or "%a %H:%M", time.localtime(moment))
+
+
+def _day(moment: datetime | float) -> str:
+    """Format the day in UTC, by which months are billed."""
+    return (moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)).strftime("%Y-%m-%d")
 
 
 def _iso(moment: datetime | float) -> str:
@@ -79,7 +85,7 @@ def _number(value: Any) -> str:
 
 def _prose(text: str) -> Markup:
     """Escape a docstring and show what stands between backticks as code."""
-    return Markup(CODE.sub(r"<code>\1</code>", escape(text)))
+    return Markup(CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 def _score(value: float | None, share: bool) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -23,7 +23,7 @@ from control_plane.adapters.tables import Adapter, adapters
 from control_plane.jobs.transitions import record as record_event
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
-from control_plane.platform.records import many, one_or_none
+from control_plane.platform.records import many
 from control_plane.serving import observations
 from control_plane.serving.tables import StoredRoute, model_routes
 from ft_assets.adapters.record import AdapterRecord
@@ -119,15 +119,18 @@ def get(platform: Platform, tenant: str, name: str) -> Route:
 
 def find(conn: Connection, tenant: str, name: str) -> Route | None:
     """Return a route of the tenant; None if it has no such route."""
-    stored = one_or_none(conn, sa.select(model_routes).where(model_routes.c.tenant_id == tenant, model_routes.c.name == name), StoredRoute)
-    return None if stored is None else _route(conn, stored)
+    return next(iter(_routes(conn, tenant, model_routes.c.name == name)), None)
 
 
 def list_routes(platform: Platform, tenant: str) -> list[Route]:
     """Return the tenant's routes by name."""
-    query = sa.select(model_routes).where(model_routes.c.tenant_id == tenant).order_by(model_routes.c.name)
     with platform.engine.connect() as conn:
-        return [_route(conn, stored) for stored in many(conn, query, StoredRoute)]
+        return _routes(conn, tenant)
+
+
+def routes_to(conn: Connection, tenant: str, adapter_ids: Sequence[str]) -> list[Route]:
+    """Return the routes that have one of these adapters as a target, by name."""
+    return _routes(conn, tenant, sa.or_(*map(_has_target, adapter_ids)))
 
 
 def delete(platform: Platform, tenant: str, name: str) -> None:
@@ -159,7 +162,7 @@ def tell_of_withdrawal(conn: Connection, record: AdapterRecord, now: datetime) -
     """Write an event to the adapter's job when routes lose it as a target."""
     names = conn.scalars(
         sa.select(model_routes.c.name)
-        .where(model_routes.c.tenant_id == record.tenant_id, model_routes.c.targets.contains([{"adapter_id": record.id}]))
+        .where(model_routes.c.tenant_id == record.tenant_id, _has_target(record.id))
         .order_by(model_routes.c.name)
     ).all()
     if names:
@@ -203,19 +206,32 @@ def _target(platform: Platform, tenant: str, model: str, weight: int) -> Target:
     return Target(adapter_id=adapter.id, base_model=adapter.base_model, weight=weight)
 
 
-def _route(conn: Connection, stored: StoredRoute) -> Route:
-    ids = [t["adapter_id"] for t in stored.targets if t["adapter_id"]]
-    query = observations.select_adapters(servers=True).where(adapters.c.tenant_id == stored.tenant_id, adapters.c.id.in_(ids))
-    known = {adapter.id: adapter for adapter in many(conn, query, Adapter)} if ids else {}
-    targets = [Target(**t, adapter=known.get(t["adapter_id"])) for t in stored.targets]
-    total = sum(t.weight for t in targets if t.available)
+def _has_target(adapter_id: str) -> sa.ColumnElement[bool]:
+    return model_routes.c.targets.contains([{"adapter_id": adapter_id}])
+
+
+def _routes(conn: Connection, tenant: str, *which: sa.ColumnElement[bool]) -> list[Route]:
+    """Return routes of the tenant by name, with the present state of their targets."""
+    query = sa.select(model_routes).where(model_routes.c.tenant_id == tenant, *which).order_by(model_routes.c.name)
+    found = many(conn, query, StoredRoute)
+    ids = {target["adapter_id"] for stored in found for target in stored.targets if target["adapter_id"]}
+    named = observations.select_adapters(servers=True).where(adapters.c.tenant_id == tenant, adapters.c.id.in_(ids))
+    known = {adapter.id: adapter for adapter in many(conn, named, Adapter)} if ids else {}
+    return [_route(stored, known) for stored in found]
+
+
+def _route(stored: StoredRoute, known: Mapping[str, Adapter]) -> Route:
+    targets = [Target(**target, adapter=known.get(target["adapter_id"])) for target in stored.targets]
     return Route(
-        tenant_id=stored.tenant_id,
-        name=stored.name,
-        targets=[replace(t, share=t.weight / total if t.available and total else 0.0) for t in targets],
-        created_at=stored.created_at,
+        tenant_id=stored.tenant_id, name=stored.name, targets=with_shares(targets), created_at=stored.created_at,
         updated_at=stored.updated_at,
-    )
+    )  # fmt: skip
+
+
+def with_shares(targets: Sequence[Target]) -> list[Target]:
+    """Return the targets with the share of callers that each answers: its weight among those that are available."""
+    total = sum(t.weight for t in targets if t.available)
+    return [replace(t, share=t.weight / total if t.available and total else 0.0) for t in targets]
 
 
 def _invalid(message: str, param: str) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""The tenant's queue, usage and API keys."""
+"""The tenant's queue, usage, and API keys with their rotation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from control_plane.billing.routes_usage import Requested, usage_of
 from control_plane.billing.schemas import UsageBucket, UsageResult
 from control_plane.console.documents.charts import columns
 from control_plane.console.documents.queue_page import QUEUE_WORDS
-from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.console.pages.page import Page, PageDep, PageRoute, see
 from control_plane.http.authentication import AdminPrincipal
 from control_plane.queue.status import view
 from control_plane.quotas.routes import retrieve as quota_of
 from control_plane.tenants import service as tenants
+from control_plane.tenants.rules import Principal
+from control_plane.tenants.tables import ApiKey
 
 KEYS = "/console/keys"
 DAY_S = 24 * 3600
+OVERLAPS = (("0", "Not at all"), ("3600", "1 hour"), ("86400", "1 day"), ("604800", "7 days"), ("2592000", "30 days"))
+"""Seconds for which a replaced key keeps working."""
 LIFETIMES = (("30", "30 days"), ("90", "90 days"), ("365", "1 year"), ("", "Never"))
 TOP_JOBS = 10
 MICROS = 1_000_000
@@ -84,6 +88,20 @@ def create_key(
     return _keys(page, principal, made=made)
 
 
+@router.get("/keys/{key_id}/rotate")
+def rotation(page: PageDep, principal: AdminPrincipal, key_id: str) -> HTMLResponse:
+    """Show what a rotation does, and ask how long the old key keeps working."""
+    key = tenants.get_key(page.platform, page.tenant, key_id)
+    return page.show("key_rotation.html", key=key, own=principal.key_id, overlaps=OVERLAPS)
+
+
+@router.post("/keys/{key_id}/rotate")
+def rotate(page: PageDep, principal: AdminPrincipal, key_id: str, overlap: Annotated[int, Form()] = DAY_S) -> HTMLResponse:
+    """Replace a key; the new secret is in this answer and nowhere else."""
+    made = tenants.rotate_key(page.platform, page.tenant, key_id, overlap_s=overlap, by=principal)
+    return _keys(page, principal, made=made, replaced=tenants.get_key(page.platform, page.tenant, key_id))
+
+
 @router.post("/keys/{key_id}/revoke")
 def revoke(page: PageDep, principal: AdminPrincipal, key_id: str) -> Response:
     """Revoke a key at once."""
@@ -91,8 +109,11 @@ def revoke(page: PageDep, principal: AdminPrincipal, key_id: str) -> Response:
     return see(KEYS, "revoked")
 
 
-def _keys(page: PageDep, principal: AdminPrincipal, *, made: tenants.NewKey | None = None, after: str | None = None) -> HTMLResponse:
+def _keys(
+    page: Page, principal: Principal, *, made: tenants.NewKey | None = None, replaced: ApiKey | None = None, after: str | None = None
+) -> HTMLResponse:
     found = tenants.list_keys(page.platform, page.tenant, after=after)
     return page.show(
-        "keys.html", keys=found.items, has_more=found.has_more, after=after, made=made, own=principal.key_id, lifetimes=LIFETIMES
-    )
+        "keys.html", keys=found.items, has_more=found.has_more, after=after, made=made, replaced=replaced, own=principal.key_id,
+        lifetimes=LIFETIMES,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models: the list of adapters, one adapter with its stage, and its promotion, rollback and approval."""
+"""Models: the list of adapters; one adapter with its lineage, exports, and the changes of its stage with their consequences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Annotated
 from fastapi import APIRouter, Form, Query
 from fastapi.responses import HTMLResponse, Response
 
-from control_plane.adapters import promotions, schemas
+from control_plane.adapters import exports, impact, lineage, promotions, schemas
 from control_plane.adapters import service as adapters
+from control_plane.console.documents import lineage_picture
+from control_plane.console.pages.models.model_lineage import lineage_layers
 from control_plane.console.pages.page import PageDep, PageRoute, see
 from control_plane.evaluations import service as evaluations
 from control_plane.http.authentication import Approver, Writer
+from ft_assets.adapters.stages import GRACE
 
 MODELS = "/console/models"
 STAGES = ("production", "draft", "staging", "quarantined", "deprecated", "archived")
@@ -23,6 +26,11 @@ HEADLINES = (
 )  # fmt: skip
 """Scores that can stand for a model, the strictest first."""
 LESS_IS_BETTER = frozenset({"perplexity"})
+EXPORT_FORMS = (
+    ("adapter", "LoRA weights"), ("merged", "Base and adapter in one"), ("gguf:q8_0", "GGUF, 8 bits"), ("gguf:f16", "GGUF, 16 bits"),
+    ("gguf:f32", "GGUF, 32 bits"), ("tokenizer", "Tokenizer and chat template"),
+)  # fmt: skip
+"""Formats of exports, with the precision of GGUF files."""
 router = APIRouter(prefix=MODELS, route_class=PageRoute, include_in_schema=False)
 After = Annotated[str | None, Query()]
 
@@ -63,10 +71,40 @@ def list_models(page: PageDep, after: After = None, stage: Annotated[str | None,
 
 @router.get("/{adapter_id}")
 def model_page(page: PageDep, adapter_id: str) -> HTMLResponse:
-    """Show an adapter: stage, scores, lineage, and what may be done with it."""
-    found = adapters.get_adapter(page.platform, page.tenant, adapter_id)
-    history = evaluations.list_evaluations(page.platform, page.tenant, found.id).items
-    return page.show("model.html", model=schemas.Adapter.model_validate(found), headline=headline(found.metrics), evaluations=history)
+    """Show an adapter: stage, scores, lineage, exports, and what may be done with it with what that would change."""
+    platform, tenant = page.platform, page.tenant
+    now = impact.standing(platform, tenant, adapter_id)
+    (found,) = lineage.of_adapter(platform, tenant, now.adapter.id)["adapters"]
+    layers, clock = lineage_layers(found, now), platform.clock()
+    title = "Lineage from uploaded files to the names that callers use"
+    return page.show(
+        "model.html",
+        model=schemas.Adapter.model_validate(now.adapter),
+        headline=headline(now.adapter.metrics),
+        evaluations=evaluations.list_evaluations(platform, tenant, now.adapter.id).items,
+        impacts=[impact.impact(now, change, at=clock) for change in impact.possible(now)],
+        logical=now.logical,
+        layers=layers,
+        pictures=(lineage_picture.wide(layers, title=title), lineage_picture.tall(layers, title=title)),
+        exports=exports.list_exports(platform, tenant, now.adapter.id),
+        forms=EXPORT_FORMS,
+        grace_days=GRACE.days,
+    )
+
+
+@router.post("/{adapter_id}/exports")
+def export(page: PageDep, tenant: Writer, adapter_id: str, form: Annotated[str, Form()] = "adapter") -> Response:
+    """Order an export; the page shows its progress."""
+    kind, _, precision = form.partition(":")
+    exports.request(page.platform, tenant, adapter_id, format=kind, precision=precision or None)
+    return see(f"{MODELS}/{adapter_id}#exports")
+
+
+@router.post("/{adapter_id}/exports/{export_id}/delete")
+def delete_export(page: PageDep, tenant: Writer, adapter_id: str, export_id: str) -> Response:
+    """Delete an export with its archive, or stop making it."""
+    exports.delete(page.platform, tenant, adapter_id, export_id)
+    return see(f"{MODELS}/{adapter_id}", "deleted")
 
 
 @router.post("/{adapter_id}/promote")

@@ -37,7 +37,10 @@ SECTIONS = (
     ("/console/models", "models", "Models"), ("/console/playground", "chat", "Playground"), ("/console/queue", "queue", "Queue"),
     ("/console/usage", "usage", "Usage"), ("/console/webhooks", "hook", "Webhooks"),
 )  # fmt: skip
-ADMIN_SECTIONS = (("/console/keys", "key", "API keys"), ("/console/members", "people", "Members"), ("/console/audit", "clock", "Audit log"))
+ADMIN_SECTIONS = (
+    ("/console/keys", "key", "API keys"), ("/console/members", "people", "Members"), ("/console/audit", "clock", "Audit log"),
+    ("/console/settings", "gear", "Settings"),
+)  # fmt: skip
 """Their pages need the scope `admin`."""
 NOTICES = {
     "cancelled": "The job was cancelled.",
@@ -46,6 +49,7 @@ NOTICES = {
     "promoted": "The model is in production.",
     "rolled-back": "The model was withdrawn, and the one before it serves again.",
     "deprecated": "The model is no longer served. Its files are kept for 30 days.",
+    "route-set": "The route is set, from the next request on.",
     "approved": "Approved.",
     "rejected": "Rejected.",
     "revoked": "The key was revoked.",
@@ -54,6 +58,9 @@ NOTICES = {
     "removed": "The member was removed, and their keys were revoked.",
     "tested": "The receiver accepted the test event.",
     "replayed": "The event is sent again.",
+    "replayed-all": "The failed deliveries are sent again, oldest first.",
+    "replayed-none": "No delivery has failed since then.",
+    "deletion-requested": "The deletion of all data has begun. Its state is below.",
     "deleted": "Deleted.",
 }
 """Confirmations after a change, by the word in the address."""

@@ -13,9 +13,11 @@ from fastapi.responses import Response
 
 from control_plane.console.jinja_environment import render
 from control_plane.console.pages.page import PageRoute
+from control_plane.console.reference_calls import BODIES, FT, OPENAI, OpenAiCall
 from control_plane.http.authentication import WholePlatform
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
+JSON = "application/json"
 EXAMPLES: Mapping[str, Any] = {"string": "...", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 """Values in examples of bodies, by type."""
 
@@ -43,11 +45,29 @@ class Operation:
     returns: str
     example: str
     """A call with curl."""
+    media: str
+    """Type of the body; empty without one."""
+    body: str
+    """Example of a JSON body; empty for another type."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def openai(self) -> OpenAiCall | None:
+        """The same with OpenAI's client."""
+        return OPENAI.get(self.key)
+
+    @property
+    def ft(self) -> str | None:
+        """The same with ``ft``."""
+        return FT.get(self.key)
 
     @property
     def can_run(self) -> bool:
-        """Whether the page can call it as it stands: it changes nothing, and nothing has to be filled in."""
-        return self.method == "GET" and not any(one.required for one in self.fields)
+        """Whether the page can call it: a session is no operator, and files are uploaded elsewhere."""
+        return self.media in ("", JSON) and self.path.startswith("/v1/") and not self.path.startswith("/v1/admin/")
 
 
 @router.get("/docs")
@@ -79,9 +99,11 @@ def _operation(document: Mapping[str, Any], url: str, method: str, path: str, de
     schema = _resolved(document, body.get("schema", {}))
     fields = (*map(_parameter, described.get("parameters", ())), *_body_fields(schema))
     answer: Mapping[str, Any] = described["responses"].get("200", nothing).get("content", nothing)
+    sample = _sample(f"{method} {path}", fields) if media == JSON else None
     return Operation(
         id=described["operationId"], method=method, path=path, summary=described["summary"], description=described.get("description", ""),
-        fields=fields, example=_curl(url, method, path, media, schema, fields),
+        fields=fields, example=_curl(url, method, path, media, sample, fields), media=media,
+        body="" if sample is None else json.dumps(sample, indent=2),
         returns=_kind(next(iter(answer.values()), nothing).get("schema", {})) or ", ".join(answer) or "nothing",
     )  # fmt: skip
 
@@ -121,14 +143,19 @@ def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
     return schema
 
 
-def _curl(url: str, method: str, path: str, media: str, schema: Mapping[str, Any], fields: tuple[Field, ...]) -> str:
+def _sample(key: str, fields: tuple[Field, ...]) -> Mapping[str, Any]:
+    """Return an example of a JSON body: a better one, if there is one, than its required fields."""
+    needed = [one for one in fields if one.place == "body" and one.required]
+    return BODIES.get(key) or {one.name: EXAMPLES.get(one.kind.split(" ")[0], "...") for one in needed}
+
+
+def _curl(url: str, method: str, path: str, media: str, sample: Mapping[str, Any] | None, fields: tuple[Field, ...]) -> str:
     lines = [f"curl {url}{path}" if method == "GET" else f"curl -X {method} {url}{path}"]
     if path.startswith("/v1"):
         lines.append(f'-H "Authorization: Bearer {"$FT_OPERATOR_KEY" if path.startswith("/v1/admin") else "$FT_API_KEY"}"')
-    needed = [one for one in fields if one.place == "body" and one.required]
-    if media == "application/json" and schema:
-        sample = {one.name: EXAMPLES.get(one.kind.split(" ")[0], "...") for one in needed}
+    if sample is not None:
         lines += ['-H "Content-Type: application/json"', f"-d '{json.dumps(sample)}'"]
     elif media == "multipart/form-data":
-        lines += [f"-F {one.name}={'@FILE' if one.name in ('file', 'data') else '...'}" for one in needed]
+        needed = (one.name for one in fields if one.place == "body" and one.required)
+        lines += [f"-F {name}={'@FILE' if name in ('file', 'data') else '...'}" for name in needed]
     return " \\\n  ".join(lines)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import timedelta
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query
 from fastapi.responses import HTMLResponse, Response
 
-from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.console.pages.page import Page, PageDep, PageRoute, see
 from control_plane.http.authentication import Admin, AdminPrincipal
 from control_plane.http.schemas import ListOf
 from control_plane.notifications import deliveries, webhook_endpoints
-from control_plane.notifications.routes import list_deliveries, list_endpoints
+from control_plane.notifications.routes import list_deliveries, list_endpoints, retrieve
 from control_plane.notifications.rules import EVENT_TYPES
 from control_plane.tenants import audit_log, members, schemas
 from control_plane.tenants.rules import Role
 
 MEMBERS, WEBHOOKS = "/console/members", "/console/webhooks"
 AUDIT_LINES = 50
+MAX_REPLAY_HOURS = 30 * 24
+"""Deliveries are kept for 30 days."""
+DeliveryState = Literal["pending", "delivered", "dead"]
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 After = Annotated[str | None, Query()]
 
@@ -72,11 +76,21 @@ def create_webhook(
 
 
 @router.get("/webhooks/{endpoint_id}")
-def webhook(page: PageDep, endpoint_id: str, after: After = None) -> HTMLResponse:
+def webhook(page: PageDep, endpoint_id: str, after: After = None, state: Annotated[DeliveryState | None, Query()] = None) -> HTMLResponse:
     """Show an endpoint with its deliveries."""
-    endpoint = webhook_endpoints.get(page.platform, page.tenant, endpoint_id)
-    found = list_deliveries(page.platform, page.tenant, endpoint_id, after=after)
-    return page.show("webhook.html", endpoint=endpoint, deliveries=found.data, has_more=found.has_more, after=after)
+    return _webhook(page, endpoint_id, state=state, after=after)
+
+
+def _webhook(
+    page: Page, endpoint_id: str, *, state: DeliveryState | None = None, after: str | None = None,
+    made: webhook_endpoints.WithSecret | None = None, keeps_old: bool = False,
+) -> HTMLResponse:  # fmt: skip
+    endpoint = retrieve(page.platform, page.tenant, endpoint_id)
+    found = list_deliveries(page.platform, page.tenant, endpoint_id, state=state, after=after)
+    return page.show(
+        "webhook.html", endpoint=endpoint, deliveries=found.data, has_more=found.has_more, after=after, state=state, made=made,
+        keeps_old=keeps_old, old_until=page.platform.clock() + webhook_endpoints.OVERLAP,
+    )  # fmt: skip
 
 
 @router.post("/webhooks/{endpoint_id}/state")
@@ -91,6 +105,20 @@ def send_test(page: PageDep, tenant: Admin, endpoint_id: str) -> Response:
     """Send a signed test event; a receiver that does not answer is an error page with the reason."""
     webhook_endpoints.send_test(page.platform, tenant, endpoint_id)
     return see(f"{WEBHOOKS}/{endpoint_id}", "tested")
+
+
+@router.post("/webhooks/{endpoint_id}/rotate")
+def rotate_secret(page: PageDep, tenant: Admin, endpoint_id: str, keep_old: Annotated[str, Form()] = "") -> HTMLResponse:
+    """Replace the signing secret; the new one is in this answer and nowhere else."""
+    made = webhook_endpoints.rotate_secret(page.platform, tenant, endpoint_id, keep_old=bool(keep_old))
+    return _webhook(page, endpoint_id, made=made, keeps_old=bool(keep_old))
+
+
+@router.post("/webhooks/{endpoint_id}/replay")
+def replay_failed(page: PageDep, tenant: Admin, endpoint_id: str, hours: Annotated[int, Form(ge=1, le=MAX_REPLAY_HOURS)] = 24) -> Response:
+    """Send all deliveries again that failed in the last hours."""
+    num = deliveries.replay_dead(page.platform, tenant, endpoint_id, since=page.platform.clock() - timedelta(hours=hours))
+    return see(f"{WEBHOOKS}/{endpoint_id}", "replayed-all" if num else "replayed-none")
 
 
 @router.post("/webhooks/{endpoint_id}/deliveries/{delivery_id}/replay")

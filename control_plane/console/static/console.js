@@ -29,13 +29,27 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = before; }, 1500);
 });
 
+for (const button of document.querySelectorAll("[data-print]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => print());
+}
+
+// A change that cannot be undone waits until the name is typed; the server compares it, too.
+for (const form of document.querySelectorAll("form[data-typed]")) {
+  const button = form.querySelector("button"), typed = form.elements.confirm, check = () => { button.disabled = typed.value.trim() !== form.dataset.typed; };
+  typed.addEventListener("input", check);
+  check();
+}
+
 const dialog = document.querySelector("dialog[data-confirm-dialog]");
 document.addEventListener("submit", (event) => {
   const form = event.target, submitter = event.submitter, question = form.dataset.confirm;
   if (!question || form.dataset.confirmed) return;
   event.preventDefault();
   dialog.querySelector("h2").textContent = question;
-  dialog.querySelector("p").textContent = form.dataset.consequence ?? "";
+  const consequences = form.querySelector("[data-consequences]")?.content.cloneNode(true) ?? form.dataset.consequence ?? "";
+  dialog.querySelector("[data-text]").replaceChildren(consequences);
+  localTimes(dialog);
   const confirm = dialog.querySelector("[value=confirm]");
   confirm.textContent = submitter.textContent.trim();
   confirm.className = submitter.classList.contains("danger") ? "danger" : "primary";

@@ -1,5 +1,6 @@
 // Builds the body of a job from the form, estimates it while the reader types, shows it as code, and submits it.
 import { call, json } from "./api.js";
+import { python, quoted } from "./code.js";
 import { since } from "./times.js";
 
 const PAUSE_MS = 400;
@@ -30,8 +31,6 @@ function body() {
   };
 }
 
-const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
-const python = (value) => JSON.stringify(value).replaceAll(":true", ":True").replaceAll(":false", ":False");
 const OPENAI = ["model", "training_file", "validation_file", "suffix"];
 const CODE = {
   curl: (job) => `curl ${location.origin}/v1/fine_tuning/jobs \\\n  -H "Authorization: Bearer $FT_API_KEY" -H "Content-Type: application/json" \\\n  -d ${quoted(JSON.stringify(job, null, 2))}`,

@@ -69,11 +69,21 @@ PAGES: dict[str, Callable[[World], str]] = {
     "evaluation": lambda w: f"/console/jobs/{w.evaluated}/evaluation",
     "models": lambda w: "/console/models",
     "model": lambda w: f"/console/models/{w.draft}",
+    "model in production": lambda w: f"/console/models/{w.production}",
     "model to approve": lambda w: f"/console/models/{w.pending}",
+    "routes": lambda w: "/console/models/routes",
+    "route": lambda w: f"/console/models/routes/{w.route}",
+    "base model": lambda w: "/console/models/base/tiny-base",
     "playground": lambda w: "/console/playground",
     "queue": lambda w: "/console/queue",
     "usage": lambda w: "/console/usage",
+    "invoices": lambda w: "/console/usage/invoices",
+    "invoice": lambda w: f"/console/usage/invoices/{w.month}",
+    "budgets": lambda w: "/console/usage/budgets",
+    "settings": lambda w: "/console/settings",
+    "all data": lambda w: "/console/settings/data",
     "keys": lambda w: "/console/keys",
+    "rotation of a key": lambda w: f"/console/keys/{w.key_id}/rotate",
     "members": lambda w: "/console/members",
     "webhooks": lambda w: "/console/webhooks",
     "audit log": lambda w: "/console/audit",
@@ -107,7 +117,19 @@ def test_a_page_escapes_what_tenants_wrote(visitor: Visitor, world: World, name:
 
 def test_the_hostile_text_is_shown_where_it_was_given(visitor: Visitor, world: World) -> None:
     """Otherwise the test above would pass on pages that show nothing."""
-    given = ("start", "datasets", "dataset as trained", "refused file", "running job", "failed job", "new job", "audit log")
+    given = (
+        "start",
+        "datasets",
+        "dataset as trained",
+        "refused file",
+        "running job",
+        "failed job",
+        "new job",
+        "audit log",
+        "budgets",
+        "invoice",
+        "model in production",
+    )
     assert [name for name in given if "&lt;script&gt;alert(1)" not in visitor.get(PAGES[name](world)).text] == []
 
 
@@ -124,7 +146,8 @@ def test_another_tenant_changes_nothing_of_it(other: Visitor, world: World) -> N
         f"/console/jobs/{world.running}/cancel", f"/console/jobs/{world.running}/pause", f"/console/models/{world.draft}/promote",
         f"/console/models/{world.production}/rollback", f"/console/models/{world.production}/deprecate",
         f"/console/models/{world.pending}/approve", f"/console/datasets/{world.dataset}/approve", "/console/keys/key_x/revoke",
-        f"/console/members/{world.owner}/remove",
+        f"/console/members/{world.owner}/remove", f"/console/models/{world.production}/exports",
+        f"/console/models/routes/{world.route}/delete", f"/console/keys/{world.key_id}/rotate",
     ):  # fmt: skip
         assert other.post(path).status_code == 404, path
     assert jobs.get(world.platform, world.tenant, world.running).job.state is JobState.RUNNING
@@ -186,6 +209,17 @@ def test_a_model_shows_its_gain_over_the_base(visitor: Visitor, world: World) ->
     assert "Exact match" in page
     assert re.findall(r'class="value[^"]*">([^<]+)</span>', page)[:2] == ["83.0 %", "+31.0"]
     assert "base 52.0 %" in page
+
+
+def test_each_box_of_the_lineage_leads_to_its_page(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/models/{world.production}").text
+    wide, tall = (set(re.findall(r'<a class="box[^"]*" href="([^"]+)"', one)) for one in re.findall(r'<svg class="lineage.*?</svg>', page))
+    (table,) = re.findall(r"<details><summary>As a table.*?</details>", page, re.DOTALL)
+    assert wide == tall == set(re.findall(r'href="([^"]+)"', table)), "the pictures and the table say the same"
+    assert {f"/console/models/{world.production}", f"/console/models/routes/{world.route}", f"/console/datasets/{world.dataset}"} < wide
+    assert len(wide) == 8
+    for path in wide:
+        assert visitor.http.get(path, follow_redirects=True).status_code == 200, path
 
 
 def test_an_adapter_is_approved_with_a_note(visitor: Visitor, world: World) -> None:
@@ -324,6 +358,7 @@ def test_the_reference_has_every_operation_of_the_document(api_url: str) -> None
     assert [id_ for id_ in operations if f'id="{id_}"' not in answer.text] == []
     assert "curl -X POST http://127.0.0.1:8000/v1/fine_tuning/jobs \\\n" in answer.text
     assert "<code>training_file</code>" in answer.text
+    assert "starting with <code>ftjob-</code>" in answer.text, "what descriptions have between backticks is shown as code"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|https?://(?!127\.0\.0\.1)", answer.text), "no address of others"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert httpx.get(f"{api_url}/docs", headers={"accept-encoding": "identity"}).text == answer.text

@@ -33,6 +33,7 @@ from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.training_specs import SPEC
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
+from tests.support.platform.console_account import ROUTE, furnish, last_month
 from tests.support.platform.fleet_in_memory import Servers
 
 STEPS = 60
@@ -56,6 +57,10 @@ class World:
     """Adapter that is served; `draft` can be promoted, `pending` waits for approval."""
     draft: str
     pending: str
+    key_id: str
+    route: str = ROUTE
+    month: str
+    """The month whose invoice is issued."""
 
 
 def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", text: str = "") -> World:
@@ -81,10 +86,12 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     models = [_model(platform, tenant, (dataset, file), base, directory, score, approval) for score, approval in scores]
     promotions.promote(platform, tenant, models[0])
     evaluated = adapters.get_adapter(platform, tenant, models[1]).job_id
+    furnish(platform, tenant, job=evaluated, adapter=models[0], text=text)
     owner = members.list_members(platform, tenant).items[0].id
     return World(
         platform=platform, tenant=tenant, key=key.secret, owner=owner, dataset=dataset, refused_file=refused, running=running,
         waiting=waiting, failed=failed, evaluated=evaluated, production=models[0], draft=models[1], pending=models[2],
+        key_id=key.id, month=last_month(platform),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Pages about the account: bills, budgets, settings, and the tenant's data."""

@@ -1,0 +1,66 @@
+"""Settings of the tenant: limits, who gets e-mail, evaluation suites; and the export and deletion of all of its data."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Form
+from fastapi.responses import HTMLResponse, Response
+
+from control_plane.billing.routes_usage import Requested, usage_of
+from control_plane.console.pages.page import PageDep, PageRoute, see
+from control_plane.datasets import suites
+from control_plane.http.authentication import Admin, AdminPrincipal
+from control_plane.quotas.routes import retrieve as quota_of
+from control_plane.tenant_data import deletion, deletion_requests
+from control_plane.tenants import members
+
+SETTINGS = "/console/settings"
+MEMBERS_SHOWN = 100
+router = APIRouter(prefix=SETTINGS, route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("")
+def settings(page: PageDep, tenant: Admin) -> HTMLResponse:
+    """Show what the tenant is, what it may use, and what can be changed."""
+    platform = page.platform
+    return page.show(
+        "settings.html",
+        quota=quota_of(platform, tenant),
+        members=members.list_members(platform, tenant, limit=MEMBERS_SHOWN).items,
+        suites=suites.list_suites(platform, tenant),
+        contact=platform.settings.operator_contact,
+    )
+
+
+@router.post("/members/{member_id}/notify")
+def set_notify(page: PageDep, principal: AdminPrincipal, member_id: str, notify: Annotated[str, Form()] = "") -> Response:
+    """Switch a member's e-mail on or off."""
+    members.update(page.platform, principal.tenant.id, member_id, notify=notify == "on", by_owner=principal.may_name_owners)
+    return see(SETTINGS, "changed")
+
+
+@router.post("/suites/{name}/remove")
+def remove_suite(page: PageDep, tenant: Admin, name: str) -> Response:
+    """Remove an evaluation suite of the tenant."""
+    suites.remove(page.platform, tenant, name)
+    return see(SETTINGS, "deleted")
+
+
+@router.get("/data")
+def data(page: PageDep, tenant: Admin) -> HTMLResponse:
+    """Show how to export and delete everything, and the deletions so far."""
+    stored = usage_of(page.platform, tenant, Requested(bucket_width="month")).stored
+    found = deletion.list_deletions(page.platform, tenant).items
+    return page.show("tenant_data.html", stored=stored, deletions=found, max_reason=deletion_requests.MAX_REASON_CHARS)
+
+
+@router.post("/data/delete")
+def delete_data(
+    page: PageDep, principal: AdminPrincipal, confirm: Annotated[str, Form()] = "", reason: Annotated[str, Form()] = ""
+) -> Response:
+    """Request the deletion of all data; `confirm` is the tenant's id, typed by the person."""
+    deletion_requests.request_tenant(
+        page.platform, principal.tenant.id, confirm=confirm.strip(), reason=reason, requested_by=principal.key_id
+    )
+    return see(f"{SETTINGS}/data", "deletion-requested")

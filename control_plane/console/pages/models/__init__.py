@@ -1,0 +1,1 @@
+"""Pages about models: lineage, routes, base models."""
