@@ -39,7 +39,7 @@ def _environment() -> jinja2.Environment:
     )
     made.globals["static"] = static_files.url
     made.filters |= {
-        "at": _at, "bytes": _bytes, "iso": _iso, "money": _money, "number": _number,
+        "at": _at, "bytes": _bytes, "hyperparameters": _hyperparameters, "iso": _iso, "money": _money, "number": _number,
         "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
         "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
         "words": lambda text: text.replace("_", " "),
@@ -54,6 +54,10 @@ def _at(moment: float | None, form: str | None = None) -> str:
 def _iso(moment: datetime | float) -> str:
     """Format a time for ``<time datetime>``; the browser shows it in its own time zone."""
     return (moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _hyperparameters(changes: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in changes.items())
 
 
 def _money(micros: int) -> str:

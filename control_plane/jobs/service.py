@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_tri
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many
 from control_plane.queue.status import view
@@ -195,6 +196,16 @@ def list_jobs(
     with platform.engine.connect() as conn:
         found = page(conn, query, (jobs.c.created_at, jobs.c.id), of=Job, id_column=jobs.c.id, after=after, limit=limit, max_limit=100)
         return Page(items=_views(platform, conn, found.items), has_more=found.has_more)
+
+
+def count_open(platform: Platform, tenant: str) -> Mapping[str, int]:
+    """Count the tenant's unfinished jobs by OpenAI's status word."""
+    query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.tenant_id == tenant, jobs.c.state.not_in([s.value for s in FINAL]))
+    found = Counter[str]()
+    with platform.engine.connect() as conn:
+        for state, count in conn.execute(query.group_by(jobs.c.state)).all():
+            found[openai_status(JobState(state))] += count
+    return found
 
 
 def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:

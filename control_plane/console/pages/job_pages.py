@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -11,25 +13,30 @@ from fastapi.responses import HTMLResponse, Response
 from control_plane.billing.usage import service as usage
 from control_plane.console.documents.charts import MAX_POINTS, curves
 from control_plane.console.documents.evaluation_page import evaluation_values
+from control_plane.console.pages.job_timeline import timeline
 from control_plane.console.pages.page import Page, PageDep, PageRoute, see
-from control_plane.evaluations import reports
+from control_plane.datasets import previews
+from control_plane.evaluations import next_run, reports
 from control_plane.evaluations import schemas as evaluation_schemas
 from control_plane.http.authentication import Writer
-from control_plane.jobs import responses, results, schemas
+from control_plane.jobs import responses, results
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
+from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
 from control_plane.queue.status.messages import waiting_line
+from ft_assets.evals.gate.advice import combined
+from ft_assets.training.failures import Outcome
 
 JOBS = "/console/jobs"
 STATUSES = ("running", "queued", "paused", "succeeded", "failed", "cancelled")
-EVENTS_SHOWN = 50
+EVENTS_SHOWN, MESSAGES_READ = 50, 400
+"""Newest messages in the list of events, and those that the timeline is made of."""
+MOST_COMPARED, CHOICES = 3, 20
+"""Other runs in the charts of a job, and newest jobs to choose them from."""
+ROW = re.compile(r"\brow (\d+)\b")
 ANSWERS_SHOWN = 40
 """Answers beside each other on the page of an evaluation, disagreements first."""
-ROAD = ("validating", "queued", "provisioning", "running", "evaluating", "succeeded")
-"""States of a job that nothing stops, in order."""
-BEFORE = {"preempted": "queued", "pausing": "running", "paused": "running"}
-"""Where on the road a job is that has left it."""
 router = APIRouter(prefix=JOBS, route_class=PageRoute, include_in_schema=False)
 
 
@@ -42,36 +49,70 @@ def list_jobs(page: PageDep, after: Annotated[str | None, Query()] = None, statu
 
 
 @router.get("/{job_id}")
-def job_page(page: PageDep, job_id: str) -> HTMLResponse:
-    """Show a job: where it is and why, its curves, events, log and cost."""
-    view = jobs.get(page.platform, page.tenant, job_id)
-    newest = jobs.list_events(page.platform, page.tenant, job_id, limit=1).items
-    events = jobs.list_events(page.platform, page.tenant, job_id, limit=EVENTS_SHOWN, messages_only=True).items
-    cost, job = usage.cost_of_job(page.platform, page.tenant, job_id), responses.job(view)
-    lines = results.metric_lines(page.platform, view.job.measured_by, most=MAX_POINTS)
+def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Query()] = None) -> HTMLResponse:
+    """Show a job: where it is and why, its curves, events, log and cost; with `compare`, the curves of other runs beside its own."""
+    platform, tenant = page.platform, page.tenant
+    view = jobs.get(platform, tenant, job_id)
+    newest = jobs.list_events(platform, tenant, job_id, limit=1).items
+    messages = jobs.list_events(platform, tenant, job_id, limit=MESSAGES_READ, messages_only=True).items
+    job = responses.job(view)
+    others = [jobs.get(platform, tenant, other).job for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
+    lines = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS) for one in (view.job, *others)]
     is_waiting = job.state in ("queued", "preempted")
     return page.show(
         "job.html",
         job=job,
         name=view.job.suffix or view.job.model,
-        road=_road(view.job.state),
-        waiting=waiting_line(job.model_dump(), now=page.platform.clock().timestamp()) if is_waiting else None,
-        events=[schemas.Event.of(event) for event in events],
+        timeline=timeline(messages[::-1], view.job.state),
+        failure=_failure(page, view.job),
+        waiting=waiting_line(job.model_dump(), now=platform.clock().timestamp()) if is_waiting else None,
+        events=messages[:EVENTS_SHOWN],
         last_seq=newest[0].seq if newest else 0,
-        curves=curves(lines),
-        cost=cost,
+        curves=curves(lines[0], lines[1:]),
+        others=others,
+        choices=_choices(page, job_id) if compare is not None else (),
+        cost=usage.cost_of_job(platform, tenant, job_id),
         allowed={target.value for target in TRANSITIONS[view.job.state]},
         is_over=view.job.state in FINAL,
     )
 
 
-def _road(state: JobState) -> list[tuple[str, str]]:
-    """Return each state of the road with what the job has of it: ``done``, ``now``, ``failed``, or nothing yet."""
-    if state in (JobState.FAILED, JobState.CANCELLED):
-        return [(state.value, "failed")]
-    reached = ROAD.index(BEFORE.get(state.value, state.value))
-    is_over = state is JobState.SUCCEEDED
-    return [(name, "done" if i < reached or is_over else "now" if i == reached else "") for i, name in enumerate(ROAD)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a job failed, and what to do."""
+
+    code: str
+    message: str
+    next_step: str
+    row: int | None
+    """Row of the training file that the message names."""
+    text: str
+    """What that row says; empty if it was not kept."""
+    changes: Mapping[str, float]
+    """Hyperparameters that the advice for the next run changes."""
+    advice: Sequence[str]
+
+
+def _failure(page: Page, job: Job) -> Failure | None:
+    """Return the failure of a job, or of its adapter in the evaluation; None if neither failed."""
+    if job.state is not JobState.FAILED:
+        return None
+    error = job.error or {}
+    code = error.get("code") or "failed"
+    message, _, step = str(error.get("message") or "").partition(". Next: ")
+    named = ROW.search(message) if code != Outcome.BAD_EXAMPLE else None  # which counts the rows of the pack
+    row = int(named[1]) if named else None
+    found = next_run.advice(page.platform, page.tenant, job)
+    return Failure(
+        code=code, message=message, next_step=step, row=row, advice=[one.message for one in found], changes=combined(found),
+        text=previews.row_text(page.platform, page.tenant, job.dataset_id, row) if row and job.dataset_id else "",
+    )  # fmt: skip
+
+
+def _choices(page: Page, job_id: str) -> Sequence[Job]:
+    """Return the newest other jobs that have taken a step."""
+    found = jobs.list_jobs(page.platform, page.tenant, limit=CHOICES).items
+    return [view.job for view in found if view.job.step and view.job.id != job_id]
 
 
 @router.get("/{job_id}/evaluation")
@@ -95,6 +136,14 @@ def cancel(page: PageDep, tenant: Writer, job_id: str) -> Response:
     """Cancel a job."""
     jobs.cancel(page.platform, tenant, job_id)
     return see(f"{JOBS}/{job_id}", "cancelled")
+
+
+@router.post("/{job_id}/retry")
+def retry(page: PageDep, tenant: Writer, job_id: str) -> Response:
+    """Submit a job again, with the changes that the advice for its next run names."""
+    job = jobs.get(page.platform, tenant, job_id).job
+    made = jobs.submit(page.platform, tenant, next_run.request(job, combined(next_run.advice(page.platform, tenant, job))))
+    return see(f"{JOBS}/{made.job.id}", "submitted")
 
 
 @router.post("/{job_id}/pause")

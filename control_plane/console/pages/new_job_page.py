@@ -59,10 +59,11 @@ def _like(page: Page, job_id: str) -> Given:
 
 
 @router.get("/jobs/new")
-def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, like: Chosen = None) -> HTMLResponse:
-    """Show the form; the address may choose the base model and the file, or an earlier job to begin with."""
+def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: Chosen = None, like: Chosen = None) -> HTMLResponse:
+    """Show the form; the address may choose the base model and the file or dataset, or an earlier job to begin with."""
     limits = [one for one in model_limits.model_limits(page.platform) if one.accepts_jobs]
     found = uploaded_files.list_files(page.platform, page.tenant, limit=FILES_OFFERED, purpose="fine-tune").items
+    file = file or next((one.id for one in found if dataset and one.dataset_id == dataset), None)
     common = limits[0].hyperparameters if limits else {}
     return page.show(
         "new_job.html",

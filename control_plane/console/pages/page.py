@@ -38,6 +38,7 @@ SECTIONS = (
 ADMIN_SECTIONS = (("/console/keys", "key", "API keys"), ("/console/members", "people", "Members"), ("/console/audit", "clock", "Audit log"))
 """Their pages need the scope `admin`."""
 NOTICES = {
+    "submitted": "The job was submitted again.",
     "cancelled": "The job was cancelled.",
     "paused": "The job pauses at its next checkpoint.",
     "resumed": "The job is queued again.",

@@ -238,7 +238,7 @@ def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, w
     page.goto(f"/console/jobs/{world.running}")
     step = page.locator("[data-step]")
     began = int(step.text_content() or 0)
-    points = "document.querySelector('svg[data-points] polyline').getAttribute('points').split(' ').length"
+    points = "document.querySelector('svg[data-lines] polyline').getAttribute('points').split(' ').length"
     drawn = page.evaluate(points)
     report_steps(world.platform, world.running, began + 1, began + 5)
     step.filter(has_text=str(began + 5)).wait_for()
