@@ -40,7 +40,8 @@ def _environment() -> jinja2.Environment:
     made.globals["static"] = static_files.url
     made.filters |= {
         "at": _at, "bytes": _bytes, "hyperparameters": _hyperparameters, "iso": _iso, "money": _money, "number": _number,
-        "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
+        "parameters": _parameters, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}",
+        "prose": _prose, "score": _score,
         "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
         "words": lambda text: text.replace("_", " "),
     }  # fmt: skip
@@ -79,6 +80,12 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _parameters(count: int) -> str:
+    """Format a number of parameters as models are named: 3.2M, 8B."""
+    size, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
+    return f"{size:.3g}{unit}"
 
 
 def _prose(text: str) -> Markup:

@@ -266,6 +266,15 @@ def list_events(
         return page(conn, query, (job_events.c.seq,), of=JobEvent, id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
 
 
+def newest_messages(platform: Platform, job: Job, *, limit: int) -> tuple[Sequence[JobEvent], int]:
+    """Return the newest messages of a job that was read for its tenant, newest first, and the number of its newest event; 0 without one."""
+    latest = (job_events.c.job_id.desc(), job_events.c.seq.desc())  # both, so that the index on both serves
+    newest = sa.select(job_events.c.seq).where(job_events.c.job_id == job.id, shown_to_tenant()).order_by(*latest).limit(1)
+    messages = _events(job.id).where(job_events.c.type == "message").order_by(job_events.c.seq.desc()).limit(limit)
+    with platform.engine.connect() as conn:
+        return many(conn, messages, JobEvent), int(conn.execute(newest).scalar() or 0)
+
+
 def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[JobEvent], bool]:
     """Return events numbered above `seq`, oldest first, and whether the job is final: then they are the last if fewer than `limit`."""
     with platform.engine.connect() as conn:
@@ -274,10 +283,15 @@ def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limi
         return many(conn, query, JobEvent), final
 
 
+def row(platform: Platform, tenant: str, job_id: str) -> Job:
+    """Return the job without related rows; ``NotFound`` for another tenant's."""
+    with platform.engine.connect() as conn:
+        return job_row(conn, tenant, job_id)
+
+
 def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
     """Return the job whose training produced the metrics listed here: an earlier job if its adapter was reused."""
-    with platform.engine.connect() as conn:
-        return job_row(conn, tenant, job_id).measured_by
+    return row(platform, tenant, job_id).measured_by
 
 
 def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page[Checkpoint]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,7 @@ class Curve:
             return Markup("")
         last = max(line.points[-1][0] for line in drawn) or 1.0
         low, high = min(values), max(values)
-        space = (high - low) * 0.05 or max(abs(high) * 0.05, 0.01)
+        space = (high - low) * 0.05 or abs(high) * 0.05 or 0.01
         low, high = max(0.0, low - space) if low >= 0 else low - space, high + space
         frame = Frame(*(WIDE if self.is_wide else SMALL), low=low, high=high, last=last)
         parts = Markup("".join([frame.axis(), *(_drawn(line, frame) for line in self.lines)]))
@@ -140,13 +140,12 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]] = ()) -> list[Curve]:
-    """Return the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out.
+def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]] = ()) -> Iterator[Curve]:
+    """Yield the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out.
 
     `others`: of at most three runs to compare with, whose lines are drawn beside its own, each with a letter; validation then has a chart
     of its own.
     """
-    found = []
     for title, parts in COMPARED if others else CURVES:
         is_wide = title in ("Loss", "Validation loss")
         most = MAX_POINTS if is_wide else MAX_POINTS // 2
@@ -158,8 +157,7 @@ def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping
                 for number, other in enumerate(others, 2)
             ]
         if sum(len(line.points) for line in drawn) > 1:
-            found.append(Curve(title=title, lines=drawn, is_wide=is_wide))
-    return found
+            yield Curve(title=title, lines=drawn, is_wide=is_wide)
 
 
 def _line(lines: Sequence[Mapping[str, Any]], name: str, *, most: int, **drawn: Any) -> Line:

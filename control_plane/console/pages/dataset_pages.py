@@ -53,7 +53,9 @@ def list_datasets(page: PageDep, after: Annotated[str | None, Query()] = None) -
 def upload(page: PageDep) -> HTMLResponse:
     """Show the page that uploads files; its script sends them through the API."""
     bases = models.list_models(page.platform, page.tenant, type="base_model")
-    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None])
+    newest = uploaded_files.list_files(page.platform, page.tenant, limit=RECENT_FILES, purpose="fine-tune").items
+    validating = [{"id": f.id, "filename": f.filename, "bytes": f.bytes, "status": f.status} for f in newest if f.status == "uploaded"]
+    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None], validating=validating)
 
 
 @router.get("/datasets/{dataset_id}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import HTMLResponse, Response
 
+from control_plane.adapters import service as adapters
 from control_plane.billing.usage import service as usage
 from control_plane.console.documents.charts import MAX_POINTS, curves
 from control_plane.console.documents.evaluation_page import evaluation_values
@@ -35,8 +38,8 @@ EVENTS_SHOWN, MESSAGES_READ = 50, 400
 MOST_COMPARED, CHOICES = 3, 20
 """Other runs in the charts of a job, and newest jobs to choose them from."""
 ROW = re.compile(r"\brow (\d+)\b")
-ANSWERS_SHOWN = 40
-"""Answers beside each other on the page of an evaluation, disagreements first."""
+ANSWERS_SHOWN = 20
+"""Answers on a page of an evaluation, disagreements first."""
 router = APIRouter(prefix=JOBS, route_class=PageRoute, include_in_schema=False)
 
 
@@ -53,10 +56,9 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
     """Show a job: where it is and why, its curves, events, log and cost; with `compare`, the curves of other runs beside its own."""
     platform, tenant = page.platform, page.tenant
     view = jobs.get(platform, tenant, job_id)
-    newest = jobs.list_events(platform, tenant, job_id, limit=1).items
-    messages = jobs.list_events(platform, tenant, job_id, limit=MESSAGES_READ, messages_only=True).items
+    messages, last_seq = jobs.newest_messages(platform, view.job, limit=MESSAGES_READ)
     job = responses.job(view)
-    others = [jobs.get(platform, tenant, other).job for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
+    others = [jobs.row(platform, tenant, other) for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
     lines = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS) for one in (view.job, *others)]
     is_waiting = job.state in ("queued", "preempted")
     return page.show(
@@ -67,8 +69,8 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
         failure=_failure(page, view.job),
         waiting=waiting_line(job.model_dump(), now=platform.clock().timestamp()) if is_waiting else None,
         events=messages[:EVENTS_SHOWN],
-        last_seq=newest[0].seq if newest else 0,
-        curves=curves(lines[0], lines[1:]),
+        last_seq=last_seq,
+        curves=list(curves(lines[0], lines[1:])),
         others=others,
         choices=_choices(page, job_id) if compare is not None else (),
         cost=usage.cost_of_job(platform, tenant, job_id),
@@ -115,20 +117,52 @@ def _choices(page: Page, job_id: str) -> Sequence[Job]:
     return [view.job for view in found if view.job.step and view.job.id != job_id]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerFilter:
+    """Which answers of an evaluation are shown; part of the address."""
+
+    only: str | None = None
+    suite: str | None = None
+    page: int = 1
+
+    def path(self, **changed: str | int | None) -> str:
+        """Return the address with other choices; they begin on their first page."""
+        chosen = {"only": self.only, "suite": self.suite} | changed
+        query = urlencode({name: value for name, value in chosen.items() if value not in (None, 1)})
+        return f"?{query}#answers"
+
+
+def _filter(
+    only: Annotated[Literal["worse", "better", "changed", "same"] | None, Query()] = None,
+    suite: Annotated[str | None, Query(max_length=200)] = None,
+    page: Annotated[int, Query(ge=1, le=10_000)] = 1,
+) -> AnswerFilter:
+    return AnswerFilter(only=only, suite=suite or None, page=page)
+
+
 @router.get("/{job_id}/evaluation")
-def evaluation_of_job(page: PageDep, job_id: str) -> HTMLResponse:
-    """Show the evaluation of a job's adapter."""
-    return show_evaluation(page, job_id, reports.key_of_job(page.platform, page.tenant, job_id))
-
-
-def show_evaluation(page: Page, job_id: str, key: str) -> HTMLResponse:
-    """Render a stored evaluation with the job's loss and the most telling answers."""
-    found = reports.load(page.platform, key)
+def evaluation_of_job(page: PageDep, job_id: str, chosen: Annotated[AnswerFilter, Depends(_filter)]) -> HTMLResponse:
+    """Show the evaluation of a job's adapter: the verdict, the scores, a page of answers, and the decision about it."""
+    platform, tenant = page.platform, page.tenant
+    job, key = jobs.row(platform, tenant, job_id), reports.key_of_job(platform, tenant, job_id)
+    found = reports.load(platform, key)
     shown = evaluation_schemas.JobEvaluation.of(found, job_id=job_id, report=asdict(found.report), samples_url="")
-    losses = results.metric_lines(page.platform, jobs.measured_by(page.platform, page.tenant, job_id), most=MAX_POINTS)
-    telling = reports.telling(page.platform, found.key, limit=ANSWERS_SHOWN)
-    values = evaluation_values(shown.model_dump(mode="json"), curve=losses, samples=telling)
-    return page.show("evaluation.html", job_id=job_id, is_alone=False, **values)
+    losses = results.metric_lines(platform, job.measured_by, most=MAX_POINTS)
+    ranked = reports.ranked(
+        platform, key, only=chosen.only, suite=chosen.suite, skip=(chosen.page - 1) * ANSWERS_SHOWN, limit=ANSWERS_SHOWN
+    )
+    values = evaluation_values(shown.model_dump(mode="json"), curve=losses, samples=ranked.items)
+    num_chosen = ranked.counts[chosen.only] if chosen.only else sum(ranked.counts.values())
+    return page.show(
+        "evaluation.html",
+        **{**values, "counts": {**ranked.counts, "all": sum(ranked.counts.values())}},
+        job_id=job_id,
+        is_alone=False,
+        adapter=adapters.get_adapter(platform, tenant, job.adapter_id) if job.adapter_id else None,
+        chosen=chosen,
+        suites=ranked.suites,
+        num_pages=max(1, math.ceil(num_chosen / ANSWERS_SHOWN)),
+    )
 
 
 @router.post("/{job_id}/cancel")
@@ -141,7 +175,7 @@ def cancel(page: PageDep, tenant: Writer, job_id: str) -> Response:
 @router.post("/{job_id}/retry")
 def retry(page: PageDep, tenant: Writer, job_id: str) -> Response:
     """Submit a job again, with the changes that the advice for its next run names."""
-    job = jobs.get(page.platform, tenant, job_id).job
+    job = jobs.row(page.platform, tenant, job_id)
     made = jobs.submit(page.platform, tenant, next_run.request(job, combined(next_run.advice(page.platform, tenant, job))))
     return see(f"{JOBS}/{made.job.id}", "submitted")
 

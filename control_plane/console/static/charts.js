@@ -18,7 +18,7 @@ function domain(svg, found) {
   const values = found.flatMap((line) => line.points).filter(([x]) => x >= first && x <= last).map(([, y]) => y);
   let low = Math.min(...values), high = Math.max(...values);
   if (!values.length) [low, high] = [0, 1];
-  const space = (high - low) * 0.05 || Math.max(Math.abs(high) * 0.05, 0.01);
+  const space = (high - low) * 0.05 || Math.abs(high) * 0.05 || 0.01;
   return { low: low >= 0 ? Math.max(0, low - space) : low - space, high: high + space, first, last, width, height };
 }
 
@@ -68,11 +68,11 @@ export function addPoint(step, values) {
 // The steps that are shown: by dragging over a chart, by the buttons, and back by a double click.
 function show(next) {
   const last = Math.max(...charts().map((svg) => lastStep(lines(svg))));
-  range = next && [Math.max(0, next[0]), Math.min(last, next[1])];
+  range = next && [Math.max(0, Math.floor(next[0])), Math.min(last, Math.ceil(next[1]))];
   if (range && (range[1] - range[0] < 1 || range[1] - range[0] >= last)) range = null;
-  charts().forEach((svg) => draw(svg));
+  charts().forEach((svg) => { leave(svg); draw(svg); });
   const shown = document.querySelector("[data-range]");
-  if (shown) shown.textContent = range ? `Steps ${Math.round(range[0])} to ${Math.round(range[1])}` : "";
+  if (shown) shown.textContent = range ? `Steps ${range[0]} to ${range[1]}` : "";
   document.querySelectorAll('[data-zoom="out"], [data-zoom="left"], [data-zoom="right"], [data-zoom="all"]').forEach((button) => { button.disabled = !range; });
 }
 
