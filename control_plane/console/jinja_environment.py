@@ -39,9 +39,10 @@ def _environment() -> jinja2.Environment:
     )
     made.globals["static"] = static_files.url
     made.filters |= {
-        "at": _at, "bytes": _bytes, "day": _day, "iso": _iso, "money": _money, "number": _number,
+        "at": _at, "bytes": _bytes, "day": _day, "hyperparameters": _hyperparameters, "iso": _iso, "money": _money, "number": _number,
+        "parameters": _parameters, "percent": lambda share: f"{100 * share:.1f} %",
         "plus_days": lambda moment, days: moment + (timedelta(days=days) if isinstance(moment, datetime) else days * 86_400),
-        "prose": _prose, "percent": lambda share: f"{100 * share:.1f} %", "points": lambda share: f"{100 * share:+.1f}", "score": _score,
+        "points": lambda share: f"{100 * share:+.1f}", "prose": _prose, "score": _score,
         "sentence": lambda text: text[:1].upper() + text[1:], "span": span_words, "why": _why,
         "words": lambda text: text.replace("_", " "),
     }  # fmt: skip
@@ -60,6 +61,10 @@ def _day(moment: datetime | float) -> str:
 def _iso(moment: datetime | float) -> str:
     """Format a time for ``<time datetime>``; the browser shows it in its own time zone."""
     return (moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _hyperparameters(changes: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in changes.items())
 
 
 def _money(micros: int) -> str:
@@ -81,6 +86,12 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
+
+
+def _parameters(count: int) -> str:
+    """Format a number of parameters as models are named: 3.2M, 8B."""
+    size, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
+    return f"{size:.3g}{unit}"
 
 
 def _prose(text: str) -> Markup:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from control_plane.datasets import service as datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.datasets.preview import Preview, preview
+from ft_assets.datasets.schema import parse_canonical
 from ft_assets.datasets.stored_rows import load_rows
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
@@ -50,6 +53,13 @@ def _dataset_id(platform: Platform, tenant: str, subject: str) -> str:
     if file.dataset_id is None:
         raise Conflict(f"file {subject} is {file.status} and has no dataset to show; see its report", code="file_not_validated")
     return str(file.dataset_id)
+
+
+def row_text(platform: Platform, tenant: str, dataset_id: str, row: int) -> str:
+    """Return what a row of the dataset says; empty if the dataset does not hold it."""
+    table = pq.read_table(rows_file(platform, tenant, dataset_id), columns=["example"], filters=[("row", "=", row)])
+    examples = [parse_canonical(example) for example in table["example"].to_pylist()]
+    return "\n\n".join(f"{m.role}: {m.content}" for e in examples for m in e.all_messages()) or "".join(e.text or "" for e in examples)
 
 
 def rows_file(platform: Platform, tenant: str, dataset_id: str) -> Path:

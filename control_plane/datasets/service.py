@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from control_plane.datasets.tables import Dataset, datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
-from control_plane.platform.records import columns, one_or_raise
+from control_plane.platform.records import columns, many, one_or_raise
 from ft_assets.datasets.policies import too_few_to_train
 from ft_assets.datasets.report.validation_report import in_order
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
@@ -26,6 +26,13 @@ def list_datasets(platform: Platform, tenant: str, *, after: str | None = None, 
     with platform.engine.connect() as conn:
         keys = (datasets.c.created_at, datasets.c.id)
         return page(conn, query, keys, of=Dataset, id_column=datasets.c.id, after=after, limit=limit, max_limit=100)
+
+
+def versions(platform: Platform, tenant: str, name: str, *, limit: int = 20) -> Sequence[Dataset]:
+    """Return the newest versions of the dataset with this name."""
+    query = LISTED.where(datasets.c.tenant_id == tenant, datasets.c.name == name)
+    with platform.engine.connect() as conn:
+        return many(conn, query.order_by(datasets.c.version.desc()).limit(limit), Dataset)
 
 
 def get(platform: Platform, tenant: str, dataset_id: str) -> Dataset:

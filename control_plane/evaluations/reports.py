@@ -6,7 +6,7 @@ A job's own evaluation is found by the job, one of a registered adapter by its r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self, get_args
 
@@ -28,6 +28,8 @@ from ft_assets.evals.scoring.report import EvalReport
 MAX_PAGE = 200
 Only = Literal["changed", "worse", "better"]
 """``changed``: any answer that differs from the base's, whatever its score."""
+CHANGES = ("worse", "better", "changed", "same")
+"""Each ``change`` of an item, the most telling first."""
 Sample = Mapping[str, Any]
 """A line of the samples: ``id`` (unique over suites), ``suite``, ``item_id``, the answers by subject, ``change``, ``scores``, ``judge``."""
 
@@ -187,15 +189,30 @@ def samples(platform: Platform, key: str, query: SampleQuery) -> Page[Sample]:
     return Page(items=found[: query.limit], has_more=len(found) > query.limit)
 
 
-def telling(platform: Platform, key: str, *, limit: int) -> list[Sample]:
-    """Return at most `limit` items for a page: those that got worse or better, then those that only changed, then any."""
-    order = {"worse": 0, "better": 0, "changed": 1}
-    by_rank: dict[int, list[Sample]] = {0: [], 1: [], 2: []}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankedSamples:
+    """Items of an evaluation, disagreements with the base first."""
+
+    items: Sequence[Sample]
+    counts: Mapping[str, int]
+    """Items of the suite by ``change``."""
+    suites: Sequence[str]
+
+
+def ranked(platform: Platform, key: str, *, only: str | None = None, suite: str | None = None, skip: int = 0, limit: int) -> RankedSamples:
+    """Return at most `limit` items after the first `skip`: those that got worse, those that got better, those that changed, the rest.
+
+    `only`: items of one ``change``; `suite`: of one suite.
+    """
+    by_change: dict[str, list[Sample]] = {change: [] for change in CHANGES}
+    suites: dict[str, None] = {}
     for row in _rows(platform, key):
-        kept = by_rank[order.get(row["change"], 2)]
-        if len(kept) < limit:
-            kept.append(row)
-    return [row for rank in sorted(by_rank) for row in by_rank[rank]][:limit]
+        suites[row["suite"]] = None
+        if suite in (None, row["suite"]):
+            by_change[row["change"]].append(row)
+    chosen = [row for change, rows in by_change.items() if only in (None, change) for row in rows]
+    counts = {change: len(rows) for change, rows in by_change.items()}
+    return RankedSamples(items=chosen[skip : skip + limit], counts=counts, suites=list(suites))
 
 
 def _rows(platform: Platform, key: str) -> Iterator[Sample]:

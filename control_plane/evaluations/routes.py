@@ -137,5 +137,5 @@ def _answer(
     if "text/html" not in accept:
         return JSONResponse(body)
     losses = metric_lines(platform, measured_by(platform, tenant, shown.job_id))
-    telling = reports.telling(platform, found.key, limit=MAX_SAMPLES)
-    return HTMLResponse(evaluation_page(body, curve=losses, samples=telling), headers=POLICY)
+    telling = reports.ranked(platform, found.key, limit=MAX_SAMPLES)
+    return HTMLResponse(evaluation_page(body, curve=losses, samples=telling.items), headers=POLICY)

@@ -32,6 +32,8 @@ class JobFilter:
     model: str | None = None
     """The base model, or the fine-tuned model."""
     method: str | None = None
+    dataset: str | None = None
+    """Id of the dataset version that is trained on."""
     created_after: int | None = None
     """Unix seconds, inclusive."""
     created_before: int | None = None
@@ -54,6 +56,8 @@ class JobFilter:
         if self.method is not None:
             _one_of("method", self.method, [*ALIASES, *registered()])
             found.append(jobs.c.method == ALIASES.get(self.method, self.method))
+        if self.dataset is not None:
+            found.append(jobs.c.dataset_id == self.dataset)
         if self.created_after is not None:
             found.append(jobs.c.created_at >= _time("created_after", self.created_after))
         if self.created_before is not None:

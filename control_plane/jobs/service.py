@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from control_plane.jobs.tables import Job, JobEvent, job_events, jobs, sweep_tri
 from control_plane.jobs.transitions import ALL, job_row, locked, record, transition
 from control_plane.platform import job_events as events
 from control_plane.platform.context import Platform
-from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition
+from control_plane.platform.job_states import FINAL, HOLDING_GPUS, JobState, check_transition, openai_status
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many
 from control_plane.queue.status import view
@@ -199,6 +200,16 @@ def list_jobs(
         return Page(items=_views(platform, conn, found.items), has_more=found.has_more)
 
 
+def count_open(platform: Platform, tenant: str) -> Mapping[str, int]:
+    """Count the tenant's unfinished jobs by OpenAI's status word."""
+    query = sa.select(jobs.c.state, sa.func.count()).where(jobs.c.tenant_id == tenant, jobs.c.state.not_in([s.value for s in FINAL]))
+    found = Counter[str]()
+    with platform.engine.connect() as conn:
+        for state, count in conn.execute(query.group_by(jobs.c.state)).all():
+            found[openai_status(JobState(state))] += count
+    return found
+
+
 def cancel(platform: Platform, tenant: str, job_id: str) -> JobView:
     """Cancel a job; its follower stops the workload, if there is one. Cancelling again changes nothing."""
     with platform.engine.begin() as conn:
@@ -257,6 +268,15 @@ def list_events(
         return page(conn, query, (job_events.c.seq,), of=JobEvent, id_column=job_events.c.id, after=after, limit=limit, max_limit=1000)
 
 
+def newest_messages(platform: Platform, job: Job, *, limit: int) -> tuple[Sequence[JobEvent], int]:
+    """Return the newest messages of a job that was read for its tenant, newest first, and the number of its newest event; 0 without one."""
+    latest = (job_events.c.job_id.desc(), job_events.c.seq.desc())  # both, so that the index on both serves
+    newest = sa.select(job_events.c.seq).where(job_events.c.job_id == job.id, shown_to_tenant()).order_by(*latest).limit(1)
+    messages = _events(job.id).where(job_events.c.type == "message").order_by(job_events.c.seq.desc()).limit(limit)
+    with platform.engine.connect() as conn:
+        return many(conn, messages, JobEvent), int(conn.execute(newest).scalar() or 0)
+
+
 def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limit: int = 500) -> tuple[Sequence[JobEvent], bool]:
     """Return events numbered above `seq`, oldest first, and whether the job is final: then they are the last if fewer than `limit`."""
     with platform.engine.connect() as conn:
@@ -265,10 +285,15 @@ def events_since(platform: Platform, tenant: str, job_id: str, seq: int, *, limi
         return many(conn, query, JobEvent), final
 
 
+def row(platform: Platform, tenant: str, job_id: str) -> Job:
+    """Return the job without related rows; ``NotFound`` for another tenant's."""
+    with platform.engine.connect() as conn:
+        return job_row(conn, tenant, job_id)
+
+
 def measured_by(platform: Platform, tenant: str, job_id: str) -> str:
     """Return the job whose training produced the metrics listed here: an earlier job if its adapter was reused."""
-    with platform.engine.connect() as conn:
-        return job_row(conn, tenant, job_id).measured_by
+    return row(platform, tenant, job_id).measured_by
 
 
 def list_checkpoints(platform: Platform, tenant: str, job_id: str, *, after: str | None = None, limit: int = 10) -> Page[Checkpoint]:

@@ -76,6 +76,7 @@ jobs = sa.Table(
     timestamp("first_step_at", nullable=True),
     timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
+    sa.Index("ix_jobs_dataset", "tenant_id", "dataset_id", "created_at", "id"),
     sa.Index("ix_jobs_counted", "state", "tier"),
     sa.Index("ix_jobs_learned", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
     sa.Index("ix_jobs_learned_of_model", "model", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),

@@ -1,15 +1,15 @@
 """Inline SVG charts: the interval of a difference, and curves over steps.
 
-They use the page's colors, and can be read without: lines differ by dashes, and the second has a circle at each point. While a job runs,
-the page's script redraws its curves from ``data-points``.
+They use the page's colors, and can be read without: lines differ by dashes, validation has a circle at each point, and lines of several
+runs end with a letter. The page's script redraws curves from ``data-lines``, while a job runs and when the reader zooms.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -22,59 +22,83 @@ LEFT, BOTTOM, TOP, RIGHT = 52, 24, 10, 10
 MAX_POINTS = 400
 """Most points of a wide chart, about one per pixel; more are averaged."""
 TICKS = 4
-MAX_NAMES = 16
-"""Most columns with a name below them."""
+NAME_WIDTH = 40
+"""Room for the name below a column; where it is too narrow, not every column has one."""
 DIGITS = 4
 CURVES = (
-    ("Loss", (("training", "loss"), ("validation", "eval_loss"))),
-    ("Learning rate", (("learning rate", "learning_rate"),)),
-    ("Gradient norm", (("gradient norm", "grad_norm"),)),
-    ("Tokens per second", (("tokens per second", "tokens_per_s"),)),
-    ("GPU memory in GiB", (("memory", "memory_bytes"),)),
+    ("Loss", ("loss", "eval_loss")),
+    ("Learning rate", ("learning_rate",)),
+    ("Gradient norm", ("grad_norm",)),
+    ("Tokens per second", ("tokens_per_s",)),
+    ("GPU memory in GiB", ("memory_bytes",)),
 )
-"""Charts of a training: title, and its lines, each with the name of its metric."""
+"""Charts of a training: title, and the metric of each line."""
+COMPARED = (("Loss", ("loss",)), ("Validation loss", ("eval_loss",)), *CURVES[1:])
+"""The same for several runs."""
 SCALE = {"memory_bytes": 1 / 2**30}
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    points: Points
+    metric: str | None
+    """Name of its metric, for the script that adds to it; None for a line of another run."""
+    style: str = ""
+    """Second class of the line: its color and dashes."""
+    has_dots: bool = False
+    """A circle at each point, as on lines with few."""
+    letter: str = ""
+    """Written at its end, to tell runs apart."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A chart of one or two lines over steps."""
+    """A chart of lines over steps."""
 
     title: str
-    lines: Mapping[str, Points]
-    metrics: Sequence[str]
-    """Name of each line's metric, for the script that adds to it."""
+    lines: Sequence[Line]
     is_wide: bool = False
 
     @property
     def last(self) -> float | None:
         """The newest value of the first line."""
-        first = next(iter(self.lines.values()))
-        return first[-1][1] if first else None
+        return self.lines[0].points[-1][1] if self.lines[0].points else None
 
     def svg(self) -> Markup:
         """Draw the chart; empty with fewer than two values."""
-        values = [y for points in self.lines.values() for _, y in points]
+        drawn = [line for line in self.lines if line.points]
+        values = [y for line in drawn for _, y in line.points]
         if len(values) < 2:
             return Markup("")
-        last = max(x for points in self.lines.values() for x, _ in points) or 1.0
+        last = max(line.points[-1][0] for line in drawn) or 1.0
         low, high = min(values), max(values)
-        space = (high - low) * 0.05 or max(abs(high) * 0.05, 0.01)
+        space = (high - low) * 0.05 or abs(high) * 0.05 or 0.01
         low, high = max(0.0, low - space) if low >= 0 else low - space, high + space
         frame = Frame(*(WIDE if self.is_wide else SMALL), low=low, high=high, last=last)
-        drawn = [frame.axis()]
-        for index, points in enumerate(self.lines.values()):
-            at = [frame.at(*point) for point in points]
-            drawn.append(f'<polyline class="line{" second" if index else ""}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in at)}"/>')
-            if index:
-                titles = (f"<title>step {x:g}: {y:.{DIGITS}g}</title>" for x, y in points)
-                drawn += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">{t}</circle>' for (x, y), t in zip(at, titles, strict=True)]
-        stored = json.dumps([[[x, float(f"{y:.6g}")] for x, y in points] for points in self.lines.values()])
+        parts = Markup("".join([frame.axis(), *(_drawn(line, frame) for line in self.lines)]))
+        stored = [{"points": [[x, float(f"{y:.6g}")] for x, y in line.points], "metric": line.metric} for line in self.lines]
         label = f"{self.title} over steps, last value {self.last or 0:.{DIGITS}g}"
-        svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}" data-metrics="{}" data-points="{}">{}</svg>')
-        return svg.format(frame.width, frame.height, label, json.dumps(list(self.metrics)), stored, Markup("".join(drawn)))
+        svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}" data-lines="{}">{}</svg>')
+        return svg.format(frame.width, frame.height, label, json.dumps(stored, separators=(",", ":")), parts)
+
+
+def _drawn(line: Line, frame: Frame) -> str:
+    """Draw a line, its circles and its letter."""
+    at = [frame.at(*point) for point in line.points]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    parts = [f'<polyline class="line {line.style}" points="{path}"/>']
+    if line.has_dots:
+        titles = (f"<title>step {x:g}: {y:.{DIGITS}g}</title>" for x, y in line.points)
+        circles = (
+            f'<circle class="dot {line.style}" cx="{x:.1f}" cy="{y:.1f}" r="3">{t}</circle>' for (x, y), t in zip(at, titles, strict=True)
+        )
+        parts += circles
+    if line.letter:
+        x, y = at[-1] if at else (0.0, 0.0)
+        parts.append(f'<text class="letter" x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end">{line.letter if at else ""}</text>')
+    return f"<g{' data-dots' if line.has_dots else ''}>{''.join(parts)}</g>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +121,15 @@ class Frame:
             value = self.low + (self.high - self.low) * tick / TICKS
             _, y = self.at(0.0, value)
             drawn.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{self.width - RIGHT}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
+            drawn.append(f'<text class="y" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>')
         return "".join(drawn)
 
     def axis(self) -> str:
         """Return the grid, with steps below it."""
         ends = ((0.0, "start", "0"), (0.5, "middle", f"{self.last / 2:g}"), (1.0, "end", f"step {self.last:g}"))
+        width = self.width - LEFT - RIGHT
         return self.grid() + "".join(
-            f'<text x="{LEFT + (self.width - LEFT - RIGHT) * share:.1f}" y="{self.height - 6}" text-anchor="{anchor}">{label}</text>'
+            f'<text class="x" x="{LEFT + width * share:.1f}" y="{self.height - 6}" text-anchor="{anchor}">{label}</text>'
             for share, anchor, label in ends
         )
 
@@ -115,15 +140,28 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def curves(lines: Sequence[Mapping[str, Any]]) -> list[Curve]:
-    """Return the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out."""
-    found = []
-    for title, parts in CURVES:
-        is_wide = len(parts) > 1
-        drawn = {name: thinned(_points(lines, metric), MAX_POINTS if is_wide else MAX_POINTS // 2) for name, metric in parts}
-        if sum(map(len, drawn.values())) > 1:
-            found.append(Curve(title=title, lines=drawn, metrics=[metric for _, metric in parts], is_wide=is_wide))
-    return found
+def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]] = ()) -> Iterator[Curve]:
+    """Yield the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out.
+
+    `others`: of at most three runs to compare with, whose lines are drawn beside its own, each with a letter; validation then has a chart
+    of its own.
+    """
+    for title, parts in COMPARED if others else CURVES:
+        is_wide = title in ("Loss", "Validation loss")
+        most = MAX_POINTS if is_wide else MAX_POINTS // 2
+        drawn = [_line(lines, metric, metric=metric, most=most, style="second" if index else "") for index, metric in enumerate(parts)]
+        if others:
+            drawn = [replace(line, letter="A") for line in drawn]
+            drawn += [
+                _line(other, parts[0], metric=None, most=most, style=f"run-{number}", letter="ABCD"[number - 1])
+                for number, other in enumerate(others, 2)
+            ]
+        if sum(len(line.points) for line in drawn) > 1:
+            yield Curve(title=title, lines=drawn, is_wide=is_wide)
+
+
+def _line(lines: Sequence[Mapping[str, Any]], name: str, *, most: int, **drawn: Any) -> Line:
+    return Line(points=thinned(_points(lines, name), most), has_dots=name == "eval_loss", **drawn)
 
 
 def interval_bar(low: float, high: float, middle: float, *, reach: float) -> str:
@@ -144,12 +182,12 @@ def interval_bar(low: float, high: float, middle: float, *, reach: float) -> str
     )
 
 
-def columns(values: Sequence[tuple[str, float]], *, title: str, form: str) -> Markup:
+def columns(values: Sequence[tuple[str, float]], *, title: str, form: str, size: tuple[int, int] = WIDE) -> Markup:
     """Draw one column for each name and value; `form` formats values. Empty without a value above zero."""
     top = max((value for _, value in values), default=0.0)
     if top <= 0:
         return Markup("")
-    frame = Frame(*WIDE, low=0.0, high=top * 1.05, last=float(len(values)))
+    frame = Frame(*size, low=0.0, high=_rounded_up(top), last=float(len(values)))
     parts, width = [frame.grid()], (frame.width - LEFT - RIGHT) / len(values)
     for index, (name, value) in enumerate(values):
         x, y = frame.at(index, value)
@@ -157,10 +195,16 @@ def columns(values: Sequence[tuple[str, float]], *, title: str, form: str) -> Ma
             f'<rect class="column" x="{x + width * 0.15:.1f}" y="{y:.1f}" width="{width * 0.7:.1f}" '
             f'height="{frame.height - BOTTOM - y:.1f}" rx="2"><title>{escape(name)}: {escape(form.format(value))}</title></rect>'
         )
-        if index % math.ceil(len(values) / MAX_NAMES) == 0:
+        if index % math.ceil(len(values) * NAME_WIDTH / frame.width) == 0:
             parts.append(f'<text x="{x + width / 2:.1f}" y="{frame.height - 6}" text-anchor="middle">{escape(name)}</text>')
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(frame.width, frame.height, title, Markup("".join(parts)))
+
+
+def _rounded_up(value: float) -> float:
+    """Return the end of an axis: the next number of which the quarters are short."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value)
 
 
 def thinned(points: Points, most: int) -> Points:

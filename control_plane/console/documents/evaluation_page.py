@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from control_plane.console.documents.charts import curves, interval_bar
+from control_plane.console.documents.differences import marked
 from control_plane.console.jinja_environment import document
 
 IN_NATS = frozenset({"perplexity", "preference_margin"})
@@ -19,23 +20,24 @@ MAX_SAMPLES = 200
 
 
 def evaluation_page(
-    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]] = (), samples: Sequence[Mapping[str, Any]] = ()
+    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]] = (), samples: Sequence[Mapping[str, Any]] | None = None
 ) -> str:
     """Render `evaluation` (as the API returns it) as one self-contained page.
 
-    `samples`: rows of the evaluation's samples; if there are none, those in the report are shown.
+    `samples`: rows of the evaluation's samples; None: those in the report are shown.
     """
     title = f"{evaluation['job_id']}: {evaluation['verdict']['outcome']}"
     return document("evaluation", title=title, **evaluation_values(evaluation, curve=curve, samples=samples))
 
 
 def evaluation_values(
-    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+    evaluation: Mapping[str, Any], *, curve: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]] | None
 ) -> Mapping[str, Any]:
     """Return what the body of the page shows."""
     report, verdict = evaluation["report"], evaluation["verdict"]
     order = [change for change, _ in FILTERS]
-    shown = sorted(samples or report.get("samples") or (), key=lambda s: order.index(s.get("change", "same")))[:MAX_SAMPLES]
+    given = (report.get("samples") or ()) if samples is None else samples
+    shown = sorted(given, key=lambda s: order.index(s.get("change", "same")))[:MAX_SAMPLES]
     return {
         "e": evaluation,
         "report": report,
@@ -45,11 +47,26 @@ def evaluation_values(
         "tables": list(_tables(report)),
         "previous": any(s.get("previous") is not None for s in report["scores"]),
         "curves": next((one.svg() for one in curves(curve) if one.title == "Loss"), ""),
-        "samples": shown,
+        "samples": [_side_by_side(sample) for sample in shown],
         "counts": {change: sum(s.get("change", "same") == change for s in shown) for change, _ in FILTERS} | {"all": len(shown)},
         "filters": FILTERS,
         "next_run": " ".join(f"--hp {name}={value}" for name, value in (evaluation.get("next_run") or {}).items()),
         "judge": report.get("judge"),
+    }
+
+
+def _side_by_side(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an item with the differences between the answers of base and candidate marked."""
+    base, adapter = marked(sample.get("base") or "", sample.get("adapter") or "")
+    return {
+        "change": "same",
+        "suite": "holdout",
+        "judge": None,
+        "previous": None,
+        "scores": None,
+        **sample,
+        "base": base,
+        "adapter": adapter,
     }
 
 

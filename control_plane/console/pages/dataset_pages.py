@@ -14,6 +14,8 @@ from control_plane.datasets import previews, responses
 from control_plane.datasets import service as datasets
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.http.authentication import Approver
+from control_plane.jobs import service as jobs
+from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
 from ft_assets.datasets.preview import Preview
 
@@ -21,6 +23,15 @@ DATASETS = "/console/datasets"
 RECENT_FILES = 10
 """Newest files looked at for those that are not datasets, or not yet."""
 PREVIEWED = 3
+USES_SHOWN = 10
+"""Newest jobs listed that train on a version."""
+STAGES = (
+    ("starting", "Fetch the file from the store"),
+    ("reading", "Read and check every row"),
+    ("duplicates", "Compare rows with each other"),
+    ("writing", "Store the rows"),
+)
+"""Stages of a validation, in order."""
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 
 
@@ -42,7 +53,9 @@ def list_datasets(page: PageDep, after: Annotated[str | None, Query()] = None) -
 def upload(page: PageDep) -> HTMLResponse:
     """Show the page that uploads files; its script sends them through the API."""
     bases = models.list_models(page.platform, page.tenant, type="base_model")
-    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None])
+    newest = uploaded_files.list_files(page.platform, page.tenant, limit=RECENT_FILES, purpose="fine-tune").items
+    validating = [{"id": f.id, "filename": f.filename, "bytes": f.bytes, "status": f.status} for f in newest if f.status == "uploaded"]
+    return page.show("dataset_upload.html", bases=[one for one in bases if one.deprecated_since is None], validating=validating)
 
 
 @router.get("/datasets/{dataset_id}")
@@ -56,12 +69,16 @@ def dataset_page(page: PageDep, dataset_id: str, model: Annotated[str | None, Qu
         else ()
     )
     bases = [one for one in models.list_models(page.platform, page.tenant, type="base_model") if one.deprecated_since is None]
+    uses = jobs.list_jobs(page.platform, page.tenant, limit=USES_SHOWN, narrowed=JobFilter(dataset=dataset_id))
     return page.show(
         "dataset.html",
         dataset=responses.dataset(found),
         examples=[(one, _parts(one)) for one in shown],
         model=model,
         bases=bases,
+        versions=datasets.versions(page.platform, page.tenant, found.name),
+        uses=uses.items,
+        has_more_uses=uses.has_more,
         is_alone=False,
         **report_values(report),
     )
@@ -92,5 +109,5 @@ def file_page(page: PageDep, file_id: str) -> Response:
         return see(f"{DATASETS}/{file.dataset_id}")
     shown = responses.file(file)
     if file.report is None:
-        return page.show("file_pending.html", file=shown)
+        return page.show("file_pending.html", file=shown, stages=STAGES)
     return page.show("file.html", file=shown, is_alone=False, **report_values(datasets.report(page.platform, page.tenant, file_id)))

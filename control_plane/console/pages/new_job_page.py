@@ -11,17 +11,38 @@ from fastapi.responses import HTMLResponse
 
 from control_plane.console.pages.page import Page, PageDep, PageRoute
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import reports
+from control_plane.evaluations import next_run
 from control_plane.jobs import service as jobs
-from control_plane.jobs.estimates import model_limits
+from control_plane.jobs.estimates.model_limits import hourly_micros, model_limits
 from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
-from ft_assets.errors import NotFound
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.gate.advice import combined
 
 FILES_OFFERED = 100
 """Newest files in the choice of data; others can be named in the address."""
 BASIC = ("n_epochs", "learning_rate", "rank", "batch_size", "max_seq_len")
 """Hyperparameters with a field of their own; the others are below "more"."""
+RULES = (
+    ("task", "It gains at its task"),
+    ("perplexity", "Held-out rows do not become less likely"),
+    ("golden", "Golden prompts are still answered coherently"),
+    ("capability", "General abilities do not fall"),
+    ("safety", "Unsafe prompts are refused"),
+    ("judge", "A judge does not prefer the base's answers"),
+    ("regression", "It is not worse than the last accepted model"),
+)
+"""Rules of the gate that a job may skip, in words."""
+THRESHOLDS = (
+    ("min_relative_gain", "Least gain over the base", "0.05 is 5 %"),
+    ("max_capability_drop", "Most that an ability may fall", "0.02 is 2 points"),
+    ("min_refusal_share", "Least share of unsafe prompts refused", ""),
+    ("golden_min_share", "Least share of golden prompts answered", ""),
+    ("min_judge_win_rate", "Least share won before the judge", ""),
+    ("max_items", "Most held-out items", "200 tell a difference of 7 points"),
+)
+"""Limits of the rules that have a field, with a hint."""
+ADAPTERS = {"lora": "LoRA", "qlora": "QLoRA", "full": "all parameters"}
 router = APIRouter(prefix="/console", route_class=PageRoute, include_in_schema=False)
 Chosen = Annotated[str | None, Query()]
 
@@ -40,16 +61,13 @@ class Given:
     eval_config: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     advised: frozenset[str] = frozenset()
-    """Hyperparameters that the evaluation of the earlier job advises to change."""
+    """Hyperparameters that the advice for the next run of the earlier job changes."""
 
 
 def _like(page: Page, job_id: str) -> Given:
-    """Return the request of an earlier job, with the advice of its evaluation applied, if it has one."""
+    """Return the request of an earlier job, with the advice for its next run applied."""
     job = jobs.get(page.platform, page.tenant, job_id).job
-    try:
-        advised = dict(reports.load_evaluated(page.platform, page.tenant, job_id).next_run)
-    except NotFound:
-        advised = {}
+    advised = combined(next_run.advice(page.platform, page.tenant, job))
     asked = {name: value for name, value in job.hyperparameters.items() if value != "auto"}
     return Given(
         model=job.model, training_file=job.training_file, validation_file=job.validation_file, suffix=job.suffix, method=job.method,
@@ -59,14 +77,21 @@ def _like(page: Page, job_id: str) -> Given:
 
 
 @router.get("/jobs/new")
-def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, like: Chosen = None) -> HTMLResponse:
-    """Show the form; the address may choose the base model and the file, or an earlier job to begin with."""
-    limits = [one for one in model_limits.model_limits(page.platform) if one.accepts_jobs]
+def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: Chosen = None, like: Chosen = None) -> HTMLResponse:
+    """Show the form; the address may choose the base model and the file or dataset, or an earlier job to begin with."""
+    limits, tier = [one for one in model_limits(page.platform) if one.accepts_jobs], page.principal.tenant.tier
     found = uploaded_files.list_files(page.platform, page.tenant, limit=FILES_OFFERED, purpose="fine-tune").items
+    file = file or next((one.id for one in found if dataset and one.dataset_id == dataset), None)
+    fits = {(one.model, a.name): hourly_micros(page.platform, one, a, tier=tier) for one in limits for a in one.adapters}
     common = limits[0].hyperparameters if limits else {}
     return page.show(
         "new_job.html",
         limits=limits,
+        fits=fits,
+        adapters=ADAPTERS,
+        rules=RULES,
+        thresholds=THRESHOLDS,
+        defaults=EvalConfig(),
         files=[one for one in found if one.status == "processed"],
         basic={name: common[name] for name in BASIC if name in common},
         more={name: limit for name, limit in common.items() if name not in BASIC},

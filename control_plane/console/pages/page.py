@@ -43,6 +43,7 @@ ADMIN_SECTIONS = (
 )  # fmt: skip
 """Their pages need the scope `admin`."""
 NOTICES = {
+    "submitted": "The job was submitted again.",
     "cancelled": "The job was cancelled.",
     "paused": "The job pauses at its next checkpoint.",
     "resumed": "The job is queued again.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
@@ -10,11 +12,11 @@ from fastapi.responses import HTMLResponse
 from control_plane.adapters import service as adapters
 from control_plane.billing.routes_usage import Requested, usage_of
 from control_plane.console.pages.model_pages import headline
-from control_plane.console.pages.page import HOME, PageDep, PageRoute
+from control_plane.console.pages.page import HOME, Page, PageDep, PageRoute
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
-from control_plane.queue.status import view
+from control_plane.queue.status.messages import waiting_line
 from control_plane.quotas.routes import retrieve as quota_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -39,8 +41,27 @@ def start(page: PageDep) -> HTMLResponse:
         pending=adapters.list_adapters(platform, tenant, limit=SHOWN, approval="pending").items,
         quarantined=[model for model in models if model.stage == "quarantined"],
         models=[(model, headline(model.metrics)) for model in models],
-        queue=view.of_tenant(platform, tenant),
+        **_in_progress(page),
         quota=quota,
         near_cap=quota.hard_gpu_hours is not None and quota.used_gpu_hours >= NEAR_CAP * quota.hard_gpu_hours,
         spent_micros=spend.total.amount_micros + sum(one.amount_micros for one in spend.unbilled),
     )
+
+
+@router.get(f"{HOME}/in-progress")
+def in_progress(page: PageDep) -> HTMLResponse:
+    """Show the jobs in progress alone: the start page fetches them again while it is open."""
+    return page.show("jobs_in_progress.html", **_in_progress(page))
+
+
+def _in_progress(page: Page) -> Mapping[str, Any]:
+    """Return the newest jobs that train or wait, and how many there are in each state."""
+    platform, tenant, now = page.platform, page.tenant, page.platform.clock().timestamp()
+    running, queued = (
+        [responses.job(one) for one in jobs.list_jobs(platform, tenant, limit=SHOWN, narrowed=JobFilter(status=status)).items]
+        for status in ("running", "queued")
+    )
+    waiting = [
+        (job, "Its GPUs are being prepared" if job.state == "provisioning" else waiting_line(job.model_dump(), now=now)) for job in queued
+    ]
+    return {"running": running, "waiting": waiting, "open_jobs": jobs.count_open(platform, tenant)}

@@ -1,12 +1,18 @@
-// A file that is being validated: shows how far it is, then its report.
+// A file that is being validated: marks the stage that it is in and how far that is, then shows the report.
 import { follow } from "./stream.js";
+import { amount } from "./progress.js";
 
 const card = document.querySelector("[data-file]");
-const onEvent = ({ status, progress }) => {
-  if (status !== "uploaded") return location.reload();
-  if (progress) {
-    card.querySelector("[data-stage]").textContent = `${progress.stage}, ${progress.rows.toLocaleString()} rows`;
-    if (progress.total_bytes) { const bar = card.querySelector("progress"); bar.max = progress.total_bytes; bar.value = progress.bytes; }
-  }
-};
-if (card.querySelector("progress")) follow(`/v1/files/${card.dataset.file}/events`, { onEvent, onOver: () => location.reload() });
+
+function show(progress) {
+  const bar = card.querySelector("progress"), stages = [...card.querySelectorAll("[data-stage]")];
+  const now = stages.findIndex((stage) => stage.dataset.stage === progress.stage);
+  if (now >= 0) stages.forEach((stage, i) => { stage.className = i < now ? "done" : i === now ? "now" : ""; });
+  if (progress.total_bytes) { bar.max = progress.total_bytes; bar.value = progress.bytes; } else bar.removeAttribute("value");
+  card.querySelector("[data-amount]").textContent = amount(progress);
+}
+
+if (card) {
+  const onEvent = ({ status, progress }) => { if (status !== "uploaded") location.reload(); else if (progress) show(progress); };
+  follow(`/v1/files/${card.dataset.file}/events`, { onEvent, onOver: () => location.reload() });
+}

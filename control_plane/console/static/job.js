@@ -1,31 +1,32 @@
-// A job that runs: new steps extend the curves, other events refresh what the server renders. A finished job asks for nothing.
+// A job: new steps extend the curves, other events refresh what the server renders. A finished job asks for nothing.
 import { follow, chunks } from "./stream.js";
-import { addPoint, hover } from "./charts.js";
-import { localTimes } from "./times.js";
+import { addPoint, interactive } from "./charts.js";
+import { exchange } from "./live.js";
 
 const card = document.querySelector("[data-job]"), id = card.dataset.job;
 const api = `/v1/fine_tuning/jobs/${id}`;
-const QUEUE_REFRESH_MS = 15_000, REFRESH_PAUSE_MS = 1000;
+const QUEUE_REFRESH_MS = 15_000, REFRESH_PAUSE_MS = 1000, MOST_COMPARED = 3;
 let isDue = false;
 
-hover(document);
+interactive(document.querySelector("[data-charts]"));
+document.querySelectorAll("[data-zoom-bar]").forEach((bar) => { bar.hidden = !document.querySelector("[data-charts] svg"); });
 
 async function refresh() {
-  const answer = await fetch(location.pathname);
+  const answer = await fetch(location.href).catch(() => null);
+  if (!answer || answer.status >= 500) return refreshSoon(); // the server restarts
   if (!answer.ok || answer.redirected) return location.reload();
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const part of document.querySelectorAll("[data-live]")) {
     const now = fresh.querySelector(`[data-live="${part.dataset.live}"]`);
-    if (now && now.innerHTML !== part.innerHTML && !part.contains(document.activeElement)) part.innerHTML = now.innerHTML;
+    if (now) exchange(part, now.innerHTML);
   }
-  const charts = fresh.querySelector(".charts"), shown = document.querySelector(".charts");
+  const charts = fresh.querySelector("[data-charts]"), shown = document.querySelector("[data-charts]");
   if (charts.childElementCount !== shown.childElementCount) {
     shown.innerHTML = charts.innerHTML;
     document.querySelector("[data-none]")?.remove();
-    hover(shown);
+    document.querySelectorAll("[data-zoom-bar]").forEach((bar) => { bar.hidden = false; });
   }
   card.dataset.state = fresh.querySelector("[data-job]").dataset.state;
-  localTimes(document);
 }
 
 function refreshSoon() {
@@ -35,8 +36,8 @@ function refreshSoon() {
 }
 
 function measured({ step, total_steps: total, ...values }) {
-  if (!document.querySelector(".charts svg")) return refreshSoon();
-  addPoint(document, step, { ...values, loss: values.train_loss, eval_loss: values.valid_loss });
+  if (!document.querySelector("[data-charts] svg")) return refreshSoon();
+  addPoint(step, { ...values, loss: values.train_loss, eval_loss: values.valid_loss });
   const show = (name, text) => { const at = document.querySelector(`[data-${name}]`); if (at) at.textContent = text; };
   show("step", step);
   if (values.train_loss != null) show("loss", values.train_loss.toFixed(4));
@@ -51,6 +52,11 @@ if (!("over" in card.dataset)) {
   follow(`${api}/events?stream=true`, { after: card.dataset.last, onEvent, onOver: refresh });
   setInterval(() => { if (!document.hidden && ["queued", "preempted"].includes(card.dataset.state)) refresh(); }, QUEUE_REFRESH_MS);
 }
+
+document.querySelector("[data-compare]")?.addEventListener("change", (event) => {
+  const boxes = [...event.currentTarget.querySelectorAll("input")], isFull = boxes.filter((box) => box.checked).length >= MOST_COMPARED;
+  boxes.forEach((box) => { box.disabled = isFull && !box.checked; });
+});
 
 document.querySelector("[data-open-log]").addEventListener("click", async (event) => {
   event.target.remove();

@@ -17,8 +17,13 @@ function typed(text) {
 function body() {
   const value = (name) => form.elements[name].value, is = (name) => form.elements[name].checked;
   const hyperparameters = Object.fromEntries([...document.querySelectorAll("[data-hp]")].filter((f) => f.value.trim()).map((f) => [f.dataset.hp, typed(f.value)]));
-  const { approval: _, mode: __, ...rest } = JSON.parse(form.dataset.eval);
-  const evaluation = { ...rest, ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }) };
+  const limits = [...document.querySelectorAll("[data-limit]")], skip = [...document.querySelectorAll("[data-rule]:not(:checked)")].map((box) => box.dataset.rule);
+  const owned = new Set(["approval", "mode", "skip", ...limits.map((field) => field.dataset.limit)]);
+  const evaluation = {
+    ...Object.fromEntries(Object.entries(JSON.parse(form.dataset.eval)).filter(([name]) => !owned.has(name))),
+    ...(is("approval") && { approval: "required" }), ...(is("monitor") && { mode: "monitor" }), ...(skip.length && { skip }),
+    ...Object.fromEntries(limits.filter((field) => field.value.trim()).map((field) => [field.dataset.limit, typed(field.value)])),
+  };
   return {
     model: value("model"), training_file: value("training_file"),
     ...(value("validation_file") && { validation_file: value("validation_file") }),
@@ -68,10 +73,30 @@ async function defaults(name) {
   }
 }
 
+function quotaWarnings(quota) {
+  if (!quota.fits) return [`The monthly cap leaves ${quota.left_gpu_hours} GPU-hours, and this job needs ${quota.job_gpu_hours.toPrecision(3)}.`];
+  return quota.goes_into_overage ? [`This job is expected to go ${quota.overage_gpu_hours.toPrecision(3)} GPU-hours over the soft limit.`] : [];
+}
+
+// What the report says about the data, which a job would train on all the same.
+const reports = new Map();
+async function dataWarnings(file) {
+  if (!reports.has(file)) reports.set(file, json("GET", `/v1/datasets/${file}/report`).catch(() => ({})));
+  const { warnings = [], review = [] } = await reports.get(file);
+  return [...(review.length ? ["The dataset waits for your approval, and no job trains on it before."] : []), ...warnings.map(({ message }) => `${message[0].toUpperCase()}${message.slice(1)}.`)];
+}
+
+function showWarnings(found) {
+  at("warning").hidden = !found.length;
+  at("warning").querySelector("ul").replaceChildren(...found.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+}
+
 async function estimate() {
   const job = body(), mine = ++asked;
   at("code").textContent = CODE[language](job);
+  document.querySelectorAll("[data-price-of]").forEach((price) => { price.textContent = ""; });
   if (!job.model || !job.training_file) return;
+  at("wait").textContent = "Estimating";
   try {
     const found = await json("POST", "/v1/fine_tuning/jobs/estimate", job);
     if (mine !== asked) return;
@@ -85,10 +110,9 @@ async function estimate() {
     at("estimate").hidden = false;
     at("wait").hidden = true;
     show(at("refusal"), null);
-    const { quota } = found;
-    const over = `This job is expected to go ${quota.overage_gpu_hours.toPrecision(3)} GPU-hours over the soft limit.`;
-    show(at("warning"), quota.fits ? (quota.goes_into_overage ? over : null) : `The monthly cap leaves ${quota.left_gpu_hours} GPU-hours, and this job needs ${quota.job_gpu_hours.toPrecision(3)}.`);
     await defaults(found.recipe);
+    const warnings = [...quotaWarnings(found.quota), ...(await dataWarnings(job.training_file))];
+    if (mine === asked) showWarnings(warnings);
   } catch (error) {
     if (mine !== asked) return;
     at("estimate").hidden = true;
@@ -101,6 +125,15 @@ form.addEventListener("input", () => {
   at("code").textContent = CODE[language](body());
   clearTimeout(timer);
   timer = setTimeout(estimate, PAUSE_MS);
+});
+
+document.querySelector("[data-compare-prices]")?.addEventListener("click", async () => {
+  const job = body(), mine = asked;
+  for (const price of document.querySelectorAll("[data-price-of]")) {
+    const found = await json("POST", "/v1/fine_tuning/jobs/estimate", { ...job, model: price.dataset.priceOf }).catch((error) => ({ refusal: error.message }));
+    if (mine !== asked) return;
+    price.textContent = found.refusal ?? `${dollars(found.price_micros)} for this data`;
+  }
 });
 
 for (const button of document.querySelectorAll("[data-language]")) {

@@ -1,8 +1,11 @@
 // Uploads files in parts. What was sent is kept in this browser, so that an upload goes on after a lost connection or a closed page.
 import { json } from "./api.js";
+import { amount } from "./progress.js";
 import { follow } from "./stream.js";
 
-const PART_BYTES = 8 * 2 ** 20, MOST_PAUSE_MS = 30_000;
+const PART_BYTES = 8 * 2 ** 20, MOST_PAUSE_MS = 30_000, KEPT = "upload:";
+const keyOf = ({ name, size, lastModified }) => `${KEPT}${name}:${size}:${lastModified}`;
+const kept = (key) => JSON.parse(localStorage.getItem(key) ?? "null");
 const drop = document.querySelector("[data-drop]"), list = document.querySelector("[data-uploads]"), input = document.querySelector("#files");
 const size = (bytes) => (bytes < 1024 ? `${bytes} B` : bytes < 2 ** 20 ? `${(bytes / 1024).toFixed(1)} KiB` : `${(bytes / 2 ** 20).toFixed(1)} MiB`);
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
@@ -20,6 +23,7 @@ class Row {
   detail(text) { this.part("detail").textContent = text; }
   progress(share) { const bar = this.element.querySelector("progress"); if (share === null) bar.removeAttribute("value"); else bar.value = share; }
   done() { this.element.querySelector("progress").remove(); }
+  offer(name, action) { const button = this.part(name); button.hidden = false; button.onclick = action; }
   link(href, text) { const link = this.part("link"); link.href = href; link.textContent = text; link.hidden = false; }
 }
 
@@ -34,28 +38,31 @@ async function patiently(row, action) {
   }
 }
 
-async function begun(row, file, settings, key) {
-  const kept = JSON.parse(localStorage.getItem(key) ?? "null");
-  if (kept) {
-    const found = await patiently(row, () => json("GET", `/v1/uploads/${kept.id}`)).catch(() => null);
-    if (found?.status === "pending") return kept;
-  }
+async function isOpen(row, upload) {
+  const found = await patiently(row, () => json("GET", `/v1/uploads/${upload.id}`)).catch(() => null);
+  return found?.status === "pending";
+}
+
+async function begun(row, file, settings) {
+  const earlier = kept(keyOf(file));
+  if (earlier && JSON.stringify(earlier.settings) === JSON.stringify(settings) && await isOpen(row, earlier)) return earlier;
   const body = { filename: file.name, bytes: file.size, mime_type: file.type || "application/octet-stream", purpose: "fine-tune", ...settings };
-  return { id: (await patiently(row, () => json("POST", "/v1/uploads", body))).id, parts: [] };
+  const { id } = await patiently(row, () => json("POST", "/v1/uploads", body));
+  return { id, parts: [], settings, name: file.name, size: file.size };
 }
 
 async function send(row, file, settings) {
-  const key = `upload:${file.name}:${file.size}:${file.lastModified}:${JSON.stringify(settings)}`;
-  const upload = await begun(row, file, settings, key);
+  const key = keyOf(file), upload = await begun(row, file, settings);
   for (let at = upload.parts.length; at * PART_BYTES < file.size; at += 1) {
+    localStorage.setItem(key, JSON.stringify(upload));
     row.state("Uploading");
     row.progress((at * PART_BYTES) / file.size);
     row.detail(`${size(at * PART_BYTES)} of ${size(file.size)}`);
     const form = new FormData();
     form.append("data", file.slice(at * PART_BYTES, (at + 1) * PART_BYTES), "part");
     upload.parts.push((await patiently(row, () => json("POST", `/v1/uploads/${upload.id}/parts`, form))).id);
-    localStorage.setItem(key, JSON.stringify(upload));
   }
+  localStorage.setItem(key, JSON.stringify(upload));
   row.state("Validating");
   row.progress(null);
   row.detail("");
@@ -64,44 +71,53 @@ async function send(row, file, settings) {
   return done.file;
 }
 
+const STAGES = { starting: "Fetching", fetching: "Fetching", reading: "Reading rows", duplicates: "Comparing rows", writing: "Storing rows" };
+
 function validated(row, file) {
   if (file.status !== "uploaded") return Promise.resolve(file);
   return new Promise((done) => {
-    const onEvent = ({ progress }) => progress && row.detail(`${progress.stage}, ${progress.rows.toLocaleString()} rows`);
+    const onEvent = ({ progress }) => {
+      if (!progress) return;
+      row.progress(progress.total_bytes ? progress.bytes / progress.total_bytes : null);
+      row.detail([STAGES[progress.stage] ?? progress.stage, amount(progress)].filter(Boolean).join(": "));
+    };
     follow(`/v1/files/${file.id}/events`, { onEvent, onOver: async () => done(await json("GET", `/v1/files/${file.id}`)) });
   });
 }
 
-async function run(row, file, mapping) {
-  const chosen = (id) => document.querySelector(`#${id}`).value;
-  const settings = {};
+function chosenSettings() {
+  const chosen = (id) => document.querySelector(`#${id}`).value, settings = {};
   if (chosen("model")) settings.model = chosen("model");
   if (chosen("pii")) settings.policies = { pii: chosen("pii") };
-  if (mapping) settings.column_map = mapping;
+  return settings;
+}
+
+async function run(row, file, settings) {
   try {
-    const made = await validated(row, await send(row, file, settings));
-    row.done();
-    if (made.status === "processed") {
-      row.state("Valid", "good");
-      row.detail("");
-      row.link(`/console/datasets/${made.dataset_id}`, "Open dataset");
-      return;
-    }
-    row.state("Not valid", "bad");
-    row.detail(made.status_details);
-    row.link(`/console/files/${made.id}`, "Read report");
-    await offerMapping(row, file, made);
+    await conclude(row, await validated(row, await send(row, file, settings)), file, settings);
   } catch (error) {
     row.state("Refused", "bad");
     row.detail(error.message);
-    const again = row.part("again");
-    again.hidden = false;
-    again.onclick = () => { row.element.remove(); run(new Row(file), file, mapping); };
+    row.offer("again", () => { row.element.remove(); run(new Row(file), file, settings); });
   }
 }
 
+async function conclude(row, made, file, settings) {
+  row.done();
+  if (made.status === "processed") {
+    row.state("Valid", "good");
+    row.detail("");
+    row.link(`/console/datasets/${made.dataset_id}`, "Open dataset");
+    return;
+  }
+  row.state("Not valid", "bad");
+  row.detail(made.status_details);
+  row.link(`/console/files/${made.id}`, "Read report");
+  if (file) await offerMapping(row, file, made, settings);
+}
+
 // The report suggests which column is which where it can tell; the reader decides.
-async function offerMapping(row, file, made) {
+async function offerMapping(row, file, made, settings) {
   const report = await json("GET", `/v1/datasets/${made.id}/report`).catch(() => null);
   const suggested = report?.problems?.map((p) => p.command?.match(/--map (\S+)/)?.[1]).find(Boolean);
   if (!suggested) return;
@@ -118,11 +134,46 @@ async function offerMapping(row, file, made) {
     event.preventDefault();
     const mapping = Object.fromEntries([...place.querySelectorAll("select")].filter((s) => s.value).map((s) => [s.dataset.column, s.value]));
     row.element.remove();
-    run(new Row(file), file, mapping);
+    run(new Row(file), file, { ...settings, column_map: mapping });
   });
 }
 
-const take = (files) => { for (const file of files) run(new Row(file), file); };
+// Uploads that were interrupted, and files that are still validated, from before the page was loaded.
+async function listEarlier() {
+  for (const key of Object.keys(localStorage).filter((name) => name.startsWith(KEPT))) {
+    const upload = kept(key);
+    if (!upload.name) { localStorage.removeItem(key); continue; }
+    const row = new Row(upload);
+    row.element.dataset.key = key;
+    if (!(await isOpen(row, upload))) { localStorage.removeItem(key); row.element.remove(); continue; }
+    if (!row.element.isConnected) continue;
+    row.state("Interrupted", "warn");
+    row.progress((upload.parts.length * PART_BYTES) / upload.size);
+    row.detail(`${size(Math.min(upload.size, upload.parts.length * PART_BYTES))} of ${size(upload.size)} are here. Choose the file again to go on.`);
+    row.offer("continue", () => input.click());
+    row.offer("discard", async () => {
+      row.element.remove();
+      localStorage.removeItem(key);
+      await json("POST", `/v1/uploads/${upload.id}/cancel`).catch(() => {});
+    });
+  }
+}
+
+for (const file of JSON.parse(list.dataset.validating)) {
+  const row = new Row({ name: file.filename, size: file.bytes });
+  row.state("Validating");
+  row.progress(null);
+  validated(row, file).then((made) => conclude(row, made));
+}
+listEarlier();
+
+function take(files) {
+  for (const file of files) {
+    const key = keyOf(file), earlier = kept(key);
+    list.querySelectorAll("[data-key]").forEach((row) => { if (row.dataset.key === key) row.remove(); });
+    run(new Row(file), file, earlier?.settings ?? chosenSettings());
+  }
+}
 input.addEventListener("change", () => { take(input.files); input.value = ""; });
 for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
 for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));

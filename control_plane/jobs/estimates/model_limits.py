@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from control_plane.billing import prices as price_lists
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.jobs.estimates import job_plan
@@ -56,6 +57,15 @@ def _of(platform: Platform, name: str) -> ModelLimits:
     limits.accepts_jobs = base.deprecated_since is None or base.deprecated_since > platform.clock().date()
     limits.unavailable = None if limits.accepts_jobs else f"deprecated since {base.deprecated_since}"
     return limits
+
+
+def hourly_micros(platform: Platform, model: ModelLimits, adapter: AdapterLimits, *, tier: str) -> int | None:
+    """Return the price of an hour of a job with the defaults; None if a job of `tier` would be refused."""
+    if adapter.defaults.num_gpus is None or tier not in adapter.tiers or model.num_parameters is None:
+        return None
+    pool = job_plan.pool_for(configured_pools.planned(platform), tier, job_class(adapter.name, model.num_parameters))
+    prices = price_lists.load(platform.settings.prices_file).at(platform.clock())
+    return prices.gpu_micros(pool.gpu_type, tier=tier, pricing=pool.pricing, gpu_ms=price_lists.MS_PER_HOUR * adapter.defaults.num_gpus)
 
 
 def _shown(limit: Limit) -> ValueLimit:

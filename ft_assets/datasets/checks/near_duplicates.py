@@ -15,12 +15,15 @@ from ft_assets.datasets.dedup.normalization import fold, near_text
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
 from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.storable_text import printable
 
 BATCH_BYTES = 32 << 20
 """Characters of canonical text whose pairs are verified together; normalized, they take about six times as much."""
 MAX_REJECTED = 20_000_000
 """Pairs remembered as different, so that no later band compares them again: 160 MB."""
 
+MAX_PAIRS, MAX_PAIR_CHARS = 10, 600
+"""Pairs whose texts a report shows, and characters of each text."""
 MANY = 0.3
 """Share of near duplicates above which a warning says that they are probably one template with small differences."""
 
@@ -64,7 +67,9 @@ class NearDuplicates(Check):
         stays = near.kept[near.left]
         partner[near.right[stays]] = near.left[stays]
         decision.cluster = near.representative[decision.cluster]
-        decision.flag("near_duplicate", "near_duplicates", found, self.action, of_row=decision.numbers[partner[first[found]]])
+        originals = partner[first[found]]
+        texts = _shown(decision.texts, found[:MAX_PAIRS], originals[:MAX_PAIRS])
+        decision.flag("near_duplicate", "near_duplicates", found, self.action, of_row=decision.numbers[originals], texts=texts)
 
     def stats(self, total: BlockResult, decision: Decision) -> Mapping[str, Any]:  # noqa: ARG002 - only the decision counts
         exact, near = (decision.counts[name] for name in ("exact_duplicates", "near_duplicates"))
@@ -83,6 +88,13 @@ class NearDuplicates(Check):
 
 
 CHECK = NearDuplicates
+
+
+def _shown(texts: StoredTexts, copies: Rows, originals: Rows) -> list[list[str]]:
+    """Returns the text of each copy beside that of the row that it repeats, shortened."""
+    rows = np.unique(np.concatenate((copies, originals)))
+    of = dict(zip(rows.tolist(), (near_text(example) for example in texts.examples(rows)), strict=True))
+    return [[printable(of[row][:MAX_PAIR_CHARS]) for row in pair] for pair in zip(originals.tolist(), copies.tolist(), strict=True)]
 
 
 def _band(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,17 +30,19 @@ class Decision:
         self.counts: Counter[str] = Counter()
         """``exact_duplicates``, ``near_duplicates``, ``contaminated``, ``toxic``, ...: rows found, whatever the policy does with them."""
         self.flagged: list[Mapping[str, Any]] = []
-        """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, ``suite`` and ``share``, or ``score``."""
+        """``{"row", "code", "action", ...}`` of the first rows found: ``of_row`` of a duplicate, with ``texts`` of both
+        for the first near ones; ``suite`` and ``share``; or ``score``."""
 
     def flag(self, code: str, plural: str, found: NDArray[np.int64], action: str, **details: Any) -> None:
         """Counts the rows at the indexes `found` as `plural`, and leaves them out if `action` is ``drop``.
 
-        `details`: an array or a sequence each, with one value for each row found.
+        `details`: an array or a sequence each, with one value for each row found, or for the first of them.
         """
         self.counts[plural] = len(found)
-        shown = [self.numbers[found[:MAX_FLAGGED]].tolist(), *(_plain(values[:MAX_FLAGGED]) for values in details.values())]
-        for row, *values in zip(*shown, strict=True):
-            self.flagged.append({"row": row, "code": code, "action": action, **dict(zip(details, values, strict=True))})
+        shown = [_plain(values[:MAX_FLAGGED]) for values in details.values()]
+        for row, *values in itertools.zip_longest(self.numbers[found[:MAX_FLAGGED]].tolist(), *shown):
+            known = {name: value for name, value in zip(details, values, strict=True) if value is not None}
+            self.flagged.append({"row": row, "code": code, "action": action, **known})
         if action == "drop":
             self.keep[found] = False
 

@@ -153,7 +153,7 @@ class Findings:
         for check in self.checks:
             stats |= check.stats(self.total, self.decision)
         return stats | {
-            "characters": length_stats(characters),
+            "characters": {**length_stats(characters), "histogram": histogram(characters)},
             "tokens": length_stats(counted) if counted is not None else None,
             "histogram": {"unit": unit, **histogram(lengths)},
             "splits": self._splits(),

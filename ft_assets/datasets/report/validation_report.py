@@ -15,11 +15,12 @@
            "contamination": {"flagged": int|null,"suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
            "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},
            "splits": {"by","fraction"?,"train","validation"}, "quality": {...}},
-                                  lengths = {"min","max","mean","p50","p95","p99","total"}
+                                  lengths = {"min","max","mean","p50","p95","p99","total"}; of characters also "histogram"
                                   contamination: flagged null and checked empty: not checked
                                   untrained_turns: of weight 1, without loss; null: no base model was named
  "policies": {...},
- "flagged": [{"row","code","action",...}],   duplicates ("of_row"), contaminated ("suite","share"), toxic ("score"): at most 1,000
+ "flagged": [{"row","code","action",...}],   duplicates ("of_row", and "texts": [original, copy] of the first near ones), contaminated
+                                  ("suite","share"), toxic ("score"): at most 1,000
  "review": [code],                what the policies hold back until the tenant approves; empty: nothing
  "model": {"id","tokenizer_digest","template_digest","max_seq_len"}|null}      whose tokens were counted
 """

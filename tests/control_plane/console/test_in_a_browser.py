@@ -222,7 +222,7 @@ def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, w
     page.goto(f"/console/jobs/{world.running}")
     step = page.locator("[data-step]")
     began = int(step.text_content() or 0)
-    points = "document.querySelector('svg[data-points] polyline').getAttribute('points').split(' ').length"
+    points = "document.querySelector('svg[data-lines] polyline').getAttribute('points').split(' ').length"
     drawn = page.evaluate(points)
     report_steps(world.platform, world.running, began + 1, began + 5)
     step.filter(has_text=str(began + 5)).wait_for()
@@ -234,6 +234,85 @@ def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, w
     assert page.evaluate(points) == drawn + 9, "nothing was missed or counted twice"
     jobs.pause(world.platform, world.tenant, world.running)
     page.get_by_text("Pausing", exact=True).wait_for()
+
+
+def test_the_overview_updates_running_jobs_and_keeps_the_focus(page: Page, world: World) -> None:
+    page.goto("/console")
+    job = page.locator("li", has=page.locator(f'a[href="/console/jobs/{world.running}"]'))
+    began = int(re.findall(r"Step (\d+)", job.text_content() or "")[0])
+    link = job.get_by_role("link")
+    link.focus()
+    report_steps(world.platform, world.running, began + 1, began + 10)
+    job.get_by_text(f"Step {began + 10} of 200").wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('href')") == f"/console/jobs/{world.running}"
+
+
+def test_charts_zoom_with_pointer_and_keyboard_and_compare_runs(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/{world.evaluated}")
+    shown, chart = page.locator("[data-range]"), page.locator("[data-charts] svg").first
+    points = "document.querySelector('[data-charts] polyline').getAttribute('points').split(' ').length"
+    whole, box = page.evaluate(points), chart.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 70, steps=3)
+    page.mouse.up()
+    first, last = map(int, re.findall(r"\d+", shown.text_content() or ""))
+    assert 0 < first < last < 200
+    assert page.evaluate(points) == last - first + 1 < whole, "only steps of the range are drawn"
+    page.get_by_role("button", name="Zoom out").focus()
+    page.keyboard.press("Enter")
+    assert "to" in (shown.text_content() or "")
+    page.get_by_role("button", name="Later steps").focus()
+    page.keyboard.press("Enter")
+    assert int(re.findall(r"\d+", shown.text_content() or "")[1]) > last
+    chart.dblclick()
+    assert (shown.text_content(), page.evaluate(points)) == ("", whole)
+    page.get_by_role("link", name="Compare with other runs").click()
+    page.locator(f'input[value="{world.running}"]').check()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url(f"**/{world.evaluated}?compare={world.running}*")
+    assert page.locator("[data-charts] .run-2").count() > 4
+    assert axe(page) == []
+
+
+def test_a_failed_job_starts_again(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/{world.failed}")
+    page.get_by_role("button", name="Start again").click()
+    page.get_by_text("The job was submitted again.").wait_for()
+    made = page.url.split("?")[0].rpartition("/")[2]
+    assert made != world.failed
+    jobs.cancel(world.platform, world.tenant, made)
+
+
+def test_answers_are_filtered_read_and_decided_on(page: Page, world: World) -> None:
+    model = adapters.get_adapter(world.platform, world.tenant, world.pending)
+    page.goto(f"/console/jobs/{model.job_id}/evaluation")
+    page.get_by_role("link", name=re.compile("^Better")).click()
+    page.wait_for_url("**only=better*")
+    page.get_by_label("Suite").select_option("holdout")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**suite=holdout*")
+    page.get_by_role("link", name="Next").click()
+    page.wait_for_url("**page=2*")
+    assert {"better"} == set(page.locator(".sample").evaluate_all("all => all.map((one) => one.className.split('-')[1])"))
+    page.get_by_label("Note").fill("Read the first 40 answers.")
+    page.get_by_role("button", name="Reject").click()
+    page.get_by_text("Read the first 40 answers.").wait_for()
+    assert adapters.get_adapter(world.platform, world.tenant, world.pending).approval == "rejected"
+
+
+def test_a_new_job_warns_about_its_data_and_leaves_rules_out(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/new?dataset={world.dataset}")
+    page.get_by_text("Before you start").wait_for()
+    page.locator("[data-warning] li", has_text="near duplicates").wait_for()
+    assert re.search(r"LoRA: 1 GPU, \$\d+\.\d\d an hour", page.locator(".choice").first.text_content() or "")
+    page.get_by_label("Unsafe prompts are refused").uncheck()
+    page.get_by_text("Limits of the rules").click()
+    page.get_by_label("Least gain over the base").fill("0.1")
+    body = json.loads(re.findall(r"-d '(.*)'", page.locator("[data-code]").text_content() or "", re.DOTALL)[0])
+    assert body["eval_config"] == {"skip": ["safety"], "min_relative_gain": 0.1}
+    page.locator("[data-price]").filter(has_text="$").wait_for()
 
 
 def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
@@ -331,6 +410,48 @@ def test_a_broken_upload_goes_on_where_it_stopped(page: Page, context: BrowserCo
     page.get_by_text("Waiting for the connection").wait_for()
     page.get_by_text(re.compile("^(Valid|Not valid)$")).wait_for(timeout=4 * TIMEOUT_MS)
     assert len(sent) == 4, "three parts of 8 MiB, one of them twice"
+
+
+def test_a_validation_shows_its_stage_and_how_far_it_is(page: Page, world: World) -> None:
+    page.goto(f"/console/files/{world.validating_file}")
+    page.get_by_text("12,000 rows, 40 %").wait_for()
+    assert page.locator(".timeline .now").text_content() == "Read and check every row"
+    assert page.locator(".timeline .done").count() == 1
+    page.goto("/console/datasets/new")
+    page.locator("[data-uploads] li", has_text="long").get_by_text("Reading rows: 12,000 rows, 40 %").wait_for()
+
+
+def test_uploads_are_listed_after_a_reload_and_go_on(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.txt" for name in ("one", "two")]
+    for path in files:
+        path.write_text(f"{path.stem} {'word ' * 8}\n" * 200_000)
+    begun: set[str] = set()
+
+    def part(route: Any) -> None:
+        if route.request.url in begun:
+            route.abort("connectionreset")
+        else:
+            begun.add(route.request.url)
+            route.continue_()
+
+    context.route("**/v1/uploads/*/parts", part)
+    page.goto("/console/datasets/new")
+    page.locator("#files").set_input_files([str(path) for path in files])
+    page.get_by_text("Waiting for the connection").nth(1).wait_for()
+    page.reload()
+    rows = page.locator("[data-uploads] li")
+    rows.get_by_text("Interrupted").nth(1).wait_for()
+    assert sorted(re.findall(r"(\w+)\.txt", " ".join(rows.all_text_contents()))) == ["one", "two"]
+    assert axe(page) == []
+    context.unroute("**/v1/uploads/*/parts")
+    rows.filter(has_text="two.txt").get_by_role("button", name="Discard").click()
+    with page.expect_file_chooser() as chooser:
+        rows.filter(has_text="one.txt").get_by_role("button", name="Choose the file").click()
+    with page.expect_request("**/complete") as completed:
+        chooser.value.set_files(str(files[0]))
+    assert len(json.loads(completed.value.post_data or "")["part_ids"]) == 2
+    page.get_by_text(re.compile("^(Valid|Not valid)$")).wait_for(timeout=4 * TIMEOUT_MS)
+    assert page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('upload:'))") == []
 
 
 def test_the_reference_is_accessible_and_runs_what_only_reads(page: Page, world: World) -> None:

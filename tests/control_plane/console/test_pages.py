@@ -17,12 +17,15 @@ from control_plane.api.app import create_app
 from control_plane.console import static_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import jobs as jobs_table
+from control_plane.jobs.transitions import transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from tests.control_plane.console.conftest import Visitor
 from tests.support.jobs.evaluation_results import store_evaluation
+from tests.support.jobs.training_specs import SPEC
 from tests.support.platform.background_worker import working
 from tests.support.platform.console_world import World, make_world
 
@@ -60,13 +63,16 @@ PAGES: dict[str, Callable[[World], str]] = {
     "dataset": lambda w: f"/console/datasets/{w.dataset}",
     "dataset as trained": lambda w: f"/console/datasets/{w.dataset}?model=tiny-base",
     "refused file": lambda w: f"/console/files/{w.refused_file}",
+    "file being validated": lambda w: f"/console/files/{w.validating_file}",
     "jobs": lambda w: "/console/jobs",
     "failed jobs": lambda w: "/console/jobs?status=failed",
     "new job": lambda w: "/console/jobs/new",
     "running job": lambda w: f"/console/jobs/{w.running}",
     "waiting job": lambda w: f"/console/jobs/{w.waiting}",
     "failed job": lambda w: f"/console/jobs/{w.failed}",
+    "compared jobs": lambda w: f"/console/jobs/{w.running}?compare={w.evaluated}&compare={w.failed}",
     "evaluation": lambda w: f"/console/jobs/{w.evaluated}/evaluation",
+    "answers that got worse": lambda w: f"/console/jobs/{w.evaluated}/evaluation?only=worse&suite=holdout",
     "models": lambda w: "/console/models",
     "model": lambda w: f"/console/models/{w.draft}",
     "model in production": lambda w: f"/console/models/{w.production}",
@@ -181,6 +187,95 @@ def test_a_waiting_job_says_where_it_is_and_why(visitor: Visitor, world: World) 
     assert "Position 1" in page
 
 
+def test_the_overview_shows_how_far_jobs_are(visitor: Visitor, world: World) -> None:
+    whole, part = visitor.get("/console").text, visitor.get("/console/in-progress").text
+    assert 'data-refresh="/console/in-progress"' in whole
+    for page in (whole, part):
+        assert world.running in page
+        assert re.search(r"Step \d+ of 200</span><span>\d+ %</span><span>Loss 0\.\d{4}", page)
+        assert "Position 1" in page
+    assert "<html" not in part
+
+
+def test_a_report_begins_with_the_verdict_and_marks_differences_of_near_duplicates(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/datasets/{world.dataset}").text
+    order = (
+        "Valid: ",
+        "Rows by length in tokens",
+        "Rows by length in characters",
+        "<h2>Languages",
+        "<h2>Personal data",
+        "<h2>Contamination",
+    )
+    places = [page.index(part) for part in (*order, "<h2>Duplicates", "Statistics and policies")]
+    assert places == sorted(places)
+    assert "It <mark>is</mark> sent" in page and "It <mark>was</mark> sent" in page
+    assert "Rows for validation" in page and "splits.by" not in page and "None" not in re.sub(r"<[^>]*>", "", page)
+
+
+def test_a_refused_file_says_how_to_fix_it_with_three_examples(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/files/{world.refused_file}").text
+    assert "Not valid: 40 of 40 rows cannot be trained on" in page
+    assert ">40 rows</span>" in page
+    assert len(re.findall(r"Row \d+, byte \d+", page)) == 3
+    assert "ft check" in page and "--map" in page
+
+
+def test_a_dataset_lists_its_versions_and_where_they_are_used(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/datasets/{world.dataset}").text
+    for link in (f"/console/jobs/{world.running}", f"/console/models/{world.production}", f"/console/jobs/new?dataset={world.dataset}"):
+        assert f'href="{link}"' in page
+    assert "Version 1" in page
+    form = visitor.get(f"/console/jobs/new?dataset={world.dataset}").text
+    file = jobs.get(world.platform, world.tenant, world.running).job.training_file
+    assert f'<option value="{file}" selected>' in form
+
+
+def test_runs_are_compared_in_one_chart(visitor: Visitor, world: World) -> None:
+    page = visitor.get(f"/console/jobs/{world.running}?compare={world.evaluated}").text
+    assert page.count('class="line run-2"') == 6, "loss, validation loss, and the four other charts"
+    assert "Validation loss over steps" in page
+    assert page.count(">A</text>") == page.count(">B</text>") == 6
+    assert f'value="{world.evaluated}" checked' in page
+    assert visitor.get(f"/console/jobs/{world.running}?compare=ftjob-none").status_code == 404
+
+
+def _failed(world: World, error: dict[str, Any]) -> str:
+    """A job that trained with the shared spec and failed."""
+    file = jobs.get(world.platform, world.tenant, world.failed).job.training_file
+    body = {"model": "tiny-base", "training_file": file, "suffix": "down", "hyperparameters": {"n_epochs": 2}, "force": True}
+    job = jobs.submit(world.platform, world.tenant, JobRequest.from_body(body)).job.id
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job).values(spec=SPEC.to_dict()))
+        transition(conn, job, JobState.FAILED, message="It failed.", error=error)
+    return job
+
+
+def test_a_diverged_job_starts_again_with_a_third_of_its_learning_rate(visitor: Visitor, other: Visitor, world: World) -> None:
+    message = "the loss of step 7 was not finite. Next: lower learning_rate to a third"
+    job = _failed(world, {"code": "diverged", "message": message, "param": None})
+    page = visitor.get(f"/console/jobs/{job}").text
+    lower = float(f"{SPEC.optimization.learning_rate / 3:.2g}")
+    assert "The loss of step 7 was not finite." in page
+    assert "<strong>Next:</strong> Lower learning_rate to a third." in page
+    assert f"Start again with learning rate {lower:g}" in page
+    assert other.post(f"/console/jobs/{job}/retry").status_code == 404
+    answer = visitor.post(f"/console/jobs/{job}/retry")
+    made = jobs.get(world.platform, world.tenant, answer.headers["location"].partition("?")[0].rpartition("/")[2]).job
+    assert made.id != job
+    assert (made.suffix, made.hyperparameters) == ("down", {"n_epochs": 2, "learning_rate": lower})
+    visitor.post(f"/console/jobs/{made.id}/cancel")
+
+
+def test_a_failure_shows_the_row_that_it_names(visitor: Visitor, world: World) -> None:
+    job = _failed(world, {"code": "invalid_dataset", "message": "row 3: it is over 512 tokens. Next: shorten it", "param": None})
+    page = visitor.get(f"/console/jobs/{job}").text
+    assert "Invalid dataset: row 3" in page
+    assert "user: How do I reset password 2?&lt;script&gt;" in page
+    outside = _failed(world, {"code": "invalid_dataset", "message": "row 9999: it is over 512 tokens. Next: shorten it", "param": None})
+    assert "row 9999" in visitor.get(f"/console/jobs/{outside}").text
+
+
 def test_a_running_job_shows_its_curves_and_where_the_stream_goes_on(visitor: Visitor, world: World) -> None:
     page = visitor.get(f"/console/jobs/{world.running}").text
     for title in ("Loss", "Learning rate", "Gradient norm", "Tokens per second", "GPU memory in GiB"):
@@ -222,6 +317,12 @@ def test_each_box_of_the_lineage_leads_to_its_page(visitor: Visitor, world: Worl
         assert visitor.http.get(path, follow_redirects=True).status_code == 200, path
 
 
+def test_the_decision_about_a_model_is_taken_on_the_page_of_its_evaluation(visitor: Visitor, world: World) -> None:
+    job = adapters.get_adapter(world.platform, world.tenant, world.pending).job_id
+    assert f'action="/console/models/{world.pending}/approve"' in visitor.get(f"/console/jobs/{job}/evaluation").text
+    assert "/approve" not in visitor.get(f"/console/jobs/{world.evaluated}/evaluation").text
+
+
 def test_an_adapter_is_approved_with_a_note(visitor: Visitor, world: World) -> None:
     visitor.post(f"/console/models/{world.pending}/approve", note=f"read it {HOSTILE}")
     found = adapters.get_adapter(world.platform, world.tenant, world.pending)
@@ -229,6 +330,29 @@ def test_an_adapter_is_approved_with_a_note(visitor: Visitor, world: World) -> N
     page = visitor.get(f"/console/models/{world.pending}").text
     assert "read it &lt;script&gt;" in page
     assert "<script>alert" not in page
+
+
+def test_answers_are_filtered_and_paged_by_the_address_with_disagreements_first(visitor: Visitor, world: World) -> None:
+    path = f"/console/jobs/{world.evaluated}/evaluation"
+
+    def changes(query: str) -> list[str]:
+        return re.findall(r'class="sample is-(\w+)"', visitor.get(f"{path}{query}").text)
+
+    first = changes("")
+    assert len(first) == 20
+    assert first == sorted(first, key=["worse", "better", "changed", "same"].index)
+    assert first[0] == "worse"
+    assert set(changes("?only=better&page=2")) == {"better"}
+    whole = visitor.get(path).text
+    pages = int(re.findall(r"Page 1 of (\d+)", whole)[0])
+    shown = [len(changes(f"?page={number}")) for number in (pages, pages + 1)]
+    assert 0 < shown[0] <= 20
+    assert shown[1] == 0, "and a link back"
+    assert 'href="?only=worse#answers"' in whole
+    assert visitor.get(f"{path}?only=nonsense").status_code == 400
+    safety = visitor.get(f"{path}?suite=safety").text
+    assert '<option value="safety" selected>' in safety
+    assert set(re.findall(r'<span class="soft">(\w+)</span><code>', safety)) == {"safety"}
 
 
 def test_a_key_is_shown_once_and_revoked(visitor: Visitor, world: World, visit: Callable[[str], Visitor]) -> None:
@@ -348,7 +472,7 @@ def test_a_new_job_begins_like_an_earlier_one_with_the_advice_of_its_evaluation(
     store_evaluation(world.platform, world.tenant, job.id)
     advised = visitor.get(f"/console/jobs/new?like={job.id}").text
     assert re.search(r'data-hp="n_epochs" value="([^"]*)"', advised)[1] == "1.5"  # type: ignore[index]
-    assert "Changed as the evaluation advises" in advised
+    assert "Changed as advised" in advised
 
 
 def test_the_reference_has_every_operation_of_the_document(api_url: str) -> None:

@@ -82,6 +82,7 @@ def test_rows_are_near_duplicates_from_a_jaccard_index_of_exactly_nine_tenths(js
         assert len({whole[i : i + 5] for i in range(len(whole) - 4)}) == 100
     report, examples = read(jsonl(chat("q", exact), chat("q", exact[:-10]), chat("q", below), chat("q", below[:-11])))
     assert [(f["row"], f["code"], f["of_row"]) for f in report.flagged] == [(2, "near_duplicate", 1)]
+    assert report.flagged[0]["texts"] == [f"q\n{exact}", f"q\n{exact[:-10]}"], "the original, then the copy"
     assert [e.row for e in examples] == [1, 3, 4]
 
 
@@ -192,6 +193,7 @@ def test_over_long_examples_are_counted_under_either_policy(jsonl: Callable[...,
     assert report.valid == (policy == "truncate")
     assert [e.row for e in report.errors] == ([2] if policy == "reject" else [])
     assert report.stats["histogram"]["unit"] == "tokens"
+    assert sum(report.stats["characters"]["histogram"]["counts"]) == report.examples
 
 
 TEMPLATES = {

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.attempts import service as attempts
+from control_plane.datasets.tables import files
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import reports
 from control_plane.jobs import service as jobs
@@ -37,6 +38,8 @@ from tests.support.platform.console_account import ROUTE, furnish, last_month
 from tests.support.platform.fleet_in_memory import Servers
 
 STEPS = 60
+REPEATED = " and ".join(f"delivery {i}" for i in range(30))
+"""Long enough that two rows which differ in one word are near duplicates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,8 @@ class World:
     """Its first member."""
     dataset: str
     refused_file: str
+    validating_file: str
+    """A file whose rows are being read; it stays so."""
     running: str
     waiting: str
     failed: str
@@ -74,6 +79,7 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     _, key = tenants.create(platform, tenant, name=f"Acme Support{text}", tier="standard", owner_email="ada@example.com")
     dataset, file = _dataset(platform, tenant, directory, text)
     refused = _refused(platform, tenant, directory, text)
+    validating = _validating(platform, tenant, directory, text)
     running = _running(platform, tenant, file, text)
     waiting = _job(platform, tenant, file, seed=2)
     mark_packed(platform, tenant, waiting, spec=SPEC, total_steps=400, expected_s=1800.0)
@@ -89,7 +95,8 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     furnish(platform, tenant, job=evaluated, adapter=models[0], text=text)
     owner = members.list_members(platform, tenant).items[0].id
     return World(
-        platform=platform, tenant=tenant, key=key.secret, owner=owner, dataset=dataset, refused_file=refused, running=running,
+        platform=platform, tenant=tenant, key=key.secret, owner=owner, dataset=dataset, refused_file=refused,
+        validating_file=validating, running=running,
         waiting=waiting, failed=failed, evaluated=evaluated, production=models[0], draft=models[1], pending=models[2],
         key_id=key.id, month=last_month(platform),
     )  # fmt: skip
@@ -99,6 +106,7 @@ def _dataset(platform: Platform, tenant: str, directory: Path, text: str) -> tup
     path = directory / "support.jsonl"
     turns = [(f"How do I reset password {i}?{text}", f"Open Settings, then Security. Case {i}.{text}") for i in range(160)]
     turns.append(("Whom do I ask?", f"Mail ada@example.com.{text}"))
+    turns += [(f"Explain {REPEATED}", f"It {verb} sent within {REPEATED} days.{text}") for verb in ("is", "was")]
     path.write_text("".join(_chat(*both) for both in turns))
     with path.open("rb") as rows:
         file = uploaded_files.create(platform, tenant, rows, filename=f"support{text}.jsonl", purpose="fine-tune", model="tiny-base")
@@ -117,6 +125,17 @@ def _refused(platform: Platform, tenant: str, directory: Path, text: str) -> str
     with path.open("rb") as stream:
         file = uploaded_files.create(platform, tenant, stream, filename=f"faq{text}.jsonl", purpose="fine-tune")
     assert file.status == "error"
+    return file.id
+
+
+def _validating(platform: Platform, tenant: str, directory: Path, text: str) -> str:
+    path = directory / "long.jsonl"
+    path.write_text(_chat("Is it done?", "Not yet."))
+    with path.open("rb") as stream:
+        file = uploaded_files.create(platform, tenant, stream, filename=f"long{text}.jsonl", purpose="fine-tune")
+    progress = {"stage": "reading", "rows": 12_000, "bytes": 400, "total_bytes": 1000, "at": platform.clock().timestamp(), "token": "t"}
+    with platform.engine.begin() as conn:
+        conn.execute(sa.update(files).where(files.c.id == file.id).values(status="uploaded", progress=progress, dataset_id=None))
     return file.id
 
 

@@ -555,6 +555,8 @@ CREATE INDEX ix_jobs_counted ON jobs (state, tier);
 CREATE INDEX ix_jobs_first_start ON jobs (tier, ((started_at - GREATEST(created_at, capped_at))));
 CREATE INDEX ix_jobs_learned ON jobs (finished_at) WHERE ((state = 'succeeded') AND (modelled_s > 0));
 CREATE INDEX ix_jobs_learned_of_model ON jobs (model, finished_at) WHERE ((state = 'succeeded') AND (modelled_s > 0));
+CREATE INDEX ix_jobs_dataset ON jobs (tenant_id, dataset_id, created_at, id);
+
 CREATE INDEX ix_jobs_open ON jobs (tenant_id) WHERE (state NOT IN ('succeeded', 'failed', 'cancelled'));
 CREATE INDEX ix_jobs_partitioned ON jobs (finished_at) WHERE ((finished_at IS NOT NULL) AND (partition_retired_at IS NULL));
 CREATE INDEX ix_jobs_state ON jobs (state);
