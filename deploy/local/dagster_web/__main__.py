@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from control_plane.composition import open_platform
 from control_plane.platform import secrets
 from control_plane.platform.settings import Settings, load
-from control_plane.tenants import operators
 from deploy.local.dagster_web.access_control import AccessControl, allowed_hosts
 from ft_assets.telemetry import logs
 from resources import http_server
@@ -38,14 +37,8 @@ def serve(instance: DagsterInstance, workspace: str, settings: Settings, *, host
 
 def protect(app: ASGIApp, settings: Settings) -> AccessControl:
     """Restrict `app` to operators of the platform that `settings` describe, and to its own processes."""
-    platform = open_platform(settings)
-    return AccessControl(
-        app,
-        authenticate=lambda key: operators.authenticate(platform, key),
-        token=secrets.dagster_token(settings),
-        cipher=secrets.cipher(settings),
-        hosts=allowed_hosts(settings.dagster_port, settings.dagster_hosts),
-    )
+    hosts = allowed_hosts(settings.dagster_port, settings.dagster_hosts)
+    return AccessControl(app, platform=open_platform(settings), token=secrets.dagster_token(settings), hosts=hosts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

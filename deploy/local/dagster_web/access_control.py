@@ -4,24 +4,27 @@ A request or websocket is accepted if all of these hold:
 
 1. ``Host`` is an allowed host, so that a foreign name that resolves to this machine is refused (DNS rebinding).
 2. ``Origin``, if sent, is an allowed host, too; a session that changes something must send it.
-3. It carries an operator's key or the installation's token as bearer token, or a session cookie.
+3. It carries an operator's key or the installation's token as bearer token, or the cookie of an operator's session.
 4. A GET of ``/graphql`` only queries; a POST is JSON, which a form on another site cannot send.
 
-A session begins at ``/ft/login`` with an operator's key. Its cookie holds that key, encrypted: revoking the key ends the session. A
-websocket is closed within ``RECHECK_S`` of the end of the session, or of the key, that it was opened with.
+Sessions are those of the console. On the console's host its cookie is sent here, too. Elsewhere a session begins at ``/ft/login``: with an
+operator's key, or with a ticket of the console, which holds its session, encrypted, for ``TICKET_S``. A websocket is closed within
+``RECHECK_S`` of the end of the session, or of the key, that it was opened with.
 """
 
 from __future__ import annotations
 
 import hmac
 import html
+import time
 from collections.abc import Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
+from typing import Any
 from urllib.parse import parse_qs
 
 import anyio
 import anyio.to_thread
-from cryptography.fernet import InvalidToken, MultiFernet
+from cryptography.fernet import InvalidToken
 from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers, QueryParams
@@ -29,15 +32,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.platform.context import Platform
+from control_plane.platform.secrets import cipher
+from control_plane.tenants import operators, sessions
 from ft_assets.errors import Forbidden, FtError, InvalidRequest, Unauthenticated, Unavailable
 
 LOGIN, GRAPHQL = "/ft/login", "/graphql"
 COOKIE = "ft_operator"
-SESSION_S = 12 * 3600
-"""A working day; revoking the operator's key ends the session earlier."""
+"""Of a session that began here. It is not the console's, so that signing in here leaves a tenant's session on the same host alone."""
+TICKET_S = 30
+"""Seconds between the console's redirect and its arrival."""
 RECHECK_S = 10.0
 """Seconds between checks of an open websocket's session, one indexed query each. A page of the UI has one websocket."""
 MAX_FORM_BYTES = 4096
+ONLY_OPERATORS = "Dagster's UI is for operators of the platform."
 JSON_TYPES = frozenset({"application/json", "application/graphql"})
 SAFE = frozenset({"GET", "HEAD"})
 POLICY_VIOLATION = 1008
@@ -46,12 +54,16 @@ PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
+FORM = """<label for="key">Operator key</label><input id="key" name="key" type="password" autocomplete="off" required autofocus>
+<button>Sign in</button><p>Create a key on the platform's machine: <code>ft admin operators create NAME</code></p>"""
+ARRIVED_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Dagster</title>
+<meta http-equiv="refresh" content="0; url={target}"></head><body><p><a href="{target}">Continue</a></p></body></html>"""
+"""A page of this site leads on: the browser withholds strict cookies from a redirect of another site."""
 LOGIN_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sign in - Dagster</title>
 <style>body{{font:16px system-ui;display:grid;place-items:center;min-height:90vh;margin:0;color:#1c2733}}
 form{{width:22rem;display:grid;gap:.75rem}}input,button{{font:inherit;padding:.5rem}}p{{margin:0;line-height:1.4}}</style></head>
 <body><form method="post" action="/ft/login"><h1>Sign in</h1><p role="alert">{message}</p>
-<label for="key">Operator key</label><input id="key" name="key" type="password" autocomplete="off" required autofocus>
-<button>Sign in</button><p>Create a key on the platform's machine: <code>ft admin operators create NAME</code></p></form></body></html>"""
+{form}<p><a href="{console}">Sign in with the console</a></p></form></body></html>"""
 
 
 def allowed_hosts(port: int, configured: Sequence[str]) -> frozenset[str]:
@@ -60,13 +72,12 @@ def allowed_hosts(port: int, configured: Sequence[str]) -> frozenset[str]:
 
 
 class AccessControl:
-    """ASGI middleware around Dagster's application. `authenticate` raises ``FtError`` unless it is given an operator's key."""
+    """ASGI middleware around Dagster's application, for operators of `platform` and for holders of `token`."""
 
-    def __init__(
-        self, app: ASGIApp, *, authenticate: Callable[[str], object], token: str, cipher: MultiFernet, hosts: frozenset[str]
-    ) -> None:
-        self._app, self._authenticate, self._token, self._cipher = app, authenticate, token.encode(), cipher
-        self._hosts = hosts
+    def __init__(self, app: ASGIApp, *, platform: Platform, token: str, hosts: frozenset[str]) -> None:
+        self._app, self._platform, self._token, self._hosts = app, platform, token.encode(), hosts
+        self._used: dict[str, float] = {}
+        """Tickets that were used, with the time."""
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +95,7 @@ class AccessControl:
             if scope["path"].rstrip("/") == GRAPHQL and scope["type"] == "http":
                 _check_graphql(scope, headers)
         except FtError as error:
-            await _refuse(error, scope, headers, receive, send)
+            await self._refuse(error, scope, headers, receive, send)
             return
         if scope["type"] == "websocket":
             await self._while_allowed(scope, headers, receive, send)
@@ -146,46 +157,109 @@ class AccessControl:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             if not hmac.compare_digest(bearer.strip().encode(), self._token):
-                await self._authenticate_key(bearer.strip())
+                await self._ask(operators.authenticate, bearer.strip())
             return
-        await self._authenticate_key(self._session_key(headers))
+        await self._check_session(headers)
         changes = scope["type"] == "websocket" or scope["method"] not in SAFE
         if changes and "origin" not in headers:
             raise Forbidden("a session must send Origin to change something; use a bearer token in scripts", code="origin_not_allowed")
 
-    async def _authenticate_key(self, key: str) -> None:
-        try:
-            await anyio.to_thread.run_sync(self._authenticate, key)
-        except SQLAlchemyError as error:
-            raise Unavailable("operator keys cannot be checked because the database does not answer; retry in a moment") from error
+    async def _check_session(self, headers: Headers) -> None:
+        """Accept an operator's session that began here, or the console's."""
+        refusal = Unauthenticated(f"no session; sign in at {LOGIN}, or send Authorization: Bearer ft-op-...", code="missing_api_key")
+        failure: FtError = refusal
+        for secret in _secrets(headers):
+            try:
+                await self._ask(sessions.authenticate_operator, secret)
+            except Unavailable:
+                raise
+            except FtError as error:
+                failure = error
+            else:
+                return
+        raise failure
 
-    def _session_key(self, headers: Headers) -> str:
-        """Return the operator's key in the session cookie."""
+    async def _ask(self, ask: Callable[[Platform, Any], Any], about: Any) -> Any:
         try:
-            sealed = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-            return self._cipher.decrypt(sealed.value.encode() if sealed else b"", ttl=SESSION_S).decode()
-        except (InvalidToken, CookieError) as error:
-            raise Unauthenticated(
-                f"no session; sign in at {LOGIN}, or send Authorization: Bearer ft-op-...", code="missing_api_key"
-            ) from error
+            return await anyio.to_thread.run_sync(ask, self._platform, about)
+        except SQLAlchemyError as error:
+            raise Unavailable("operators cannot be checked because the database does not answer; retry in a moment") from error
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            return _page("Dagster's UI is for operators of the platform.")
+            return await self._arrived(request) if "ticket" in request.query_params else self._page(ONLY_OPERATORS)
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_FORM_BYTES:
-                return _page(f"The form exceeds {MAX_FORM_BYTES} bytes; paste the key alone.", status=413)
+                return self._page(f"The form exceeds {MAX_FORM_BYTES} bytes; paste the key alone.", status=413)
         key = parse_qs(body.decode("latin-1")).get("key", [""])[0].strip()
         try:
-            await self._authenticate_key(key)
+            if not self._takes_keys:
+                raise Forbidden("keys open the API only; sign in with the console", code="sign_in_with_oidc")
+            operator = await self._ask(operators.authenticate, key)
+            secret = await self._ask(sessions.sign_in, operator)
         except FtError as error:
-            return _page(error.message, status=error.http_status)
-        answer = RedirectResponse("/", status_code=303)
-        sealed = self._cipher.encrypt(key.encode()).decode()
-        answer.set_cookie(COOKIE, sealed, max_age=SESSION_S, httponly=True, samesite="strict", secure=request.url.scheme == "https")
-        return answer
+            return self._page(error.message, status=error.http_status)
+        return _with_session(RedirectResponse("/", status_code=303), request, secret)
+
+    async def _arrived(self, request: Request) -> Response:
+        """Begin the session of a ticket of the console, once."""
+        ticket, now = request.query_params["ticket"], time.monotonic()
+        self._used = {used: at for used, at in self._used.items() if now - at < TICKET_S}
+        try:
+            secret = cipher(self._platform.settings).decrypt(ticket.encode(), ttl=TICKET_S).decode()
+            if ticket in self._used:
+                raise InvalidToken
+            await self._ask(sessions.authenticate_operator, secret)
+        except InvalidToken:
+            return self._page("The way from the console took too long; go back to it and try again.", status=403)
+        except FtError as error:
+            return self._page(error.message, status=error.http_status)
+        self._used[ticket] = now
+        to = request.query_params.get("to", "/")
+        target = html.escape(to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/")
+        return _with_session(HTMLResponse(ARRIVED_PAGE.format(target=target), headers=PAGE_HEADERS), request, secret)
+
+    async def _refuse(self, error: FtError, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()  # the handshake; closing now answers it with 403
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
+            return
+        answer: Response
+        is_page = scope["method"] == "GET" and "text/html" in headers.get("accept", "")
+        if is_page and isinstance(error, Unauthenticated):
+            answer = self._page(ONLY_OPERATORS, status=error.http_status)
+        elif is_page and error.code == "operator_key_required":
+            answer = self._page(f"{ONLY_OPERATORS} {error.message[:1].upper()}{error.message[1:]}.", status=error.http_status)
+        else:
+            body = {"error": {"message": error.message, "type": "invalid_request_error", "param": None, "code": error.code}}
+            answer = JSONResponse(body, status_code=error.http_status)
+        await answer(scope, receive, send)
+
+    @property
+    def _takes_keys(self) -> bool:
+        return self._platform.settings.console_sign_in != sessions.NO_KEYS
+
+    def _page(self, message: str, *, status: int = 200) -> Response:
+        console = html.escape(f"{self._platform.settings.public_url}/console/operator/dagster")
+        page = LOGIN_PAGE.format(message=html.escape(message), form=FORM if self._takes_keys else "", console=console)
+        return HTMLResponse(page, status_code=status, headers=PAGE_HEADERS)
+
+
+def _secrets(headers: Headers) -> list[str]:
+    """Return the sessions that a request names, that of this server first."""
+    try:
+        cookies = SimpleCookie(headers.get("cookie", ""))
+    except CookieError:
+        return []
+    return [cookies[name].value for name in (COOKIE, sessions.COOKIE) if name in cookies]
+
+
+def _with_session(answer: Response, request: Request, secret: str) -> Response:
+    secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, secret, max_age=sessions.SESSION_S, httponly=True, samesite="strict", secure=secure)
+    return answer
 
 
 def _check_graphql(scope: Scope, headers: Headers) -> None:
@@ -203,24 +277,6 @@ def _check_graphql(scope: Scope, headers: Headers) -> None:
             raise InvalidRequest(f"not a GraphQL document: {str(error)[:200]}", code="graphql_not_a_query") from error
         if any(o.operation is not OperationType.QUERY for o in operations):
             raise InvalidRequest("a GET may only query; send mutations as POST with a JSON body", code="graphql_not_a_query")
-
-
-async def _refuse(error: FtError, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        await receive()  # the handshake; closing now answers it with 403
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": error.code})
-        return
-    answer: Response
-    if isinstance(error, Unauthenticated) and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
-        answer = _page("Dagster's UI is for operators of the platform.", status=error.http_status)
-    else:
-        body = {"error": {"message": error.message, "type": "invalid_request_error", "param": None, "code": error.code}}
-        answer = JSONResponse(body, status_code=error.http_status)
-    await answer(scope, receive, send)
-
-
-def _page(message: str, *, status: int = 200) -> Response:
-    return HTMLResponse(LOGIN_PAGE.format(message=html.escape(message)), status_code=status, headers=PAGE_HEADERS)
 
 
 def _unframed(send: Send) -> Send:

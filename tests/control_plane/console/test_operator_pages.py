@@ -148,8 +148,10 @@ def test_the_queue_draws_running_jobs_reservations_and_backfill_with_a_table_bes
 
 
 def test_jobs_lead_to_their_runs_in_dagster(world: OperatorWorld, operator: Visitor) -> None:
-    links = re.findall(r'href="(http://127\.0\.0\.1:3000/runs\?[^"]+)"', operator.get("/console/operator/queue"))
-    assert re.search(r"runs\?q\[0\]=tag:dagster/ft_job=ftjob-[0-9a-f]+$", unquote(links[0]))
+    links = re.findall(r'href="(/console/operator/dagster\?[^"]+)"', operator.get("/console/operator/queue"))
+    to = operator.http.get(links[0]).headers["location"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:3000/runs\?q\[0\]=tag:dagster/ft_job=ftjob-[0-9a-f]+", unquote(to))
+    assert operator.http.get("/console/operator/dagster?to=https://evil.example").headers["location"] == "http://127.0.0.1:3000/"
 
 
 def test_a_node_is_drained_and_taken_back_by_the_operator_who_signed_in(world: OperatorWorld, operator: Visitor) -> None:

@@ -21,7 +21,7 @@ from tests.control_plane.console.test_operator_pages import OPERATOR_PAGES
 from tests.control_plane.console.test_pages import HOSTILE
 from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
 from tests.support.processes.browser import chromium
-from tests.support.servers.openid_provider import CLIENT, SECRET, Provider, openid_provider
+from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
 from tests.support.servers.served_app import served
 
 if TYPE_CHECKING:

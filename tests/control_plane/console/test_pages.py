@@ -96,7 +96,7 @@ PAGES: dict[str, Callable[[World], str]] = {
 }
 
 
-OPEN = {"/console/sign-in", "/console/static/{version}/{name}"}
+OPEN = {"/console/sign-in", "/console/static/{version}/{name}", "/console/oidc/start", "/console/oidc/callback", "/console/oidc/choose"}
 
 
 def test_every_page_and_every_change_needs_a_session(world: World, api_url: str) -> None:

@@ -22,7 +22,7 @@ from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
 from control_plane.tenants.tables import console_sessions
 from tests.control_plane.console.conftest import Visitor
-from tests.support.servers.openid_provider import CLIENT, SECRET, Provider, openid_provider
+from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
 from tests.support.servers.served_app import served
 
 HERE = Actor(kind="operator", id="cli:test")

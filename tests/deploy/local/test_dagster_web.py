@@ -10,19 +10,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from control_plane.platform.context import Platform
-from control_plane.platform.secrets import cipher, dagster_token
-from control_plane.tenants import operators
+from control_plane.platform.secrets import cipher, dagster_token, seal, sha256_of
+from control_plane.tenants import operators, sessions
 from control_plane.tenants import service as tenants
-from deploy.local.dagster_web.access_control import COOKIE, SESSION_S
+from control_plane.tenants.tables import console_sessions
+from deploy.local.dagster_web.access_control import COOKIE
 from tests.support.platform.database_roles import as_operator
 from tests.support.servers.inference_server import free_port
 
@@ -62,6 +65,13 @@ class Web:
 
     def sign_in(self, key: str) -> httpx.Response:
         return httpx.post(f"{self.url}/ft/login", data={"key": key}, headers={"origin": self.url})
+
+    def end(self, cookie: str, *, in_s: float) -> None:
+        """Let the session of a cookie end after so many seconds."""
+        this = console_sessions.c.sha256 == sha256_of(cookie.partition("=")[2])
+        ends_at = self.platform.clock() + timedelta(seconds=in_s)
+        with self.platform.engine.begin() as conn:
+            assert conn.execute(sa.update(console_sessions).where(this).values(expires_at=ends_at)).rowcount == 1
 
     def query(self, text: str, headers: dict[str, str]) -> httpx.Response:
         return httpx.post(f"{self.url}/graphql", json={"query": text}, headers=headers, timeout=60)
@@ -207,10 +217,52 @@ def test_the_session_is_a_cookie_that_no_script_and_no_other_site_uses(web: Web)
     assert httpx.post(f"{web.url}/ft/login", content=b"key=" + b"x" * 5000, headers={"origin": web.url}).status_code == 413
 
 
-@pytest.mark.parametrize(("age_s", "status"), [(SESSION_S - 600, 200), (SESSION_S + 600, 401)])
-def test_a_session_ends_by_itself(web: Web, age_s: int, status: int) -> None:
-    sealed = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - age_s).decode()
-    assert httpx.get(f"{web.url}/server_info", headers={"cookie": f"{COOKIE}={sealed}"}).status_code == status
+@pytest.mark.parametrize(("left_s", "status"), [(600, 200), (-600, 401)])
+def test_a_session_ends_by_itself(web: Web, left_s: int, status: int) -> None:
+    session = web.sign_in(web.key).headers["set-cookie"].partition(";")[0]
+    web.end(session, in_s=left_s)
+    assert httpx.get(f"{web.url}/server_info", headers={"cookie": session}).status_code == status
+
+
+def test_the_consoles_session_of_an_operator_opens_it_and_ends_here_when_it_ends_there(web: Web) -> None:
+    secret = sessions.sign_in(web.platform, operators.authenticate(web.platform, web.key))
+    session = {"cookie": f"{sessions.COOKIE}={secret}"}
+    assert web.query(READ, {**session, "origin": web.url}).json()["data"]["version"]
+    assert web.query(READ, session).json()["error"]["code"] == "origin_not_allowed"
+    beside = {"cookie": f"{COOKIE}=ft-ss-ended; {sessions.COOKIE}={secret}"}
+    assert httpx.get(f"{web.url}/server_info", headers=beside).status_code == 200, "an older session of this server does not hide it"
+    sessions.sign_out(web.platform, secret)
+    assert httpx.get(f"{web.url}/server_info", headers=session).status_code == 401
+
+
+def test_a_tenants_session_opens_nothing_and_the_page_says_why(web: Web) -> None:
+    _, key = tenants.create(web.platform, "t-curious")
+    secret = sessions.sign_in(web.platform, tenants.authenticate(web.platform, key.secret))
+    session = {"cookie": f"{sessions.COOKIE}={secret}"}
+    refused = web.query(READ, {**session, "origin": web.url})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_key_required")
+    page = httpx.get(f"{web.url}/runs", headers={**session, "accept": "text/html"})
+    assert page.status_code == 403
+    assert "signed in for the tenant t-curious" in page.text
+    assert "/console/operator/dagster" in page.text
+    ticket = seal(web.platform.settings, secret)
+    assert httpx.get(f"{web.url}/ft/login", params={"ticket": ticket}).status_code == 403
+
+
+def test_a_ticket_of_the_console_begins_a_session_once_and_soon(web: Web) -> None:
+    secret = sessions.sign_in(web.platform, operators.authenticate(web.platform, web.key))
+    ticket = seal(web.platform.settings, secret)
+    answer = httpx.get(f"{web.url}/ft/login", params={"ticket": ticket, "to": "/runs?q[0]=tag:a=b&x=<"})
+    assert (answer.status_code, "url=/runs?q[0]=tag:a=b&amp;x=&lt;" in answer.text) == (200, True)
+    session = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    assert httpx.get(f"{web.url}/server_info", headers=session).status_code == 200
+    late = cipher(web.platform.settings).encrypt_at_time(secret.encode(), int(time.time()) - 60).decode()
+    for refused in (ticket, late, "", "x"):
+        again = httpx.get(f"{web.url}/ft/login", params={"ticket": refused})
+        assert (again.status_code, "set-cookie" in again.headers) == (403, False), refused
+    for elsewhere in ("https://evil.example", "//evil.example", "/\\evil.example"):
+        fresh = seal(web.platform.settings, secret)
+        assert 'url=/"' in httpx.get(f"{web.url}/ft/login", params={"ticket": fresh, "to": elsewhere}).text
 
 
 def test_revoking_the_key_ends_its_session(web: Web) -> None:
@@ -262,11 +314,12 @@ def test_a_websocket_needs_a_token_or_a_session_of_an_allowed_page(web: Web) -> 
 def test_an_open_websocket_ends_with_its_session_and_with_its_key(web: Web) -> None:
     made = operators.create(as_operator(web.platform), "carol")
     signed_in = {"cookie": web.sign_in(made.secret).headers["set-cookie"].partition(";")[0]}
-    nearly_over = cipher(web.platform.settings).encrypt_at_time(web.key.encode(), int(time.time()) - SESSION_S + 20).decode()
+    nearly_over = web.sign_in(web.key).headers["set-cookie"].partition(";")[0]
+    web.end(nearly_over, in_s=20)
     with (
         socket_to(web, **signed_in, origin=web.url) as revoked,
         socket_to(web, authorization=f"Bearer {made.secret}") as by_key,
-        socket_to(web, cookie=f"{COOKIE}={nearly_over}", origin=web.url) as expired,
+        socket_to(web, cookie=nearly_over, origin=web.url) as expired,
         socket_to(web, **web.session, origin=web.url) as other,
     ):
         for ws in (revoked, by_key, expired, other):

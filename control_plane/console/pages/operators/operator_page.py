@@ -47,9 +47,11 @@ class OperatorPage:
         return self.path == section or (section != OPERATORS and self.path.startswith(f"{section}/"))
 
     def runs_of(self, job_id: str) -> str | None:
-        """Return where Dagster shows the runs of a job; None if browsers do not reach it."""
-        address = self.platform.settings.dagster_public_url
-        return f"{address}/runs?q%5B0%5D={quote(f'tag:dagster/ft_job={job_id}', safe='')}" if address else None
+        """Return the way to the runs of a job in Dagster; None if browsers do not reach it."""
+        if not self.platform.settings.dagster_public_url:
+            return None
+        wanted = quote(f"tag:dagster/ft_job={job_id}", safe="")
+        return f"{OPERATORS}/dagster?to={quote(f'/runs?q%5B0%5D={wanted}', safe='')}"
 
     def show(self, template: str, **values: object) -> HTMLResponse:
         """Render a template of the operators' pages."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated
+from urllib.parse import urlencode, urlsplit
 
 from fastapi import APIRouter, Form, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from control_plane.billing import refunds
 from control_plane.capacity import maintenance, nodes
@@ -15,8 +16,10 @@ from control_plane.console.pages.operators.operator_page import OperatorPageDep
 from control_plane.console.pages.page import OPERATORS, PageRoute, see
 from control_plane.console.pages.session_pages import signed_out
 from control_plane.notifications import deliveries
+from control_plane.platform.secrets import seal
 from control_plane.queue.status import missed_starts, view
 from control_plane.tenants import sessions
+from ft_assets.errors import NotFound
 
 RECENT = timedelta(days=7)
 """Late starts of this time are listed."""
@@ -72,6 +75,19 @@ def undrain(page: OperatorPageDep, node: str) -> Response:
     """Place jobs on a node again."""
     nodes.undrain(page.platform, node)
     return see(f"{OPERATORS}/nodes", "undrained")
+
+
+@router.get("/dagster")
+def dagster(request: Request, page: OperatorPageDep, to: str = "/") -> Response:
+    """Go to a page of Dagster. On the console's host the session's cookie is sent there, too; to another host, a ticket brings it."""
+    address = page.platform.settings.dagster_public_url
+    if not address:
+        raise NotFound("the console does not know where Dagster is; set FT_DAGSTER_PUBLIC_URL", code="dagster_not_reachable")
+    target = to if to.startswith("/") else "/"
+    if urlsplit(address).hostname == request.url.hostname:
+        return RedirectResponse(f"{address}{target}", status_code=303)
+    ticket = seal(page.platform.settings, request.cookies.get(sessions.COOKIE, ""))
+    return RedirectResponse(f"{address}/ft/login?{urlencode({'ticket': ticket, 'to': target})}", status_code=303)
 
 
 @router.post("/sign-out")
