@@ -79,7 +79,7 @@ def make_world(platform: Platform, directory: Path, *, tenant: str = "acme", tex
     _, key = tenants.create(platform, tenant, name=f"Acme Support{text}", tier="standard", owner_email="ada@example.com")
     dataset, file = _dataset(platform, tenant, directory, text)
     refused = _refused(platform, tenant, directory, text)
-    validating = _validating(platform, tenant, directory, text)
+    validating = _validating(platform, tenant, text)
     running = _running(platform, tenant, file, text)
     waiting = _job(platform, tenant, file, seed=2)
     mark_packed(platform, tenant, waiting, spec=SPEC, total_steps=400, expected_s=1800.0)
@@ -128,15 +128,16 @@ def _refused(platform: Platform, tenant: str, directory: Path, text: str) -> str
     return file.id
 
 
-def _validating(platform: Platform, tenant: str, directory: Path, text: str) -> str:
-    path = directory / "long.jsonl"
-    path.write_text(_chat("Is it done?", "Not yet."))
-    with path.open("rb") as stream:
-        file = uploaded_files.create(platform, tenant, stream, filename=f"long{text}.jsonl", purpose="fine-tune")
-    progress = {"stage": "reading", "rows": 12_000, "bytes": 400, "total_bytes": 1000, "at": platform.clock().timestamp(), "token": "t"}
+def _validating(platform: Platform, tenant: str, text: str) -> str:
+    now = platform.clock()
+    progress = {"stage": "reading", "rows": 12_000, "bytes": 400, "total_bytes": 1000, "at": now.timestamp(), "token": "t"}
+    row = {
+        "id": f"file-{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "filename": f"long{text}.jsonl", "purpose": "fine-tune", "bytes": 1000,
+        "sha256": "0" * 64, "object_key": "files/long", "status": "uploaded", "progress": progress, "created_at": now,
+    }  # fmt: skip
     with platform.engine.begin() as conn:
-        conn.execute(sa.update(files).where(files.c.id == file.id).values(status="uploaded", progress=progress, dataset_id=None))
-    return file.id
+        conn.execute(sa.insert(files).values(**row))
+    return str(row["id"])
 
 
 def _job(platform: Platform, tenant: str, file: str, *, seed: int, **fields: Any) -> str:
