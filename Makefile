@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
-.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images lock audit clean
+.PHONY: help setup demo vllm test test-all test-cluster check bench mutation images pictures lock audit clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -78,6 +78,9 @@ mutation: setup ## which mistakes the tests catch: mutants and planted defects; 
 
 images: setup ## build the images for a cluster into build/images; needs root, debootstrap and buildah, and no registry
 	$(PY) -m tools.images
+
+pictures: setup ## take the pictures of the console in docs/pictures again
+	$(PY) -m tools.console_pictures
 
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock

@@ -35,7 +35,7 @@ def _files(found: Found) -> Iterator[Box]:
 
 def _inputs(found: Found) -> Iterator[Box]:
     if (data := found["dataset"]) is not None:
-        name, rows = f"{data['name']}, version {data['version']}", f"{data['row_count']:,} rows"
+        name, rows = f"{data['name']} v{data['version']}", f"{data['row_count']:,} rows"
         yield Box(kind="Dataset", name=name, detail=rows, href=f"/console/datasets/{data['id']}")
     base = found["base_model"]
     detail = (base["digest"] or "")[:12] if base["in_catalogue"] else "updated since"
