@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -142,7 +143,7 @@ def test_jobs_whose_pods_are_killed_all_succeed_and_are_billed_once(cluster: Ins
         uids = {key: found for key, found in jobs_seen().items() if key[0] in made}
     found = attempted(cluster, made)
     ends = Counter(f"{each.kind} {each.outcome}" for each in found)
-    print(f"{NUM_JOBS} jobs in {time.monotonic() - began:.0f} s; killed: {dict(killer.killed)}; attempts: {dict(ends)}")
+    sys.stdout.write(f"{NUM_JOBS} jobs in {time.monotonic() - began:.0f} s; killed: {dict(killer.killed)}; attempts: {dict(ends)}\n")
     assert states(cluster, made) == dict.fromkeys(made, "succeeded")
     assert killer.killed["workload"] and killer.killed["runs"] and len(found) > 2 * NUM_JOBS, "some attempts were killed"
     known, started = {each.key for each in found}, {each.key for each in found if each.started_at is not None}

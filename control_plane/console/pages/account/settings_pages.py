@@ -60,7 +60,5 @@ def delete_data(
     page: PageDep, principal: AdminPrincipal, confirm: Annotated[str, Form()] = "", reason: Annotated[str, Form()] = ""
 ) -> Response:
     """Request the deletion of all data; `confirm` is the tenant's id, typed by the person."""
-    deletion_requests.request_tenant(
-        page.platform, principal.tenant.id, confirm=confirm.strip(), reason=reason, requested_by=principal.key_id
-    )
+    deletion_requests.request_tenant(page.platform, principal.tenant.id, confirm=confirm.strip(), reason=reason, requested_by=principal.id)
     return see(f"{SETTINGS}/data", "deletion-requested")
