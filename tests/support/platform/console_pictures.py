@@ -1,4 +1,5 @@
-"""Takes the pictures of the console in ``docs/pictures``: ``python -m tools.console_pictures [NAME ...]``, or ``make pictures``.
+"""Takes the pictures of the console in ``docs/pictures``: ``make pictures``, or with names of pages
+``python -m tests.support.platform.console_pictures NAME ...``.
 
 It serves the world of the browser tests and opens each page of ``test_pages.PAGES``, some also in dark and at the width of a phone. It
 removes pictures of pages that are gone, and lists all in ``docs/console.md``.
@@ -33,7 +34,7 @@ from tests.support.servers.word_server import word_server
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 FOLDER, PAGE = DOCS / "pictures", DOCS / "console.md"
 HEADING = "## Pictures"
 ROW = 2
@@ -128,7 +129,7 @@ def main(wanted: list[str]) -> None:
             if not wanted or shot.name in wanted or shot.page in wanted:
                 picture = _taken(browser, url, world, shot)
                 (FOLDER / f"{shot.name}.webp").write_bytes(picture)
-                print(f"{shot.name}.webp  {len(picture) / 1000:.0f} kB", flush=True)
+                sys.stdout.write(f"{shot.name}.webp  {len(picture) / 1000:.0f} kB\n")
     for gone in {path.stem for path in FOLDER.glob("console_*")} - {shot.name for shot in shots()}:
         (FOLDER / f"{gone}.webp").unlink()
     before = PAGE.read_text().partition(HEADING)[0].rstrip()
