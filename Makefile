@@ -80,7 +80,7 @@ images: setup ## build the images for a cluster into build/images; needs root, d
 	$(PY) -m tools.images
 
 pictures: setup ## take the pictures of the console in docs/pictures again
-	$(PY) -m tests.docs.console_pictures
+	$(PY) -m tests.support.console.console_pictures
 
 lock: setup ## resolve the lock files with hashes; pinned versions that still fit stay
 	$(PY) -m tools.lock

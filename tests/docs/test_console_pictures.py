@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.docs.console_pictures import FOLDER, MAX_BYTES, PAGE, shots
+from tests.support.console.console_pictures import FOLDER, MAX_BYTES, PAGE, shots
 
 TAKEN = {path.stem: path.stat().st_size for path in FOLDER.glob("console_*")}
 

@@ -23,12 +23,12 @@ from control_plane.platform.context import Platform
 from control_plane.serving import model_routes
 from control_plane.tenants.tables import console_sessions
 from tests.control_plane.console.test_pages import HOSTILE, PAGES
+from tests.support.console.word_server import word_server
 from tests.support.platform.background_worker import working
 from tests.support.platform.console_world import World, make_world, report_steps
 from tests.support.platform.fleet_in_memory import Servers
 from tests.support.processes.browser import chromium
 from tests.support.servers.served_app import served
-from tests.support.servers.word_server import word_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

@@ -30,11 +30,11 @@ from control_plane.queue import cycle
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
+from tests.support.console.console_account import ROUTE, furnish, last_month
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.training_specs import SPEC
 from tests.support.models.tiny_adapter import build_tiny_adapter
 from tests.support.models.tiny_model import build_tiny_model
-from tests.support.platform.console_account import ROUTE, furnish, last_month
 from tests.support.platform.fleet_in_memory import Servers
 
 STEPS = 60

@@ -1,4 +1,5 @@
-"""Takes the pictures of the console in ``docs/pictures``: ``python -m tests.docs.console_pictures [NAME ...]``, or ``make pictures``.
+"""Takes the pictures of the console in ``docs/pictures``: ``make pictures``, or with names of pages
+``python -m tests.support.console.console_pictures NAME ...``.
 
 It serves the world of the browser tests and opens each page of ``test_pages.PAGES``, some also in dark and at the width of a phone. It
 removes pictures of pages that are gone, and lists all in ``docs/console.md``.
@@ -24,16 +25,16 @@ from ft_assets.base_models import Catalogue
 from resources.database import embedded
 from tests.conftest import TEMPLATE, database_server, platform_at
 from tests.control_plane.console.test_pages import PAGES
+from tests.support.console.word_server import word_server
 from tests.support.platform.console_world import World, make_world
 from tests.support.platform.fleet_in_memory import Servers
 from tests.support.processes.browser import chromium
 from tests.support.servers.served_app import served
-from tests.support.servers.word_server import word_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 FOLDER, PAGE = DOCS / "pictures", DOCS / "console.md"
 HEADING = "## Pictures"
 ROW = 2
