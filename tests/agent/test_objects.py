@@ -157,6 +157,7 @@ def test_bytes_that_change_on_the_way_back_are_fetched_again(
         verify(tmp_path / f"{n}" / NAME)
 
 
+@pytest.mark.slow
 def test_an_object_that_is_spoilt_in_the_store_is_damage_and_not_an_outage(
     store: ObjectStore, objects: Objects, checkpoint: Path, prefix: str, tmp_path: Path
 ) -> None:

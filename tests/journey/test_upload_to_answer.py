@@ -142,6 +142,7 @@ def test_training_launched_around_the_queue_is_refused(finished: dict[str, Any],
     assert finished["client"].fine_tuning.jobs.retrieve(finished["job"].id).status == "succeeded"
 
 
+@pytest.mark.slow
 def test_the_documented_script_submits_a_job(finished: dict[str, Any], stack: Stack) -> None:
     (script,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "dagster.md").read_text(), re.MULTILINE | re.DOTALL)
     operator = json.loads(stack.ft("admin", "operators", "create", "ci", "--json").stdout)

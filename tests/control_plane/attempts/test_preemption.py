@@ -346,6 +346,7 @@ def test_a_stop_that_fails_is_tried_again(new_job: Callable[..., Job]) -> None:
     assert row(job).state == JobState.QUEUED
 
 
+@pytest.mark.slow
 def test_a_watcher_that_dies_meanwhile_is_replaced_and_the_next_one_ends_the_handshake(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held = unwatched(job, Scenario(steps=9, every=100, hold_at=3))
@@ -371,6 +372,7 @@ def test_a_word_that_has_outlived_its_attempt_stops_nobody(new_job: Callable[...
     assert (row(job).preemptions, len(attempt_rows(job))) == (1, 2)
 
 
+@pytest.mark.slow
 def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..., Job]) -> None:
     job = new_job()
     for _ in range(12):  # more than the attempts after which any failure without progress is a dead letter
@@ -384,6 +386,7 @@ def test_making_room_is_no_failure_however_often_it_happens(new_job: Callable[..
     assert job.train(Scenario(steps=6))[1] is JobState.EVALUATING
 
 
+@pytest.mark.slow
 def test_work_that_is_lost_with_a_node_is_counted_too(new_job: Callable[..., Job]) -> None:
     job = new_job()
     job.train(Scenario(steps=8, every=2, step_s=0.2, end_at={"step": 5, "outcome": "kill"}))
@@ -401,6 +404,7 @@ def test_a_job_that_is_evaluated_holds_no_gpus_that_could_be_asked_for(new_job: 
     assert (snapshot.running, waiting.job_id, waiting.evaluation) == ([], job.id, Evaluation(id=None))
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_platform_paused_it_for_the_cap_is_the_cap_s(new_job: Callable[..., Job]) -> None:
     job = new_job()
     held, thread, endings = asked_at_step_3(job, Scenario(steps=9, every=100, hold_at=3, save_s=1.0))

@@ -91,7 +91,7 @@ def test_kill_9_goes_on_from_the_store_on_another_machine(new_job: Callable[...,
     assert job.weights() == plain_weights(8)
 
 
-@pytest.mark.parametrize("damage", ["a bit flipped", "manifest flipped", "removed"])
+@pytest.mark.parametrize("damage", ["a bit flipped", *(pytest.param(d, marks=pytest.mark.slow) for d in ("manifest flipped", "removed"))])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(new_job: Callable[..., Job], tmp_path: Path, damage: str) -> None:
     job = new_job()
     job.train(Scenario(steps=8, each_stored=True, end_at={"step": 5, "outcome": "kill"}))
@@ -151,6 +151,7 @@ def test_a_pause_ends_when_the_checkpoint_that_it_made_is_stored(new_job: Callab
     assert job.weights() == plain_weights(9)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_full_delays_no_step_and_is_told_of_once(new_job: Callable[..., Job], tmp_path: Path) -> None:
     with small_disk(tmp_path / "store", "200k") as disk:
         job = new_job(LocalObjectStore(disk.root / "objects"))
@@ -169,6 +170,7 @@ def test_a_store_that_is_full_delays_no_step_and_is_told_of_once(new_job: Callab
         assert len(job.events("checkpoint_upload_failed")) == 1
 
 
+@pytest.mark.slow
 def test_a_finished_model_that_no_store_takes_is_made_again_from_the_checkpoint_on_its_machine(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_a_finished_model_that_no_store_takes_is_made_again_from_the_checkpoint_
         assert len(job.events("metrics")) == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_never_uploaded_is_used_on_its_machine_and_uploaded_by_the_next_attempt(
     new_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_slow_store_delays_no_step_and_only_the_newest_waits(new_job: Callable
     assert attempts.finish(job.platform, held, endings[0]) is JobState.EVALUATING
 
 
+@pytest.mark.slow
 def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_machine(new_job: Callable[..., Job], tmp_path: Path) -> None:
     job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=1)))
     job.train(Scenario(steps=9, every=1, best_step=1, each_stored=True, end_at={"step": 6, "outcome": "kill"}))
@@ -246,6 +250,7 @@ def test_what_an_early_stop_goes_back_to_is_stored_kept_and_brought_to_another_m
     assert job.weights() == plain_weights(9)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_stored_though_others_followed_it_between_two_looks(new_job: Callable[..., Job]) -> None:
     job = new_job(optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=9)))
     job.train(Scenario(steps=9, every=1, best_step=1, step_s=0.0, end_at={"step": 6, "outcome": "kill"}))
@@ -289,6 +294,7 @@ def test_a_stale_attempt_commits_nothing_and_deletes_nothing(new_job: Callable[.
     assert len(job.events("metrics", "checkpoint", "checkpoint_skipped")) == events
 
 
+@pytest.mark.slow
 def test_a_full_disk_frees_what_ended_jobs_left_on_the_machine(new_job: Callable[..., Job]) -> None:
     job = new_job()
     other = job.work_dir.parent / "ftjob-other" / "checkpoints"
@@ -328,6 +334,7 @@ def test_checkpoints_of_an_ended_job_go_after_a_week_and_with_them_what_was_neve
     assert job.weights() == plain_weights(6)
 
 
+@pytest.mark.slow
 def test_a_full_disk_spares_what_an_early_stop_goes_back_to(new_job: Callable[..., Job]) -> None:
     job = new_job(
         optimization=replace(SPEC.optimization, early_stopping=EarlyStopping(patience=5)), checkpoint=CheckpointPolicy(keep_last=9)

@@ -105,10 +105,11 @@ def axe(page: Page, within: str | None = None) -> list[tuple[str, list[Any]]]:
     return [(broken["id"], [node["target"] for node in broken["nodes"]][:3]) for broken in found.response["violations"]]
 
 
-def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page, world: World) -> None:
+@pytest.mark.parametrize("nth", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
+def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page, world: World, nth: int) -> None:
     found, wide = {}, {}
-    for name, path in PAGES.items():
-        page.goto(path(world), wait_until="load")
+    for name in [*PAGES][nth::4]:
+        page.goto(PAGES[name](world), wait_until="load")
         found[name] = axe(page)
         page.set_viewport_size(PHONE)
         wide[name] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -117,7 +118,7 @@ def test_every_page_is_accessible_and_nothing_of_a_tenant_comes_alive(page: Page
     assert {name: pixels for name, pixels in wide.items() if pixels > 0} == {}, "wider than a phone of 360 px"
 
 
-@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_both_themes_have_enough_contrast(browser: Browser, server: Server, world: World, scheme: Any) -> None:
     context = browser.new_context(viewport=PHONE, base_url=server.url, color_scheme=scheme)
     assert axe_of_sign_in(context.new_page()) == []

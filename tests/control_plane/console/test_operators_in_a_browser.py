@@ -120,7 +120,7 @@ def test_somebody_unknown_may_use_another_account(context: BrowserContext, provi
     page.wait_for_url(f"{provider.url}/**prompt=select_account**")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"])
 def test_operators_pages_are_accessible_in_both_themes_and_on_a_phone(
     context: BrowserContext, provider: Provider, world: OperatorWorld, scheme: Any
 ) -> None:

@@ -134,6 +134,7 @@ def test_an_import_whose_task_is_lost_gets_another(near: Platform, tenant: Tenan
     assert worked_off(near, made).status == "processed"
 
 
+@pytest.mark.slow
 def test_a_hub_that_does_not_answer_is_no_fault_of_the_file(near: Platform, tenant: Tenant) -> None:
     made = hub.import_dataset(near, tenant.id, hub_id=PUBLIC, column_map={"q": "prompt", "a": "completion"})
     cut_off = replace(near, settings=replace(near.settings, hub_endpoint="http://127.0.0.1:9"))

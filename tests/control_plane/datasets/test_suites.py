@@ -90,6 +90,7 @@ def test_an_index_is_built_once_for_a_set_and_found_again_by_another_machine(pla
     assert suites.index_directory(platform, tenant.id) != first
 
 
+@pytest.mark.slow
 def test_another_set_of_suites_makes_another_dataset(platform: Platform, tenant: Tenant, write_chat_rows: Callable[..., Path]) -> None:
     def dataset() -> str:
         with write_chat_rows(120).open("rb") as stream:

@@ -196,6 +196,7 @@ def test_text_without_characters_is_no_duplicate_of_anything() -> None:
     assert (left.tolist(), right.tolist()) == ([3], [4])
 
 
+@pytest.mark.slow
 def test_a_cluster_of_two_thousand_near_copies_falls_to_its_first_row() -> None:
     """Among other rows, and with far fewer comparisons than all pairs."""
     writer = Writer(5)
