@@ -34,6 +34,8 @@ LIMIT_S = 600.0 + 150.0 * NUM_JOBS
 """Two cores need a minute and a half for a job with its three runs of Dagster and its evaluation."""
 PAUSE_S = (5.0, 20.0)
 """Between two kills."""
+DELETED_S = 1500.0
+"""A deletion begins once the tenant's work has been at rest for two minutes; the worker looks every ten."""
 IN_WORKER = ("exec", "-n", NAMESPACE, f"deploy/{RELEASE}-worker", "-c", "worker", "--")
 OF_WORKLOADS = ("jobs", "pods", "secrets", "networkpolicies")
 MOST_OF_A_JOB = 2
@@ -54,7 +56,7 @@ for _ in range(2):  # a workload without an end is forgotten an hour after it wa
 """
 """What the worker does an hour after the end of a workload, at once."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 1200 + DELETED_S)]
 
 
 @dataclass(kw_only=True)
@@ -190,4 +192,4 @@ def deleted_tenants_leave_nothing(cluster: Installed, tenants: Sequence[Tenant])
         bound = {one["metadata"]["uid"] for tenant in tenants for one in cluster.kubectl.items("rolebindings", "-n", tenant.namespace)}
         return bool(before & bound) or bool(marks_of(cluster, tenants))
 
-    until(lambda: not left(), what="the end of the tenants' namespaces and marks")
+    until(lambda: not left(), limit_s=DELETED_S, what="the end of the tenants' namespaces and marks")
