@@ -101,7 +101,7 @@ class Platform:
     mailer: Mailer | None = None
     """None if no e-mail is sent."""
     identity: IdentityProvider | None = None
-    """None if nobody signs in without a key."""
+    """None if people sign in with keys only."""
     records: tuple[TenantRecords, ...] = ()
     """Other systems with records about tenants; deleting a tenant's data deletes them, too."""
 

@@ -68,8 +68,7 @@ class CurrentAlerts:
 
     @cached_property
     def _rules(self) -> Sequence[Mapping[str, Any]]:
-        groups = yaml.safe_load(self.rules_file.read_text())["groups"] if self.rules_file.exists() else []
-        return [rule for group in groups for rule in group["rules"]]
+        return [rule for group in yaml.safe_load(self.rules_file.read_text())["groups"] for rule in group["rules"]]
 
     def read(self) -> Alerts:
         """Evaluate every rule that can be."""

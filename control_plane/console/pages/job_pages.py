@@ -24,6 +24,7 @@ from control_plane.evaluations import schemas as evaluation_schemas
 from control_plane.http.authentication import Writer
 from control_plane.jobs import responses, results
 from control_plane.jobs import service as jobs
+from control_plane.jobs.duplicate_requests import Attempt
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.jobs.tables import Job
 from control_plane.platform.job_states import FINAL, TRANSITIONS, JobState
@@ -174,9 +175,10 @@ def cancel(page: PageDep, tenant: Writer, job_id: str) -> Response:
 
 @router.post("/{job_id}/retry")
 def retry(page: PageDep, tenant: Writer, job_id: str) -> Response:
-    """Submit a job again, with the changes that the advice for its next run names."""
+    """Submit a job again, with the changes that the advice for its next run names. A second click finds the job of the first."""
     job = jobs.row(page.platform, tenant, job_id)
-    made = jobs.submit(page.platform, tenant, next_run.request(job, combined(next_run.advice(page.platform, tenant, job))))
+    asked = next_run.request(job, combined(next_run.advice(page.platform, tenant, job)))
+    made = jobs.submit(page.platform, tenant, asked, Attempt(received_at=page.platform.clock()))
     return see(f"{JOBS}/{made.job.id}", "submitted")
 
 

@@ -24,6 +24,7 @@ from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
 from ft_assets.training.memory.gpus import GIB
 from ft_assets.training.model_shapes import ModelShape
+from ft_assets.training.recipes import Recipe
 from ft_assets.training.spec import Quantization
 
 CLASS_WORDS: Mapping[str, str] = {
@@ -55,10 +56,14 @@ class Placed:
         }
 
 
-def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, chosen: str | None = None) -> Placed:
+def placed(
+    platform: Platform, request: JobRequest, model: BaseModel, *, tier: str, known: Mapping[str, Recipe] | None = None,
+    chosen: str | None = None,
+) -> Placed:  # fmt: skip
     """Plan `request` on `model` and fit it into memory; ``InvalidRequest`` states what does not fit and what would.
 
-    `chosen`: label of the recipe that was chosen when the job was submitted.
+    `known`: the recipes that jobs may use, if the caller has read them. `chosen`: label of the recipe that was chosen when the job was
+    submitted.
 
     Gives the same result before and after packing: the memory estimate uses the requested batch, or the recipe's, not the smaller one of a
     small dataset. What no pool could ever give to a job of `tier` is refused, regardless of what is in use or drained now.
@@ -71,7 +76,7 @@ def placed(platform: Platform, request: JobRequest, model: BaseModel, *, tier: s
         method=request.method,
         adapter=request.adapter,
         recipe=chosen or request.recipe,
-        known=operator_recipes.known(platform, of_job=chosen),
+        known=operator_recipes.known(platform, of_job=chosen) if known is None else known,
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from control_plane.billing import prices as price_lists
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import RESERVED_FOR, job_class, widest_of
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.schemas import AdapterLimits, DefaultFit, MethodLimits, ModelLimits, ValueLimit
+from control_plane.jobs.recipes import operator_recipes
 from control_plane.jobs.schemas import JobError
 from control_plane.jobs.submission import MAX_METADATA_PAIRS, MAX_SEED, MAX_SUFFIX, JobRequest
 from control_plane.platform.context import Platform
@@ -16,17 +19,18 @@ from ft_assets.base_models import BaseModel
 from ft_assets.errors import FtError
 from ft_assets.training import methods
 from ft_assets.training.methods import Limit
-from ft_assets.training.recipes import ADAPTERS
+from ft_assets.training.recipes import ADAPTERS, Recipe
 from ft_assets.training.requested_hyperparameters import HARDWARE, LIMITS, SERVABLE_RANKS
 
 
 def model_limits(platform: Platform, *, model: str | None = None) -> list[ModelLimits]:
     """Return the limits of every base model, or of one; ``NotFound`` if it does not exist."""
     names = platform.models.ids() if model is None else [platform.models.get(model).id]
-    return [_of(platform, name) for name in names]
+    known = operator_recipes.known(platform)
+    return [_of(platform, name, known) for name in names]
 
 
-def _of(platform: Platform, name: str) -> ModelLimits:
+def _of(platform: Platform, name: str, known: Mapping[str, Recipe]) -> ModelLimits:
     """Return one model's limits; if its files are missing, `unavailable` says so and its size is left out."""
     widest = max(pool.max_gpus_per_job for pool in configured_pools.planned(platform))
     limits = ModelLimits(
@@ -49,7 +53,7 @@ def _of(platform: Platform, name: str) -> ModelLimits:
     )
     try:
         base = platform.models.card(name)
-        limits.adapters = [_adapter(platform, base, kind) for kind in ADAPTERS]
+        limits.adapters = [_adapter(platform, base, kind, known) for kind in ADAPTERS]
     except FtError as e:
         limits.unavailable = e.message
         return limits
@@ -82,7 +86,7 @@ def _shown(limit: Limit) -> ValueLimit:
     )
 
 
-def _adapter(platform: Platform, base: BaseModel, kind: str) -> AdapterLimits:
+def _adapter(platform: Platform, base: BaseModel, kind: str, known: Mapping[str, Recipe]) -> AdapterLimits:
     """Return one kind of adapter on this model with a recipe's defaults: the GPUs it needs, or why it does not fit.
 
     Its tiers are those that may train it and have a pool for it; the defaults are those of the last tier, which gets most.
@@ -96,7 +100,7 @@ def _adapter(platform: Platform, base: BaseModel, kind: str) -> AdapterLimits:
         and widest_of(pools, tier, job_class(kind, base.num_parameters))
     ]
     try:
-        placed = job_plan.placed(platform, requested, base, tier=tiers[-1] if tiers else RESERVED_FOR)
+        placed = job_plan.placed(platform, requested, base, tier=tiers[-1] if tiers else RESERVED_FOR, known=known)
     except FtError as e:
         refused = JobError.model_validate(e.to_dict())
         defaults = DefaultFit(num_gpus=None, strategy=None, per_device_batch_size=None, max_seq_len=None, refused=refused)

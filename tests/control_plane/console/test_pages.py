@@ -263,6 +263,7 @@ def test_a_diverged_job_starts_again_with_a_third_of_its_learning_rate(visitor: 
     answer = visitor.post(f"/console/jobs/{job}/retry")
     made = jobs.get(world.platform, world.tenant, answer.headers["location"].partition("?")[0].rpartition("/")[2]).job
     assert made.id != job
+    assert visitor.post(f"/console/jobs/{job}/retry").headers["location"] == answer.headers["location"], "a second click"
     assert (made.suffix, made.hyperparameters) == ("down", {"n_epochs": 2, "learning_rate": lower})
     visitor.post(f"/console/jobs/{made.id}/cancel")
 

@@ -69,6 +69,6 @@ def test_an_alert_has_its_severity_and_its_words_the_most_urgent_first(tmp_path:
     assert (second.name, second.summary, second.pending, second.runbook) == ("Old", "a waits for 2 h", "5m", "docs/a.md#a")
 
 
-def test_without_the_rules_no_alert_is_known(tmp_path: Path) -> None:
-    found = CurrentAlerts(registry=CollectorRegistry(), rules_file=tmp_path / "none.yaml").read()
-    assert (found.holding, found.unreadable) == ([], [])
+def test_without_the_rules_nothing_says_that_no_alert_holds(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        CurrentAlerts(registry=CollectorRegistry(), rules_file=tmp_path / "none.yaml").read()
