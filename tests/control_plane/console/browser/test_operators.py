@@ -16,11 +16,10 @@ from control_plane.capacity import nodes
 from control_plane.composition import identity_provider
 from control_plane.platform.context import Platform
 from control_plane.tenants import members
-from tests.control_plane.console.test_in_a_browser import DESKTOP, PHONE, TIMEOUT_MS, axe
 from tests.control_plane.console.test_operator_pages import OPERATOR_PAGES
 from tests.control_plane.console.test_pages import HOSTILE
+from tests.support.console.browser_pages import DESKTOP, PHONE, axe, profile
 from tests.support.platform.operator_world import OperatorWorld, make_operator_world, pools_file
-from tests.support.processes.browser import chromium
 from tests.support.processes.openid_provider import CLIENT, SECRET, Provider, openid_provider
 from tests.support.servers.served_app import served
 
@@ -32,12 +31,6 @@ SPILT = """[...document.querySelectorAll('.card table')].filter(
     (table) => table.getBoundingClientRect().right > table.closest('.card').getBoundingClientRect().right + 1).length"""
 """Number of tables that are wider than their card."""
 ROWS = '{"messages": [{"role": "user", "content": "question %d"}, {"role": "assistant", "content": "answer %d"}]}\n'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +62,8 @@ def url(world: OperatorWorld) -> Iterator[str]:
 
 @pytest.fixture
 def context(browser: Browser, url: str) -> Iterator[BrowserContext]:
-    """A browser profile of its own. A dialog, an error of a script or a breach of the policy fails the test."""
-    made = browser.new_context(viewport=DESKTOP, base_url=url, locale="en-GB", timezone_id="America/New_York")
-    made.set_default_timeout(TIMEOUT_MS)
-    wrong: list[str] = []
-    made.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    made.on("weberror", lambda error: wrong.append(str(error.error)))
-    made.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-    yield made
-    made.close()
-    assert wrong == []
+    with profile(browser, url) as made:
+        yield made
 
 
 def sign_in(page: Page, subject: str, path: str = "/console") -> None:

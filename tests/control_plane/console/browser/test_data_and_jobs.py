@@ -1,0 +1,244 @@
+"""Data and jobs in a real browser: uploads, journeys, and pages that follow a job."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from control_plane.adapters import service as adapters
+from control_plane.jobs import service as jobs
+from tests.control_plane.console.browser.conftest import Server
+from tests.support.console.browser_pages import DESKTOP, TIMEOUT_MS, axe
+from tests.support.platform.console_world import World, report_steps
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = pytest.mark.browser
+
+
+def test_the_journey_from_a_bad_file_to_a_job_that_is_watched_and_signed_out(
+    browser: Browser, server: Server, world: World, tmp_path: Path
+) -> None:
+    bad = tmp_path / "questions.jsonl"
+    rows = [{"question": f"How long does step {i} take?", "ground_truth": f"{i} days, then it is done."} for i in range(60)]
+    bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = browser.new_context(viewport=DESKTOP, base_url=server.url).new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.goto("/console/datasets/new")
+    page.get_by_label("API key").fill(world.key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/console/datasets/new")
+    page.locator("#model").select_option("tiny-base")
+    page.locator("#files").set_input_files(str(bad))
+    page.get_by_text("Not valid", exact=True).wait_for()
+    mapping = page.locator("[data-mapping]")
+    mapping.get_by_role("combobox").first.wait_for()
+    assert [choice.input_value() for choice in mapping.get_by_role("combobox").all()] == ["prompt", "completion"], "as the report suggests"
+    mapping.get_by_role("button").click()
+    page.get_by_text("Valid", exact=True).wait_for()
+    page.get_by_role("link", name="Open dataset").click()
+    page.get_by_role("heading", name="questions").wait_for()
+    page.goto("/console/jobs/new")
+    page.get_by_label("Training data").select_option(label=f"questions.jsonl ({bad.stat().st_size / 1024:.1f} KiB)")
+    page.locator("[data-price]").filter(has_text="$").wait_for()
+    page.get_by_label("Epochs").fill("2")
+    page.get_by_label("Name suffix").fill("from-browser")
+    page.get_by_label("Require a person's approval").check()
+    page.get_by_label("Only monitor").check()
+    page.locator("[data-steps]").filter(has_text="over 2 epochs").wait_for()
+    for language, words in {"ft": "--hp 'n_epochs=2'", "Python": 'suffix="from-browser"', "curl": '"n_epochs": 2'}.items():
+        page.get_by_role("button", name=language, exact=True).click()
+        assert words in (page.locator("[data-code]").text_content() or "")
+    page.get_by_role("button", name="Start job").click()
+    page.wait_for_url("**/console/jobs/ftjob-*")
+    page.get_by_role("heading", name="from-browser").wait_for()
+    made = jobs.get(world.platform, world.tenant, page.url.rpartition("/")[2]).job
+    assert (made.suffix, made.hyperparameters["n_epochs"]) == ("from-browser", 2)
+    assert made.request["eval_config"] == {"approval": "required", "mode": "monitor"}
+    page.get_by_role("button", name="Cancel job").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel job").click()
+    page.get_by_text("The job was cancelled.").first.wait_for()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("API key").wait_for()
+    page.goto("/console/jobs")
+    assert "/console/sign-in" in page.url
+    page.context.close()
+
+
+def test_the_overview_updates_running_jobs_and_keeps_the_focus(page: Page, world: World) -> None:
+    page.goto("/console")
+    job = page.locator("li", has=page.locator(f'a[href="/console/jobs/{world.running}"]'))
+    began = int(re.findall(r"Step (\d+)", job.text_content() or "")[0])
+    link = job.get_by_role("link")
+    link.focus()
+    report_steps(world.platform, world.running, began + 1, began + 10)
+    job.get_by_text(f"Step {began + 10} of 200").wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('href')") == f"/console/jobs/{world.running}"
+
+
+def test_a_running_job_is_followed_and_the_page_survives_a_restart(page: Page, world: World, server: Server) -> None:
+    page.goto(f"/console/jobs/{world.running}")
+    step = page.locator("[data-step]")
+    began = int(step.text_content() or 0)
+    points = "document.querySelector('svg[data-lines] polyline').getAttribute('points').split(' ').length"
+    drawn = page.evaluate(points)
+    report_steps(world.platform, world.running, began + 1, began + 5)
+    step.filter(has_text=str(began + 5)).wait_for()
+    assert page.evaluate(points) == drawn + 5
+    server.stop()
+    report_steps(world.platform, world.running, began + 6, began + 9)
+    server.start()
+    step.filter(has_text=str(began + 9)).wait_for()
+    assert page.evaluate(points) == drawn + 9, "nothing was missed or counted twice"
+    jobs.pause(world.platform, world.tenant, world.running)
+    page.get_by_text("Pausing", exact=True).first.wait_for()
+
+
+def test_charts_zoom_with_pointer_and_keyboard_and_compare_runs(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/{world.evaluated}")
+    shown, chart = page.locator("[data-range]"), page.locator("[data-charts] svg").first
+    points = "document.querySelector('[data-charts] polyline').getAttribute('points').split(' ').length"
+    whole, box = page.evaluate(points), chart.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 70, steps=3)
+    page.mouse.up()
+    first, last = map(int, re.findall(r"\d+", shown.text_content() or ""))
+    assert 0 < first < last < 200
+    assert page.evaluate(points) == last - first + 1 < whole, "only steps of the range are drawn"
+    page.get_by_role("button", name="Zoom out").focus()
+    page.keyboard.press("Enter")
+    assert "to" in (shown.text_content() or "")
+    page.get_by_role("button", name="Later steps").focus()
+    page.keyboard.press("Enter")
+    assert int(re.findall(r"\d+", shown.text_content() or "")[1]) > last
+    chart.dblclick()
+    assert (shown.text_content(), page.evaluate(points)) == ("", whole)
+    page.get_by_role("link", name="Compare with other runs").click()
+    page.locator(f'input[value="{world.running}"]').check()
+    page.get_by_role("button", name="Compare").click()
+    page.wait_for_url(f"**/{world.evaluated}?compare={world.running}*")
+    assert page.locator("[data-charts] .run-2").count() > 4
+    assert axe(page) == []
+
+
+def test_a_failed_job_starts_again(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/{world.failed}")
+    page.get_by_role("button", name="Start again").click()
+    page.get_by_text("The job was submitted again.").wait_for()
+    made = page.url.split("?")[0].rpartition("/")[2]
+    assert made != world.failed
+    jobs.cancel(world.platform, world.tenant, made)
+
+
+def test_answers_are_filtered_read_and_decided_on(page: Page, world: World) -> None:
+    model = adapters.get_adapter(world.platform, world.tenant, world.pending)
+    page.goto(f"/console/jobs/{model.job_id}/evaluation")
+    page.get_by_role("link", name=re.compile("^Better")).click()
+    page.wait_for_url("**only=better*")
+    page.get_by_label("Suite").select_option("holdout")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**suite=holdout*")
+    page.get_by_role("link", name="Next").click()
+    page.wait_for_url("**page=2*")
+    assert {"better"} == set(page.locator(".sample").evaluate_all("all => all.map((one) => one.className.split('-')[1])"))
+    page.get_by_label("Note").fill("Read the first 40 answers.")
+    page.get_by_role("button", name="Reject").click()
+    page.get_by_text("Read the first 40 answers.").wait_for()
+    assert adapters.get_adapter(world.platform, world.tenant, world.pending).approval == "rejected"
+
+
+def test_a_new_job_warns_about_its_data_and_leaves_rules_out(page: Page, world: World) -> None:
+    page.goto(f"/console/jobs/new?dataset={world.dataset}")
+    page.get_by_text("Before you start").wait_for()
+    page.locator("[data-warning] li", has_text="near duplicates").wait_for()
+    assert re.search(r"LoRA: 1 GPU, \$\d+\.\d\d an hour", page.locator(".choice").first.text_content() or "")
+    page.get_by_label("Unsafe prompts are refused").uncheck()
+    page.get_by_text("Limits of the rules").click()
+    page.get_by_label("Least gain over the base").fill("0.1")
+    body = json.loads(re.findall(r"-d '(.*)'", page.locator("[data-code]").text_content() or "", re.DOTALL)[0])
+    assert body["eval_config"] == {"skip": ["safety"], "min_relative_gain": 0.1}
+    page.locator("[data-price]").filter(has_text="$").wait_for()
+
+
+def test_a_finished_job_asks_for_nothing(page: Page, world: World) -> None:
+    asked: list[str] = []
+    page.goto(f"/console/jobs/{world.failed}", wait_until="networkidle")
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(1500)
+    assert asked == []
+
+
+def test_a_broken_upload_goes_on_where_it_stopped(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+    big = tmp_path / "big.jsonl"
+    row = json.dumps({"messages": [{"role": "user", "content": "x " * 400}, {"role": "assistant", "content": "y " * 400}]})
+    with big.open("w") as out:
+        for i in range(11_000):
+            out.write(row.replace("x ", f"{i} ", 1) + "\n")
+    sent: list[str] = []
+    lost = threading.Event()
+
+    def part(route: Any) -> None:
+        sent.append(route.request.url)
+        if len(sent) == 2 and not lost.is_set():
+            lost.set()
+            route.abort("connectionreset")
+        else:
+            route.continue_()
+
+    context.route("**/v1/uploads/*/parts", part)
+    page.goto("/console/datasets/new")
+    page.locator("#files").set_input_files(str(big))
+    page.get_by_text("Waiting for the connection").wait_for()
+    page.get_by_text(re.compile("^(Valid|Not valid)$")).wait_for(timeout=4 * TIMEOUT_MS)
+    assert len(sent) == 4, "three parts of 8 MiB, one of them twice"
+
+
+def test_a_validation_shows_its_stage_and_how_far_it_is(page: Page, world: World) -> None:
+    page.goto(f"/console/files/{world.validating_file}")
+    page.get_by_text("12,000 rows, 40 %").wait_for()
+    assert page.locator(".timeline .now").text_content() == "Read and check every row"
+    assert page.locator(".timeline .done").count() == 1
+    page.goto("/console/datasets/new")
+    page.locator("[data-uploads] li", has_text="long").get_by_text("Reading rows: 12,000 rows, 40 %").wait_for()
+
+
+def test_uploads_are_listed_after_a_reload_and_go_on(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.txt" for name in ("one", "two")]
+    for path in files:
+        path.write_text(f"{path.stem} {'word ' * 8}\n" * 200_000)
+    begun: set[str] = set()
+
+    def part(route: Any) -> None:
+        if route.request.url in begun:
+            route.abort("connectionreset")
+        else:
+            begun.add(route.request.url)
+            route.continue_()
+
+    context.route("**/v1/uploads/*/parts", part)
+    page.goto("/console/datasets/new")
+    page.locator("#files").set_input_files([str(path) for path in files])
+    page.get_by_text("Waiting for the connection").nth(1).wait_for()
+    page.reload()
+    rows = page.locator("[data-uploads] li")
+    rows.get_by_text("Interrupted").nth(1).wait_for()
+    names = rows.locator("[data-name]").all_text_contents()
+    assert sorted(name for name in names if name.endswith(".txt")) == ["one.txt", "two.txt"]
+    assert axe(page) == []
+    context.unroute("**/v1/uploads/*/parts")
+    rows.filter(has_text="two.txt").get_by_role("button", name="Discard").click()
+    with page.expect_file_chooser() as chooser:
+        rows.filter(has_text="one.txt").get_by_role("button", name="Choose the file").click()
+    with page.expect_request("**/complete") as completed:
+        chooser.value.set_files(str(files[0]))
+    assert len(json.loads(completed.value.post_data or "")["part_ids"]) == 2
+    page.get_by_text(re.compile("^(Valid|Not valid)$")).wait_for(timeout=4 * TIMEOUT_MS)
+    assert page.evaluate("Object.keys(localStorage).filter((key) => key.startsWith('upload:'))") == []
