@@ -220,7 +220,7 @@ class Job(ApiModel):
     spot: bool
     """Whether the submission allowed spot GPUs."""
     recipe: str | None
-    """Recipe that supplied the defaults, as `name@version`; null if none was requested and the data is not prepared yet."""
+    """Recipe that supplies the defaults, as `name@version`: the one that was chosen when the job was submitted."""
     auto_promote: bool
     """Whether the adapter is promoted to production once it passes its evaluation."""
     adapter: str
