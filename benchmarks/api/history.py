@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, Engine
 
 from control_plane.datasets.tables import datasets, files
@@ -19,6 +20,8 @@ from control_plane.tenants.tables import api_keys, tenants
 NUM_FILES = 10
 """Of each tenant."""
 SPEC = {"format": 2, "method": "sft", "modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "notes": ["x" * 100] * 16}
+STORED = "id LIKE 'ftjob-00000000%'"
+"""What is stored here, and not by others before."""
 STATES = ("succeeded",) * 80 + ("failed",) * 10 + ("cancelled",) * 10
 
 
@@ -49,7 +52,7 @@ def secret(number: int) -> str:
 
 
 def store(engine: Engine, *, num_tenants: int, num_jobs: int, events_per_job: int, model: str, base_digest: str) -> History:
-    """Fill an empty platform; five million events take a few minutes."""
+    """Fill a platform, which may hold tenants of these names; five million events take a few minutes."""
     with engine.begin() as conn:
         conn.exec_driver_sql("SET LOCAL statement_timeout = 0; SET LOCAL synchronous_commit = off")
         _tenants(conn, num_tenants)
@@ -71,7 +74,7 @@ def _tenants(conn: Connection, num: int) -> None:
     limits = {"max_jobs_in_flight": 10**6, "hard_gpu_hours": 1e9, "soft_gpu_hours": 1e9, "requests_per_minute": 10**6}
     rows = [{"id": f"t-{i:04d}", "name": f"Tenant {i}", "tier": "premium", "created_at": sa.func.now(), **limits} for i in range(num)]
     for row in rows:
-        conn.execute(sa.insert(tenants).values(row))
+        conn.execute(insert(tenants).values(row).on_conflict_do_nothing())
     for i in range(num):
         key = {"id": f"key_{i:024d}", "tenant_id": f"t-{i:04d}", "name": "benchmark", "hint": "ft-sk-...", "scopes": ["admin"]}
         conn.execute(sa.insert(api_keys).values(**key, sha256=hashlib.sha256(secret(i).encode()).hexdigest(), created_at=sa.func.now()))
@@ -82,7 +85,7 @@ def _files(conn: Connection, num_tenants: int) -> None:
         tenant, dataset = f"t-{i:04d}", f"ds_{i:024d}"
         conn.execute(
             sa.insert(datasets).values(
-                tenant_id=tenant, id=dataset, name="support", version=1, format="chat", content_sha256="0" * 64, row_count=10_000,
+                tenant_id=tenant, id=dataset, name="history", version=1, format="chat", content_sha256="0" * 64, row_count=10_000,
                 uri="file:///nowhere", report={"valid": True}, created_at=sa.func.now(),
             )
         )  # fmt: skip
@@ -118,28 +121,28 @@ def _jobs(conn: Connection, num_jobs: int, num_tenants: int, model: str, digest:
         given,
     )
     conn.execute(
-        sa.text("""
+        sa.text(f"""
         INSERT INTO attempts (job_id, attempt, workload, outcome, exit_code, from_step, last_step, started_at, ended_at)
         SELECT id, 1, id || '-a1', CASE state WHEN 'succeeded' THEN 'succeeded' ELSE 'diverged' END, 0, 0, 500, started_at, finished_at
-        FROM jobs""")
+        FROM jobs WHERE {STORED}""")
     )
     conn.execute(
-        sa.text("""
+        sa.text(f"""
         INSERT INTO reservations (job_id, attempt, pool, num_gpus, granted_at, released_at)
-        SELECT id, 1, 'local', 1, started_at, finished_at FROM jobs""")
+        SELECT id, 1, 'local', 1, started_at, finished_at FROM jobs WHERE {STORED}""")
     )
     conn.execute(
-        sa.text("""
+        sa.text(f"""
         INSERT INTO ledger_entries (id, tenant_id, kind, job_id, attempt, gpu_type, pricing, gpu_seconds, amount_micros, list_micros,
             detail, occurred_at, created_at)
-        SELECT id || '/a1/usage', tenant_id, 'usage', id, 1, 'local', 'on_demand', 3480, 967000, 967000, '{}', finished_at, finished_at
-        FROM jobs""")
+        SELECT id || '/a1/usage', tenant_id, 'usage', id, 1, 'local', 'on_demand', 3480, 967000, 967000, '{{}}', finished_at, finished_at
+        FROM jobs WHERE {STORED}""")
     )
     conn.execute(
-        sa.text("""
+        sa.text(f"""
         INSERT INTO ledger_postings (entry_id, account, tenant_id, amount_micros)
-        SELECT id, 'receivable/' || tenant_id, tenant_id, amount_micros FROM ledger_entries UNION ALL
-        SELECT id, 'revenue/gpu', tenant_id, -amount_micros FROM ledger_entries""")
+        SELECT id, 'receivable/' || tenant_id, tenant_id, amount_micros FROM ledger_entries WHERE {STORED} UNION ALL
+        SELECT id, 'revenue/gpu', tenant_id, -amount_micros FROM ledger_entries WHERE {STORED}""")
     )
 
 

@@ -43,8 +43,8 @@ PERCENTILES = (50, 95, 99)
 
 
 @contextmanager
-def platform(home: Path) -> Iterator[tuple[str, str]]:
-    """A database and an API on it; yields the database's URL and the API's."""
+def platform(home: Path, **env: str) -> Iterator[tuple[str, str]]:
+    """A database and an API on it, with further variables; yields the database's URL and the API's."""
     directory = home / "data"
     server = embedded.start(directory, databases=("ft",))
     url = embedded.socket_url(directory, "ft")
@@ -52,7 +52,7 @@ def platform(home: Path) -> Iterator[tuple[str, str]]:
     migrate.upgrade(engine)
     engine.dispose()
     port = free_port()
-    env = {
+    env |= {
         "FT_HOME": str(home / "home"), "FT_DATABASE_URL": url, "FT_API_PORT": str(port), "FT_INFERENCE_URLS": "http://127.0.0.1:9",
         "FT_MLFLOW_URI": "off", "FT_LOG_LEVEL": "WARNING",
     }  # fmt: skip
