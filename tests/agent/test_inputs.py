@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def pack(platform: Platform, held: Claim, tmp_path: Path) -> Input:
     directory, prefix = write_pack(tmp_path / "pack", num_windows=27, shards=SHARDS), layout.pack_prefix(held.tenant, PACK)
     for path in sorted(directory.iterdir()):
         platform.objects.put_file(f"{prefix}/{path.name}", path)
-    return start.pack_input(platform.objects, prefix)
+    return start.pack_input(platform.objects, held.tenant, replace(SPEC, pack_fingerprint=PACK))
 
 
 @pytest.fixture
