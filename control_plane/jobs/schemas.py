@@ -15,7 +15,7 @@ from control_plane.quotas.schemas import JobQuota
 class MixedFile(ApiModel):
     """A training file of a mixture."""
 
-    model_config = ConfigDict(extra="allow")  # unknown fields are refused by name, further in
+    model_config = ConfigDict(extra="allow", strict=True)  # unknown fields are refused by name, further in
 
     file: str
     """Id of an uploaded file with purpose `fine-tune`."""

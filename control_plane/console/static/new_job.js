@@ -7,7 +7,7 @@ const PAUSE_MS = 400;
 const form = document.querySelector("[data-form]"), at = (name) => document.querySelector(`[data-${name}]`);
 const dollars = (micros) => `$${(micros / 1e6).toFixed(micros && micros < 10_000 ? 4 : 2)}`;
 const many = (number) => number.toLocaleString();
-let language = "curl", timer, recipe, asked = 0;
+let language = "curl", timer, recipe, asked = 0, added = 0;
 
 function typed(text) {
   if (text === "true" || text === "false") return text === "true";
@@ -51,6 +51,7 @@ const CODE = {
   python: (job) => {
     const own = Object.entries(job).filter(([name]) => OPENAI.includes(name)).map(([name, value]) => `    ${name}=${python(value)},`);
     const other = Object.fromEntries(Object.entries(job).filter(([name]) => !OPENAI.includes(name)));
+    if (job.training_files) own.push("    training_file=None,"); // which the client requires
     const extra = Object.keys(other).length ? [`    extra_body=${python(other)},`] : [];
     return `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1")  # the key is in OPENAI_API_KEY\njob = client.fine_tuning.jobs.create(\n${[...own, ...extra].join("\n")}\n)`;
   },
@@ -145,7 +146,7 @@ function showReadings() {
 }
 
 at("add-file").addEventListener("click", () => {
-  at("sources").append(at("another").content.cloneNode(true));
+  at("sources").insertAdjacentHTML("beforeend", at("another").innerHTML.replaceAll("-new\"", `-added-${++added}"`));
   showReadings();
   at("sources").lastElementChild.querySelector("select").focus();
   form.dispatchEvent(new Event("input"));

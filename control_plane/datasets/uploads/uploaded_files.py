@@ -333,6 +333,8 @@ def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
 
 def filenames(platform: Platform, tenant: str, file_ids: Sequence[str]) -> Mapping[str, str]:
     """Return the names of those of the files that exist, by id."""
+    if not file_ids:
+        return {}
     query = sa.select(files.c.id, files.c.filename).where(
         files.c.tenant_id == tenant, files.c.id.in_(file_ids), files.c.deleted_at.is_(None)
     )
