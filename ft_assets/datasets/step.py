@@ -219,7 +219,8 @@ def pack(
     packs, reused = list[PackManifest](), True
     for file_id in job.trained_on:
         settings = _pack_settings(platform, tenant, job, file_id, plan, method)
-        built, known = _stored_pack(platform, tenant, job, file_id, model, method, settings, progress=progress, say=say)
+        with _naming(file_id if job.training_files else ""):
+            built, known = _stored_pack(platform, tenant, job, file_id, model, method, settings, progress=progress, say=say)
         packs, reused = [*packs, built], reused and known
     facts, sources = _read_an_epoch(job.training_files, packs)
     spec = hyperparameters.resolve(
@@ -256,6 +257,17 @@ def pack(
         uri=platform.objects.uri(layout.pack_prefix(tenant, spec.pack_fingerprint)),
         reference=compared,
     )
+
+
+@contextlib.contextmanager
+def _naming(file_id: str) -> Iterator[None]:
+    """Names the file of a mixture that cannot be packed."""
+    try:
+        yield
+    except InvalidDataset as error:
+        if not file_id:
+            raise
+        raise InvalidDataset(f"{file_id}: {error.message}", code=error.code, param=error.param) from error
 
 
 def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) -> tuple[hyperparameters.PackFacts, tuple[Source, ...]]:

@@ -107,7 +107,8 @@ def _failure(page: Page, job: Job) -> Failure | None:
     error = job.error or {}
     code = error.get("code") or "failed"
     message, _, step = str(error.get("message") or "").partition(". Next: ")
-    named = ROW.search(message) if code != Outcome.BAD_EXAMPLE else None  # which counts the rows of the pack
+    # A bad example counts the rows of a pack, and a mixture has several files.
+    named = None if code == Outcome.BAD_EXAMPLE or job.training_files else ROW.search(message)
     row = int(named[1]) if named else None
     found = next_run.advice(page.platform, page.tenant, job)
     return Failure(
