@@ -60,9 +60,13 @@ class NodeInputs:
         pending: list[tuple[str, InputFile]] = []
         for each in self._inputs:
             if each.later:
-                shards = json.loads((self._target / each.name / "manifest.json").read_text())["shards"]
-                order = arrival_order(spec, [shard["num_windows"] for shard in shards], step=step)
-                rank = {shards[number]["name"]: position for position, number in enumerate(order)}
+                packs = {
+                    directory: json.loads((self._target / each.name / directory / "manifest.json").read_text())["shards"]
+                    for _, directory in spec.packs
+                }
+                order = arrival_order(spec, *([shard["num_windows"] for shard in shards] for shards in packs.values()), step=step)
+                paths = [str(PurePosixPath(directory, shard["name"])) for directory, shards in packs.items() for shard in shards]
+                rank = {paths[number]: position for position, number in enumerate(order)}
                 pending += [(each.name, file) for file in sorted(each.later, key=lambda file: rank[file.path])]
 
         def put(pair: tuple[str, InputFile]) -> None:

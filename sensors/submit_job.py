@@ -16,7 +16,8 @@ class Submission(dg.Config):
 
     tenant: str
     model: str
-    training_file: str
+    training_file: str | None = None
+    """None for a mixture, whose `training_files` are in `options`."""
     validation_file: str | None = None
     suffix: str | None = None
     seed: int | None = None

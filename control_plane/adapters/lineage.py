@@ -138,7 +138,9 @@ def _parent(conn: Connection, record: AdapterRecord) -> AdapterRecord | None:
 
 def _steps(platform: Platform, conn: Connection, record: AdapterRecord) -> Json:
     of_job, columns = jobs.c.id == record.job_id, "id state method seed hyperparameters trained_tokens created_at started_at finished_at"
-    ((spec, *uploaded),) = conn.execute(sa.select(jobs.c.spec, jobs.c.training_file, jobs.c.validation_file).where(of_job))
+    wanted = (jobs.c.spec, jobs.c.training_file, jobs.c.validation_file, jobs.c.request["training_files"])
+    ((spec, training, validation, mixed),) = conn.execute(sa.select(*wanted).where(of_job))
+    uploaded = [("training", one["file"]) for one in mixed or [{"file": training}]] + [("validation", validation)]
     cost = sa.select(sa.func.coalesce(sa.func.sum(ledger_entries.c.amount_micros), 0)).where(ledger_entries.c.job_id == record.job_id)
     return {
         "adapter": _json({k: getattr(record, k) for k in RECORD}) | {"uri": platform.objects.uri(record.object_prefix)},
@@ -152,10 +154,11 @@ def _steps(platform: Platform, conn: Connection, record: AdapterRecord) -> Json:
         },
         "base_model": _base(platform, record.base_model, record.base_digest),
         "pack": {"fingerprint": record.pack_fingerprint},
-        "dataset": _dataset(conn, record),
+        "dataset": _dataset(conn, record.tenant_id, record.dataset_id),
+        "mixed_datasets": [_dataset(conn, record.tenant_id, dataset_id) for dataset_id in record.dataset_ids[1:]],
         "uploads": [
             {"role": role, **file}
-            for role, id_ in zip(("training", "validation"), uploaded, strict=True)
+            for role, id_ in uploaded
             for file in _rows(conn, files, "id filename sha256 bytes source dataset_id created_at deleted_at", files.c.id == id_)
         ],
         "deletion": _deletion(conn, record),
@@ -205,10 +208,10 @@ def _base(platform: Platform, id_: str, digest: str | None) -> Json:
     return {"id": id_, "digest": digest or card.digest, **pins, "license": card.license, "in_catalogue": same}
 
 
-def _dataset(conn: Connection, record: AdapterRecord) -> Json | None:
+def _dataset(conn: Connection, tenant: str, dataset_id: str) -> Json | None:
     """None for a record from before this was enforced."""
     columns = "id name version format content_sha256 row_count uri review approved_by cooled_at created_at report"
-    this = (datasets.c.tenant_id == record.tenant_id) & (datasets.c.id == record.dataset_id)
+    this = (datasets.c.tenant_id == tenant) & (datasets.c.id == dataset_id)
     for dataset in _rows(conn, datasets, columns, this):
         report = dataset["report"] or {}
         return dataset | {"report": {k: report[k] for k in ("stats", "policies", "erased") if k in report}}

@@ -89,6 +89,9 @@ def _training(platform: Platform, record: AdapterRecord, lineage: Mapping[str, A
     yield _link("frozen spec", record.spec_sha256, found)
     for name in ("base_digest", "pack_fingerprint", "dataset_id", "lock_sha256", "commit"):
         yield _link(f"spec's {name}", getattr(record, name), (spec or {}).get(name))
+    if record.dataset_ids:
+        sources = [source["dataset_id"] for source in (spec or {}).get("sources") or ()]
+        yield _link("spec's sources", ", ".join(record.dataset_ids), ", ".join(sources))
     base = lineage["base_model"]
     try:
         digest = platform.models.card(base["id"]).digest
@@ -101,16 +104,18 @@ def _training(platform: Platform, record: AdapterRecord, lineage: Mapping[str, A
 
 def _data(platform: Platform, record: AdapterRecord, lineage: Mapping[str, Any]) -> Iterator[Link]:
     deleted = lineage["deletion"] is not None and lineage["deletion"]["subject_kind"] == "tenant"
-    dataset = lineage["dataset"]
-    if dataset is None:
-        yield Link(link="dataset", recorded=record.dataset_id, found=None, holds=False, detail="the dataset does not exist")
-    else:
-        yield _content(platform, record, dataset, gone=deleted)
+    ids = record.dataset_ids or (record.dataset_id,)
+    for dataset_id, dataset in zip(ids, (lineage["dataset"], *lineage["mixed_datasets"]), strict=True):
+        if dataset is None:
+            yield Link(link="dataset", recorded=dataset_id, found=None, holds=False, detail="the dataset does not exist")
+        else:
+            yield _content(platform, record, dataset, gone=deleted)
+    trained_on = iter(ids)
     for upload in lineage["uploads"]:
         gone = deleted or upload["deleted_at"] is not None
         yield _stored(platform, f"{upload['role']} file {upload['id']}", _key(platform, upload["id"]), upload["sha256"], gone=gone)
-        if dataset is not None and upload["role"] == "training":
-            yield _link(f"dataset of file {upload['id']}", record.dataset_id, upload["dataset_id"])
+        if upload["role"] == "training" and lineage["dataset"] is not None:
+            yield _link(f"dataset of file {upload['id']}", next(trained_on, None), upload["dataset_id"])
 
 
 def _content(platform: Platform, record: AdapterRecord, dataset: Mapping[str, Any], *, gone: bool) -> Link:

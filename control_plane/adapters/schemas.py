@@ -29,7 +29,9 @@ class Adapter(ApiModel):
     job_id: str
     """Id of the job that trained it."""
     dataset_id: str
-    """Id of the dataset version it was trained on."""
+    """Id of the dataset version it was trained on; of a mixture, the first one."""
+    dataset_ids: list[str]
+    """Ids of all dataset versions of a mixture; empty if it was trained on one alone."""
     pack_fingerprint: str
     """Fingerprint of the packed training data."""
     spec_sha256: str

@@ -169,6 +169,7 @@ def _record(
         base_digest=job.base_digest,
         job_id=job.id,
         dataset_id=job.dataset_id,
+        dataset_ids=tuple(source["dataset_id"] for source in spec.get("sources") or ()),
         pack_fingerprint=job.pack_fingerprint,
         spec_sha256=job.spec_sha256,
         lock_sha256=str(spec.get("lock_sha256") or ""),

@@ -23,6 +23,7 @@ adapters = sa.Table(
     sa.Column("base_digest", sa.Text, nullable=False),
     sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False, unique=True),
     sa.Column("dataset_id", sa.Text, nullable=False),
+    sa.Column("dataset_ids", JSONB, nullable=False, server_default="[]"),  # of a mixture: all, the above first
     sa.Column("pack_fingerprint", sa.Text, nullable=False),
     sa.Column("spec_sha256", sa.Text, nullable=False),  # of the job's frozen spec; a trigger compares this and the above with the job
     sa.Column("lock_sha256", sa.Text, nullable=False),

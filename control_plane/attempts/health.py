@@ -214,9 +214,10 @@ def flush(platform: Platform) -> None:
 def run_of(held: Claim) -> TrackedRun:
     """Return the attempt as the tracker shows it: its inputs as tags, its settings as parameters."""
     spec = held.spec
+    datasets = [source.dataset_id for source in spec.sources] or [spec.dataset_id]
     tags = {
         "tenant": held.tenant, "job": held.job_id, "attempt": str(held.attempt), "base_model": spec.base_model,
-        "base_digest": spec.base_digest, "dataset": spec.dataset_id, "pack": spec.pack_fingerprint, "spec_sha256": spec.sha256,
+        "base_digest": spec.base_digest, "dataset": ", ".join(datasets), "pack": spec.pack_fingerprint, "spec_sha256": spec.sha256,
         "commit": spec.commit, "recipe": spec.recipe, "pool": held.pool,
     }  # fmt: skip
     params = {k: str(v) for k, v in _flat(spec.to_dict()) if v is not None and k not in tags}

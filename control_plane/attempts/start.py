@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 import sqlalchemy as sa
 
-from agent.workload import Input, Kind, StoredCheckpoint, Workload
+from agent.workload import Input, InputFile, Kind, StoredCheckpoint, Workload
 from control_plane.attempts import agents, endings
 from control_plane.attempts import service as attempts
 from control_plane.attempts.claims import STOP_GRACE_S, Claim, Ending
@@ -23,6 +24,7 @@ from ft_assets.base_models import CHANGED
 from ft_assets.errors import IntegrityError, NotAdmitted
 from ft_assets.telemetry import correlation, logs
 from ft_assets.training.failures import Evidence, StopReason, classify
+from ft_assets.training.spec import TrainingSpec
 
 PACK, REFERENCE, WARM_START, BASE_MODEL = "pack_dir", "reference_dir", "warm_start_dir", "base_model_dir"
 
@@ -100,7 +102,7 @@ def describe(platform: Platform, held: Claim) -> Workload:
 def _inputs(platform: Platform, held: Claim) -> Iterator[Input]:
     spec, objects = held.spec, platform.objects
     yield Input(name=BASE_MODEL, files=stored_base_models.publish(platform, held.model, spec.base_digest))
-    yield pack_input(objects, layout.pack_prefix(held.tenant, spec.pack_fingerprint))
+    yield pack_input(objects, held.tenant, spec)
     if (reference := reference_input(objects, held)) is not None:
         yield reference
     if spec.warm_start is not None:
@@ -118,16 +120,21 @@ def reference_input(objects: ObjectStore, held: Claim) -> Input | None:
     return Input(name=REFERENCE, files=listed_files.of_pack(objects, prefix), optional=True)
 
 
-def pack_input(objects: ObjectStore, prefix: str) -> Input:
-    """Return a pack of which all training shards but the first arrive while the training runs."""
-    files = listed_files.of_pack(objects, prefix)
-    shards = [file for file in files if file.path.startswith("shard-")]
-    return Input(name=PACK, files=tuple(file for file in files if file not in shards[1:]), later=tuple(shards[1:]))
+def pack_input(objects: ObjectStore, tenant: str, spec: TrainingSpec) -> Input:
+    """Return the pack, of a mixture one directory per pack; all training shards but the first of each arrive while the training runs."""
+    now: list[InputFile] = []
+    later: list[InputFile] = []
+    for fingerprint, directory in spec.packs:
+        files = listed_files.of_pack(objects, layout.pack_prefix(tenant, fingerprint))
+        shards = [file for file in files if file.path.startswith("shard-")]
+        for file in files:
+            (later if file in shards[1:] else now).append(replace(file, path=str(PurePosixPath(directory, file.path))))
+    return Input(name=PACK, files=tuple(now), later=tuple(later))
 
 
 def _prefixes(workload: Workload) -> list[str]:
     """Return the prefixes of the workload's inputs."""
-    return sorted({f"{file.key.removesuffix(file.path)}" for each in workload.inputs for file in (*each.files, *each.later)})
+    return sorted({f"{file.key.rpartition('/')[0]}/" for each in workload.inputs for file in (*each.files, *each.later)})
 
 
 def _unbegun(platform: Platform, held: Claim) -> Ending | None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from control_plane.datasets.tables import datasets, files
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import jobs, names_file, trained_on_dataset
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
 from ft_assets import layout
@@ -47,11 +47,12 @@ def cool_unused(platform: Platform, *, budget_s: float = BUDGET_S, at_a_time: in
 def _unused(platform: Platform) -> sa.Select[tuple[str, str]]:
     """Oldest first. A job counts from its end, and as use until then."""
     limit = platform.clock() - timedelta(days=platform.settings.cold_after_days)
-    mine = (jobs.c.tenant_id == datasets.c.tenant_id) & (jobs.c.dataset_id == datasets.c.id)
+    mine = (jobs.c.tenant_id == datasets.c.tenant_id) & trained_on_dataset(datasets.c.id)
     used = sa.exists().where(mine, sa.or_(jobs.c.state.not_in(FINAL), sa.func.coalesce(jobs.c.finished_at, jobs.c.created_at) > limit))
     of = files.alias("named")
-    naming = sa.or_(jobs.c.training_file == of.c.id, jobs.c.validation_file == of.c.id)
-    named = sa.exists().where(of.c.tenant_id == datasets.c.tenant_id, of.c.dataset_id == datasets.c.id, naming, jobs.c.state.not_in(FINAL))
+    named = sa.exists().where(
+        of.c.tenant_id == datasets.c.tenant_id, of.c.dataset_id == datasets.c.id, names_file(of.c.id), jobs.c.state.not_in(FINAL)
+    )
     return (
         sa.select(datasets.c.tenant_id, datasets.c.id)
         .where(datasets.c.cooled_at.is_(None), datasets.c.created_at <= limit, ~used, ~named)

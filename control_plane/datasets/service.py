@@ -12,6 +12,7 @@ from control_plane.datasets.tables import Dataset, datasets, files
 from control_plane.platform.context import Platform
 from control_plane.platform.pagination import Page, page
 from control_plane.platform.records import columns, many, one_or_raise
+from ft_assets.datasets import mixture
 from ft_assets.datasets.policies import too_few_to_train
 from ft_assets.datasets.report.validation_report import in_order
 from ft_assets.errors import InvalidDataset, InvalidRequest, NotFound
@@ -84,6 +85,16 @@ def check_enough_to_train(num_rows: int, *, training_file: str) -> None:
     """Refuse a training file with fewer valid examples than training needs."""
     if (shortage := too_few_to_train(num_rows)) is not None:
         raise InvalidDataset(f"training_file {training_file}: {shortage}", param="training_file")
+
+
+def check_distinct(training_files: Sequence[str], dataset_ids: Sequence[str | None]) -> None:
+    """Refuse a mixture with two files of the same rows, which it could not tell apart; `dataset_ids`: None while a file is validated."""
+    known: dict[str, str] = {}
+    for file_id, dataset_id in zip(training_files, dataset_ids, strict=True):
+        if dataset_id is not None and (other := known.setdefault(dataset_id, file_id)) != file_id:
+            raise mixture.refusal(
+                f"{file_id} and {other} hold the same rows (dataset {dataset_id}); name one of them, with a larger weight"
+            )
 
 
 def report(platform: Platform, tenant: str, subject: str) -> Mapping[str, Any]:

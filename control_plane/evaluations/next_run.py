@@ -37,5 +37,6 @@ def request(job: Job, changes: Mapping[str, float]) -> JobRequest:
     """Return the job's own request with `changes` of its hyperparameters."""
     asked = {name: value for name, value in job.hyperparameters.items() if value != "auto"}
     own = {name: value for name, value in job.request.items() if name not in ("hyperparameters", "idempotency_key")}
-    trained = {"model": job.model, "training_file": job.training_file, "adapter": adapter_of(job.request)}
+    data = {} if job.training_files else {"training_file": job.training_file}
+    trained = {"model": job.model, "adapter": adapter_of(job.request), **data}
     return JobRequest.from_body({**trained, **own, "method": job.method, "hyperparameters": {**asked, **changes}})

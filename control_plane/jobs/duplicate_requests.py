@@ -42,7 +42,7 @@ USABLE = (Stage.DRAFT.value, Stage.STAGING.value, Stage.PRODUCTION.value)
 """Stages of an adapter that passed its gates and was not withdrawn permanently."""
 COMPARED_OTHERWISE = frozenset({
     # compared by what they resolved to
-    "model", "training_file", "validation_file", "method", "adapter", "hyperparameters", "seed", "warm_start",
+    "model", "training_file", "training_files", "validation_file", "method", "adapter", "hyperparameters", "seed", "warm_start",
     # how and when it was trained, not what
     "force", "tier", "spot", "idempotency_key",
 })  # fmt: skip
@@ -67,10 +67,9 @@ def finished_request(
         jobs.c.method == request.method,
         jobs.c.seed == request.seed,
     )
-    wanted = (_pinned(conn, tenant, request.training_file), _pinned(conn, tenant, request.validation_file))
+    wanted = _data(conn, tenant, request)
     for job in many(conn, query.limit(MAX_CANDIDATES), Job):
-        had = (_pinned(conn, tenant, job.training_file), _pinned(conn, tenant, job.validation_file))
-        if had == wanted and _same_training(job, request, warm_start) and _rest(job.request) == _rest(request.body):
+        if _data(conn, tenant, job) == wanted and _same_training(job, request, warm_start) and _rest(job.request) == _rest(request.body):
             return job
     return None
 
@@ -98,6 +97,12 @@ def _with_adapter(tenant: str, stages: tuple[str, ...]) -> sa.Select[Any]:
         )
         .order_by(jobs.c.created_at.desc(), jobs.c.id)
     )
+
+
+def _data(conn: Connection, tenant: str, of: JobRequest | Job) -> tuple[Any, ...]:
+    """What its files resolve to, and how much of each is read."""
+    read = [(one.weight, one.tokens) for one in of.training_files]
+    return ([_pinned(conn, tenant, file_id) for file_id in of.trained_on], _pinned(conn, tenant, of.validation_file), read)
 
 
 def _pinned(conn: Connection, tenant: str, file_id: str | None) -> tuple[str, Mapping[str, Any]] | None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from control_plane.jobs.submission import ALIASES
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import jobs, trained_on_dataset
 from control_plane.platform.job_states import OPENAI_STATUS, JobState
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.methods import registered
@@ -57,7 +57,7 @@ class JobFilter:
             _one_of("method", self.method, [*ALIASES, *registered()])
             found.append(jobs.c.method == ALIASES.get(self.method, self.method))
         if self.dataset is not None:
-            found.append(jobs.c.dataset_id == self.dataset)
+            found.append(trained_on_dataset(self.dataset))
         if self.created_after is not None:
             found.append(jobs.c.created_at >= _time("created_after", self.created_after))
         if self.created_before is not None:

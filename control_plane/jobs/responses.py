@@ -46,6 +46,7 @@ def job(view: JobView, *, reused: bool = False, quota: JobQuota | None = None) -
         recipe=row.spec.get("recipe") if row.spec else row.recipe,
         auto_promote=request.get("auto_promote", True),
         adapter=adapter_of(request),
+        training_files=_training_files(row),
         hardware=_hardware(row),
         eval_config=request.get("eval_config"),
         reused=reused or row.reused_job_id is not None,
@@ -59,6 +60,13 @@ def _hyperparameters(row: Job) -> Mapping[str, object]:
     """As requested until the spec is frozen, then as resolved."""
     resolved = openai_hyperparameters(row.spec, row.hyperparameters) if row.spec else {}
     return {**dict.fromkeys(OPENAI_HYPERPARAMETERS, "auto"), **row.hyperparameters, **resolved}
+
+
+def _training_files(row: Job) -> list[schemas.JobFile] | None:
+    """With the dataset versions once the spec is frozen; None for a single training file."""
+    sources: list[Mapping[str, object]] = (row.spec or {}).get("sources") or [{} for _ in row.training_files]
+    pinned = [{"dataset_id": source.get("dataset_id"), "rows_per_epoch": source.get("rows_per_epoch")} for source in sources]
+    return [schemas.JobFile.of(one, **of) for one, of in zip(row.training_files, pinned, strict=True)] or None
 
 
 def _hardware(row: Job) -> Mapping[str, object] | None:

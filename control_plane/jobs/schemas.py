@@ -12,6 +12,35 @@ from control_plane.queue.status.schemas import Ahead, Reservation
 from control_plane.quotas.schemas import JobQuota
 
 
+class MixedFile(ApiModel):
+    """A training file of a mixture."""
+
+    model_config = ConfigDict(extra="allow", strict=True)  # unknown fields are refused by name, further in
+
+    file: str
+    """Id of an uploaded file with purpose `fine-tune`."""
+    weight: float | None = None
+    """Share of the file among the files with a weight: they read as many tokens an epoch as they have together, in proportion to their
+    weights. Above 0, at most 1000000."""
+    tokens: int | None = None
+    """Tokens of the file that an epoch reads: some rows again if it has fewer, others in the next epoch if it has more."""
+
+
+class JobFile(ApiModel):
+    """A training file of a job's mixture."""
+
+    file: str
+    """Id of the file."""
+    weight: float | None
+    """Weight, as requested; null if none was given."""
+    tokens: int | None
+    """Tokens an epoch reads, as requested; null if none were given."""
+    dataset_id: str | None
+    """Id of the immutable dataset version trained on; null until the data is prepared."""
+    rows_per_epoch: int | None
+    """Packed rows that an epoch reads; null until the data is prepared."""
+
+
 class CreateJob(ApiModel):
     """A fine-tuning job to submit.
 
@@ -32,8 +61,9 @@ class CreateJob(ApiModel):
     model: str
     """Id of the base model to fine-tune, as listed by `GET /v1/models`. One of your adapters, jobs or checkpoints also works: training
     then continues from its weights, as with `warm_start`."""
-    training_file: str
-    """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused."""
+    training_file: str | None = None
+    """Id of an uploaded file with purpose `fine-tune`. It may still be validating; a file that failed validation is refused. Required,
+    unless `training_files` is given."""
     validation_file: str | None = None
     """Id of a second uploaded file, used to measure validation loss. If absent, the rows marked as its own validation split are used, or
     else 2 to 10% of the training file is held out."""
@@ -63,6 +93,9 @@ class CreateJob(ApiModel):
     run at least 4 hours. Default: false."""
     recipe: str | None = None
     """Recipe that supplies the defaults, as `name@version` from `GET /v1/recipes`. If absent, chosen by model and adapter."""
+    training_files: list[MixedFile] | None = None
+    """Several files to train on instead of `training_file`, 1 to 16 and each once, with a `weight` or `tokens`; an epoch reads each once if
+    none has either. Methods `supervised` and `cpt` only."""
     hardware: JsonObject | None = None
     """Hardware to use: `num_gpus` (1, 2, 4, 8, 16 or 32) and `strategy` (`single`, `ddp`, `fsdp2`, `zero1`, `zero2` or `zero3`). What is
     left out follows from the memory estimate."""
@@ -148,7 +181,7 @@ class Job(ApiModel):
     """Status in OpenAI's terms: `validating_files`, `queued`, `running`, `pausing`, `paused`, `succeeded`, `failed` or `cancelled`. See
     `state` for more detail."""
     training_file: str
-    """Id of the training file."""
+    """Id of the training file; of a mixture, the first one."""
     validation_file: str | None
     """Id of the validation file; null if none was given."""
     result_files: list[str]
@@ -219,6 +252,8 @@ class Job(ApiModel):
     """Whether the promised start was missed. A job you pause or cancel before it starts never counts as missed."""
     spot: bool
     """Whether the submission allowed spot GPUs."""
+    training_files: list[JobFile] | None
+    """Files of a mixture, as requested; null for a single training file."""
     recipe: str | None
     """Recipe that supplies the defaults, as `name@version`: the one that was chosen when the job was submitted."""
     auto_promote: bool
@@ -233,7 +268,7 @@ class Job(ApiModel):
     base_digest: str
     """SHA-256 digest of the base model's weights, tokenizer, chat template and config at submission."""
     dataset_id: str | None
-    """Id of the immutable dataset version trained on; null until the training file is validated and pinned."""
+    """Id of the immutable dataset version trained on, of a mixture the first one; null until the training file is validated and pinned."""
     spec_sha256: str | None
     """SHA-256 of the frozen training spec; null until the data is prepared."""
     adapter_id: str | None
@@ -290,6 +325,19 @@ class EstimatedTokens(ApiModel):
     """Training tokens over all epochs."""
 
 
+class EstimatedFile(ApiModel):
+    """How much of a mixture's file an epoch would read."""
+
+    file: str
+    """Id of the file."""
+    dataset_id: str
+    """Id of the dataset version made from it."""
+    repeats: float
+    """Times that an epoch reads it: 0.5 is half of its rows, 2 each of them twice."""
+    tokens: int
+    """Tokens of it that an epoch reads."""
+
+
 class Estimate(ApiModel):
     """Estimated resources, duration and cost of a job, without submitting it."""
 
@@ -298,9 +346,11 @@ class Estimate(ApiModel):
     model: str
     """Id of the base model."""
     training_file: str
-    """Id of the training file."""
+    """Id of the training file; of a mixture, the first one."""
+    training_files: list[EstimatedFile] | None
+    """Files of a mixture; null for a single training file."""
     dataset_id: str
-    """Id of the dataset version made from the training file."""
+    """Id of the dataset version made from the training file; of a mixture, from the first one."""
     num_examples: int
     """Examples to train on, after part of the data is held out for validation."""
     max_seq_len: int

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from control_plane.attempts.tables import Checkpoint
 from control_plane.attempts.tables import checkpoints as checkpoints_table
 from control_plane.billing.ledger import costs_of_jobs
-from control_plane.datasets.service import check_enough_to_train, check_format, check_reviewed
+from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format, check_reviewed
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs import duplicate_requests, results, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -168,8 +168,10 @@ def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: st
 
 
 def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
-    """Return the dataset version of the training file, None while it is being validated; refuses files that do not fit."""
-    dataset_id = _trainable(conn, tenant, request.training_file, method=request.method, param="training_file")
+    """Return the dataset version of the (first) training file, None while it is being validated; refuses files that do not fit."""
+    found = [_trainable(conn, tenant, file_id, method=request.method, param="training_file") for file_id in request.trained_on]
+    check_distinct(request.trained_on, found)
+    dataset_id = found[0]
     if request.validation_file is not None:
         _trainable(conn, tenant, request.validation_file, method=request.method, param="validation_file")
     return dataset_id

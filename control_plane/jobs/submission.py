@@ -14,9 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ft_assets.datasets import mixture
+from ft_assets.datasets.mixture import MixedFile
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config as eval_config
 from ft_assets.storable_text import check_storable
+from ft_assets.training.methods import get as get_method
 from ft_assets.training.methods import registered
 from ft_assets.training.recipes import ADAPTERS, AdapterKind
 from ft_assets.training.requested_hyperparameters import checked, checked_hardware
@@ -36,7 +39,7 @@ MAX_SEED = 2**31 - 1
 TYPES: Mapping[str, type | tuple[type, ...]] = {
     "model": str, "training_file": str, "validation_file": str, "suffix": str, "seed": int, "metadata": dict, "integrations": list,
     "hyperparameters": dict, "method": (str, dict), "eval_config": dict, "tier": str, "spot": bool, "recipe": str, "hardware": dict,
-    "auto_promote": bool, "idempotency_key": str, "adapter": str, "warm_start": str, "force": bool,
+    "auto_promote": bool, "idempotency_key": str, "adapter": str, "warm_start": str, "force": bool, "training_files": list,
 }  # fmt: skip
 PLAIN = (
     "model", "training_file", "validation_file", "eval_config", "tier", "spot", "recipe", "hardware", "auto_promote", "warm_start", "force",
@@ -49,6 +52,9 @@ WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list", 
 class JobRequest:
     model: str
     training_file: str
+    """Of a mixture, its first file."""
+    training_files: tuple[MixedFile, ...] = ()
+    """Files of a mixture; empty for a single training file."""
     validation_file: str | None = None
     suffix: str | None = None
     seed: int | None = None
@@ -75,6 +81,11 @@ class JobRequest:
     """The request as sent, without its idempotency key and without nulls."""
 
     @property
+    def trained_on(self) -> tuple[str, ...]:
+        """Ids of its training files."""
+        return tuple(one.file for one in self.training_files) or (self.training_file,)
+
+    @property
     def sha256(self) -> str:
         """Digest of the body: two requests are the same if their bodies are."""
         return hashlib.sha256(canonical_json(self.body).encode()).hexdigest()
@@ -94,9 +105,11 @@ class JobRequest:
         checked_hardware(given.get("hardware"))
         eval_config.parse(given.get("eval_config"))
         _check_integrations(given.get("integrations"))
-        plain = {name: given[name] for name in PLAIN if name in given}
+        mixed = _mixture(given, method)
+        plain = {name: given[name] for name in PLAIN if name in given} | ({"training_file": mixed[0].file} if mixed else {})
         return cls(
             **plain,
+            training_files=mixed,
             suffix=_suffix(given.get("suffix")),
             seed=_seed(given.get("seed")),
             metadata=_metadata(given.get("metadata")),
@@ -158,11 +171,29 @@ def _check_types(given: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"unknown field {name[:80]!r}; known are {', '.join(TYPES)}", code="unknown_parameter", param=name[:80])
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise InvalidRequest(f"{name} {str(value)[:80]!r} is not {WORDS[kind]}", code="invalid_type", param=name)
+    if given.get("training_file") and "training_files" in given:
+        raise InvalidRequest(
+            "training_file and training_files were both given; keep training_file for one file, or training_files for a mixture",
+            code="conflicting_parameters",
+            param="training_files",
+        )
     for name in ("model", "training_file"):
-        if not given.get(name):
+        if not given.get(name) and not (name == "training_file" and "training_files" in given):
             raise InvalidRequest(
                 f"{name} is missing; a job needs a base model and an uploaded file", code="missing_required_parameter", param=name
             )
+
+
+def _mixture(given: Mapping[str, Any], method: str) -> tuple[MixedFile, ...]:
+    """Return the files of a mixture, empty without one; refuses methods whose loss is not a mean over tokens."""
+    if "training_files" not in given:
+        return ()
+    if get_method(method).pack != "windows":
+        mixing = ", ".join(name for name, known in registered().items() if known.pack == "windows")
+        raise mixture.refusal(
+            f"method {method} trains on one file; join the files and pass training_file, or use a method that takes mixtures ({mixing})"
+        )
+    return mixture.parse(given["training_files"])
 
 
 def _method(given: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

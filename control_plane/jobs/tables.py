@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from control_plane.jobs.job_documents import EvaluationProgress, WarmStartSource
 from control_plane.platform.job_states import JobState
 from control_plane.platform.tables import metadata, timestamp
+from ft_assets.datasets.mixture import MixedFile
 
 jobs = sa.Table(
     "jobs", metadata,
@@ -99,6 +100,7 @@ class Job:
     method: str
     recipe: str | None
     training_file: str
+    """Of a mixture, its first file."""
     validation_file: str | None
     suffix: str | None
     seed: int
@@ -146,6 +148,16 @@ class Job:
     finished_at: datetime | None
 
     @property
+    def training_files(self) -> tuple[MixedFile, ...]:
+        """Files of a mixture; empty for a single training file."""
+        return tuple(MixedFile(**one) for one in self.request.get("training_files") or ())
+
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """Ids of its training files."""
+        return tuple(one.file for one in self.training_files) or (self.training_file,)
+
+    @property
     def dataset(self) -> str:
         """Id of its dataset version, which is pinned before it is packed."""
         assert self.dataset_id is not None, self.id
@@ -161,6 +173,22 @@ class Job:
     def measured_by(self) -> str:
         """Id of the job whose training produced its metrics: an earlier one if its adapter was reused."""
         return self.reused_job_id or self.id
+
+
+def names_file(file_id: str | sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Selects jobs that name the file, for training or validation."""
+    mixed = jobs.c.request["training_files"].contains(
+        sa.func.jsonb_build_array(sa.func.jsonb_build_object("file", sa.cast(file_id, sa.Text)))
+    )
+    return sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id, sa.func.coalesce(mixed, sa.false()))
+
+
+def trained_on_dataset(dataset_id: str | sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Selects jobs that train on the dataset version, alone or in a mixture."""
+    mixed = jobs.c.spec["sources"].contains(
+        sa.func.jsonb_build_array(sa.func.jsonb_build_object("dataset_id", sa.cast(dataset_id, sa.Text)))
+    )
+    return sa.or_(jobs.c.dataset_id == dataset_id, sa.func.coalesce(mixed, sa.false()))
 
 
 job_events = sa.Table(

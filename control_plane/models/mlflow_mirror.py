@@ -94,7 +94,8 @@ def _aliases(made: Sequence[AdapterRecord]) -> dict[str, str]:
 def _version(platform: Platform, model: str, record: AdapterRecord) -> RegisteredVersion:
     tags = {
         "ft.name": record.name, "ft.tenant": record.tenant_id, "ft.job": record.job_id, "ft.stage": record.stage.value,
-        "ft.base_model": record.base_model, "ft.base_digest": record.base_digest, "ft.dataset": record.dataset_id,
+        "ft.base_model": record.base_model, "ft.base_digest": record.base_digest,
+        "ft.dataset": ", ".join(record.dataset_ids) or record.dataset_id,
         "ft.manifest_sha256": record.manifest_sha256, "ft.spec_sha256": record.spec_sha256, "ft.approval": record.approval,
         "ft.eval_passed": str(record.eval_passed).lower(),
     }  # fmt: skip

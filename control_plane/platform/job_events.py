@@ -57,7 +57,7 @@ def as_reported(line: Mapping[str, Any]) -> Mapping[str, Any]:
     if "eval_loss" in line:
         named = {"valid_perplexity" if k == "perplexity" else k.replace("eval_", "valid_", 1): v for k, v in line.items()}
     else:
-        named = {"train_loss" if k == "loss" else k: v for k, v in line.items()}
+        named = {f"train_{k}" if k.partition("/")[0] == "loss" else k: v for k, v in line.items()}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in named.items()}
 
 

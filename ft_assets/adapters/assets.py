@@ -41,6 +41,7 @@ def adapter(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg
             "approval": record.approval,
             "file_sha256": reported["uploads"][0]["sha256"],
             "dataset_content_sha256": reported["dataset"]["content_sha256"],
+            **({"dataset_ids": list(record.dataset_ids)} if record.dataset_ids else {}),
             "attempts": len(reported["training"]["attempts"]),
             "adapter_files": dg.MetadataValue.json(dict(reported["files"]["files"])),
             "started_from": [parent["adapter"]["name"] for parent in reported["parents"]],

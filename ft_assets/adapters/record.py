@@ -58,6 +58,8 @@ class AdapterRecord:
     """Id of the key that approved or rejected it."""
     approved_at: datetime | None = None
     approval_note: str | None = None
+    dataset_ids: tuple[str, ...] = ()
+    """Dataset versions of a mixture, `dataset_id` first; empty if it was trained on that one alone."""
 
     @property
     def served_base(self) -> str:

@@ -4,6 +4,7 @@ They start at ``validated_dataset``, which no run produces: the sensor ``validat
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
@@ -37,19 +38,20 @@ EXACT = check("packing_exact", asset="tokenized_pack", description="Do the files
 
 @dg.asset(partitions_def=JOBS, group_name="datasets", code_version="1", kinds={"parquet"}, deps=[PINNED], check_specs=[VALID])
 def dataset(context: dg.AssetExecutionContext, platform: PlatformResource) -> dg.MaterializeResult:
-    """The immutable dataset version that this job is pinned to; its data version is the content's hash."""
+    """The immutable dataset versions that this job is pinned to; the data version is the content's hash."""
     with job_step(context, platform) as (opened, tenant, job_id):
         reported = step.announcer(opened, job_id, say=context.log.info)
         pinned = step.pin_dataset(opened, tenant, job_id, progress=reported)
     warnings = [f"{w['code']}: {w['message']}" for w in pinned.report.warnings]
     return dg.MaterializeResult(
         check_results=[checked(VALID.name, lambda: warnings)],
-        data_version=dg.DataVersion(pinned.content_sha256),
+        data_version=dg.DataVersion(pinned.data_version),
         metadata={
             "dataset_id": pinned.dataset_id,
             "validated_dataset": dg.MetadataValue.url(
                 page_of_asset("validated_dataset", partition=partition_key(tenant, pinned.dataset_id))
             ),
+            **({"mixed_datasets": list(pinned.mixed_ids)} if pinned.mixed_ids else {}),
             "validation_dataset_id": pinned.validation_id or "split off automatically",
             "rows": pinned.row_count,
             "format": pinned.report.format_reason,
@@ -72,8 +74,8 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
         packed = step.pack(opened, tenant, job_id, progress=reported, say=context.log.info)
     manifest, compared = packed.manifest, packed.reference
     return dg.MaterializeResult(
-        check_results=[checked(EXACT.name, lambda: step.pack_differences(opened, tenant, manifest))],
-        data_version=dg.DataVersion(manifest.fingerprint),
+        check_results=[checked(EXACT.name, lambda: step.pack_differences(opened, tenant, packed.manifests))],
+        data_version=dg.DataVersion(packed.data_version),
         metadata={
             "lengths": dg.MetadataValue.md(
                 markdown_picture(histogram_svg(**packed.lengths, unit="tokens per example"), title="tokens per example")
@@ -90,6 +92,7 @@ def tokenized_pack(context: dg.AssetExecutionContext, platform: PlatformResource
             "spec_sha256": packed.spec_sha256,
             "files": dg.MetadataValue.path(packed.uri),
             **({} if manifest.num_desirable is None else {"good": manifest.num_desirable, "bad": manifest.num_undesirable or 0}),
+            **({"sources": [asdict(source) for source in packed.sources]} if packed.sources else {}),
             **({} if compared is None else _reference_metadata(compared)),
         },
     )

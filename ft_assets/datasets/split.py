@@ -40,8 +40,8 @@ def part_of(split_key: str, *, validation_fraction: float, seed: int = 0) -> Par
 
 def part_counts(keys: NDArray[np.uint64], *, validation_fraction: float, seed: int = 0) -> tuple[int, int]:
     """Returns (train, validation) counts of rows whose split keys start with these 64 bits: :func:`part_of` of each."""
-    held_out = int(_held_out(keys, validation_fraction, seed).sum())
-    return len(keys) - held_out, held_out
+    held = int(held_out(keys, validation_fraction=validation_fraction, seed=seed).sum())
+    return len(keys) - held, held
 
 
 def automatic_fraction(num_rows: int) -> float:
@@ -49,11 +49,11 @@ def automatic_fraction(num_rows: int) -> float:
     return min(MOST_SHARE, max(LEAST_SHARE, EVAL_ITEMS / max(num_rows, 1)))
 
 
-def _held_out(keys: NDArray[np.uint64], fraction: float, seed: int) -> NDArray[np.bool_]:
+def held_out(keys: NDArray[np.uint64], *, validation_fraction: float, seed: int = 0) -> NDArray[np.bool_]:
     """Vectorized :func:`part_of`: true for validation."""
-    _check(fraction)
+    _check(validation_fraction)
     mixed = mixed_bits(keys + np.uint64((GOLDEN * (seed + 1)) & MASK))
-    return np.asarray(mixed.astype(np.float64) < fraction * 2.0**64)
+    return np.asarray(mixed.astype(np.float64) < validation_fraction * 2.0**64)
 
 
 def mixed_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

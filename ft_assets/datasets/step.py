@@ -7,40 +7,39 @@ A pack is built once per fingerprint and reused by all jobs of the tenant.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 import sqlalchemy as sa
-from numpy.typing import NDArray
 from sqlalchemy.exc import SQLAlchemyError
 
 from control_plane.datasets.previews import rows_file
-from control_plane.datasets.service import check_enough_to_train, check_reviewed
+from control_plane.datasets.service import check_distinct, check_enough_to_train, check_reviewed
 from control_plane.datasets.tables import datasets, files
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.datasets.validation_state import PLATFORM_FAILURES
-from control_plane.jobs import warm_starts
+from control_plane.jobs import training_data, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.queue_entry import mark_packed
-from control_plane.jobs.tables import Job, jobs
+from control_plane.jobs.tables import Job, jobs, names_file
+from control_plane.jobs.training_data import dataset_of, held_out_part
 from control_plane.jobs.transitions import job_row, record
 from control_plane.platform import job_events
 from control_plane.platform.build_lock import Say, one_anywhere, one_on_this_machine
 from control_plane.platform.context import Platform
-from control_plane.platform.job_events import Event
 from control_plane.platform.job_states import JobState
 from control_plane.platform.transfer import upload
 from control_plane.sandbox.sandbox_parent import CRASHED
 from ft_assets import layout
 from ft_assets.base_models import BaseModel
-from ft_assets.datasets.checks.quality import train_validation_overlap
-from ft_assets.datasets.checks.quality_warnings import quality_warnings
+from ft_assets.datasets import mixture
+from ft_assets.datasets.mixture import MixedFile
 from ft_assets.datasets.pack_cache import fetch_pack
 from ft_assets.datasets.packs.build import (
     PackManifest,
@@ -51,26 +50,21 @@ from ft_assets.datasets.packs.build import (
     suitable_workers,
 )
 from ft_assets.datasets.packs.recount import differences
-from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.pass_progress import Progress
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.report.validation_report import DatasetReport
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.split import automatic_fraction, part_of
+from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters
 from ft_assets.training.methods import Method
-from ft_assets.training.spec import TrainingSpec
+from ft_assets.training.spec import Source, TrainingSpec, canonical_json
 from ft_assets.typed_json import JsonObject
 
 log = logging.getLogger(__name__)
-
-JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
-"""Warnings about a dataset that depend on the job that trains on it."""
-
 
 ANNOUNCE_EVERY_S = 5.0
 """Least seconds between two events about one stage of a dataset: each is a row in the database."""
@@ -81,20 +75,26 @@ class PinnedDataset:
     """The immutable dataset versions that a job trains and validates on."""
 
     dataset_id: str
+    """Of a mixture, that of the first file."""
     content_sha256: str
     row_count: int
     uri: str
     report: DatasetReport
     validation_id: str | None
     """Dataset version of the tenant's own validation file; None: split off automatically."""
+    mixed_ids: tuple[str, ...]
+    """Dataset versions of the other files of a mixture."""
+    data_version: str
+    """The content's hash; of a mixture, a hash over those of all files."""
 
 
 def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Callable[[Progress], None] | None = None) -> PinnedDataset:
     """Resolves the job's files to dataset versions, validating a file if that has not been done; a second call changes nothing."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    training = _version(platform, tenant, job.training_file, param="training_file", progress=progress)
-    validation = None
+    versions = [_version(platform, tenant, file_id, param="training_file", progress=progress) for file_id in job.trained_on]
+    check_distinct(job.trained_on, [version.id for version in versions])
+    training, validation = versions[0], None
     if job.validation_file:
         validation = _version(platform, tenant, job.validation_file, param="validation_file", progress=progress)
     with platform.engine.begin() as conn:
@@ -106,12 +106,18 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
         uri=training.uri,
         report=DatasetReport.from_dict(training.report),
         validation_id=validation.id if validation else None,
+        mixed_ids=tuple(version.id for version in versions[1:]),
+        data_version=training.content_sha256 if len(versions) == 1 else _digest([version.content_sha256 for version in versions]),
     )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def versions_of(platform: Platform, tenant: str, job_id: str) -> list[str]:
     """Returns the dataset versions of the job's files that have been validated, the training file's first."""
-    used = files.c.id.in_((jobs.c.training_file, jobs.c.validation_file)) & files.c.dataset_id.is_not(None)
+    used = names_file(files.c.id) & files.c.dataset_id.is_not(None)
     query = sa.select(files.c.dataset_id).join(jobs, used).where(jobs.c.id == job_id, jobs.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         return list(conn.execute(query.order_by(files.c.id != jobs.c.training_file)).scalars())
@@ -175,16 +181,26 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    manifest: PackManifest
+    manifests: Sequence[PackManifest]
+    """One for each training file."""
     reused: bool
-    """The pack already existed; nothing was tokenized."""
+    """All packs already existed; nothing was tokenized."""
+    sources: tuple[Source, ...]
+    """How a mixture reads them; empty for a single file."""
+    data_version: str
+    """The pack's fingerprint; of a mixture, a hash over its sources."""
     lengths: Mapping[str, list[int]]
-    """Histogram of tokens per training example."""
+    """Histogram of tokens per training example; of a mixture, of its first file's."""
     total_steps: int
     spec_sha256: str
     uri: str
     reference: Reference | None
     """The log-probabilities that the method compares with; None if it needs none."""
+
+    @property
+    def manifest(self) -> PackManifest:
+        """The first file's."""
+        return self.manifests[0]
 
 
 def pack(
@@ -200,35 +216,73 @@ def pack(
     placed = job_plan.of_job(platform, job, model)
     plan = placed.plan
     method = methods.get(job.method)
-    settings = _pack_settings(platform, tenant, job, plan, method)
-    manifest, reused = _stored_pack(platform, tenant, job, model, method, settings, progress=progress, say=say)
+    packs, reused = list[PackManifest](), True
+    for file_id in job.trained_on:
+        settings = _pack_settings(platform, tenant, job, file_id, plan, method)
+        with _naming(file_id if job.training_files else ""):
+            built, known = _stored_pack(platform, tenant, job, file_id, model, method, settings, progress=progress, say=say)
+        packs, reused = [*packs, built], reused and known
+    facts, sources = _read_an_epoch(job.training_files, packs)
     spec = hyperparameters.resolve(
         plan,
-        hyperparameters.PackFacts(**{k: getattr(manifest, k) for k in hyperparameters.PackFacts.__slots__}),
+        facts,
         seed=job.seed,
         lock_sha256=provenance.lock_sha256(),
         commit=provenance.commit(),
         image=provenance.image(),
         **placed.placement,
         warm_start=warm_starts.spec_of(job.warm_start),
+        sources=sources,
     )
     compared = None
     if method.needs_reference:
         spec = replace(spec, reference=reference_logps.key_for(spec))
         compared = _reference(platform, tenant, spec)
-    _doubt(platform, tenant, job, manifest, num_epochs=spec.optimization.num_epochs)
-    steps = spec.optimization.total_steps(num_rows=manifest.num_rows, world_size=spec.world_size)
-    expected = expected_time.expect(platform, model, spec, num_rows=manifest.num_rows, tokens_per_epoch=manifest.num_tokens)
+    if job.state is JobState.VALIDATING:  # else they are recorded
+        findings = training_data.findings(platform, tenant, job, packs, spec)
+        with platform.engine.begin() as conn:
+            for event in findings:
+                record(conn, job.id, event, now=platform.clock())
+    steps = spec.optimization.total_steps(num_rows=facts.num_windows, world_size=spec.world_size)
+    expected = expected_time.expect(platform, model, spec, num_rows=facts.num_windows, tokens_per_epoch=facts.num_tokens)
     mark_packed(platform, tenant, job_id, spec=spec, total_steps=steps, expected_s=expected.expected_s, modelled=expected.modelled)
     return Packed(
-        manifest=manifest,
+        manifests=packs,
         reused=reused,
-        lengths=manifest.lengths,
+        sources=sources,
+        data_version=_digest([asdict(source) for source in sources]) if sources else packs[0].fingerprint,
+        lengths=packs[0].lengths,
         total_steps=steps,
         spec_sha256=spec.sha256,
-        uri=platform.objects.uri(layout.pack_prefix(tenant, manifest.fingerprint)),
+        uri=platform.objects.uri(layout.pack_prefix(tenant, spec.pack_fingerprint)),
         reference=compared,
     )
+
+
+@contextlib.contextmanager
+def _naming(file_id: str) -> Iterator[None]:
+    """Names the file of a mixture that cannot be packed."""
+    try:
+        yield
+    except InvalidDataset as error:
+        if not file_id:
+            raise
+        raise InvalidDataset(f"{file_id}: {error.message}", code=error.code, param=error.param) from error
+
+
+def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) -> tuple[hyperparameters.PackFacts, tuple[Source, ...]]:
+    """Returns what an epoch reads of the one pack there is, or of a mixture of packs with its sources."""
+    facts = hyperparameters.PackFacts(**{k: getattr(packs[0], k) for k in hyperparameters.PackFacts.__slots__})
+    if not files:
+        return facts, ()
+    sources = mixture.sources(files, packs)
+    times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(sources, packs, strict=True)]
+    return replace(
+        facts,
+        num_examples=sum(round(n * pack.num_examples) for n, pack in zip(times, packs, strict=True)),
+        num_windows=sum(source.rows_per_epoch for source in sources),
+        num_tokens=sum(round(n * pack.num_tokens) for n, pack in zip(times, packs, strict=True)),
+    ), sources
 
 
 def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference:
@@ -244,17 +298,17 @@ def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference
     )
 
 
-def pack_differences(platform: Platform, tenant: str, manifest: PackManifest) -> list[str]:
-    """Counts this machine's copy of a pack again; returns what differs from its manifest."""
-    return differences(fetch_pack(platform, tenant, manifest.fingerprint))
+def pack_differences(platform: Platform, tenant: str, packs: Sequence[PackManifest]) -> list[str]:
+    """Counts this machine's copies of packs again; returns what differs from their manifests."""
+    return [what for pack in packs for what in differences(fetch_pack(platform, tenant, pack.fingerprint))]
 
 
-def _pack_settings(platform: Platform, tenant: str, job: Job, plan: hyperparameters.Plan, method: Method) -> PackSettings:
-    """Returns the job's settings, with the upload's policies for rows that do not fit the base model."""
-    query = sa.select(files.c.policies).where(files.c.id == job.training_file, files.c.tenant_id == tenant)
+def _pack_settings(platform: Platform, tenant: str, job: Job, file_id: str, plan: hyperparameters.Plan, method: Method) -> PackSettings:
+    """Returns the job's settings for one of its training files, with the upload's policies for rows that do not fit the base model."""
+    query = sa.select(files.c.policies).where(files.c.id == file_id, files.c.tenant_id == tenant)
     with platform.engine.connect() as conn:
         policies = Policies.from_request(conn.execute(query).scalar_one() or {})
-    own, fraction = _held_out(platform, tenant, job)
+    own, fraction = held_out_part(platform, tenant, job, file_id)
     settings = PackSettings(
         max_seq_len=plan.max_seq_len,
         safety_file=platform.settings.safety_file,
@@ -271,64 +325,11 @@ def _pack_settings(platform: Platform, tenant: str, job: Job, plan: hyperparamet
     return replace(settings, train_on_inputs=True, over_long="split" if settings.over_long == "truncate" else settings.over_long)
 
 
-def _doubt(platform: Platform, tenant: str, job: Job, manifest: PackManifest, *, num_epochs: float) -> None:
-    """Records warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
-    without loss."""
-    if job.state != JobState.VALIDATING:
-        return  # already reported
-    overlapping = num_validation = 0
-    if job.validation_file:
-        held_out = _split_keys(platform, tenant, _dataset_of(platform, tenant, job.validation_file).id)
-        num_validation = len(held_out)
-        overlapping = train_validation_overlap(_split_keys(platform, tenant, job.dataset), held_out)
-    counted = _dataset_of(platform, tenant, job.training_file).report["stats"]["quality"]
-    doubts = quality_warnings(counted, num_epochs=num_epochs, num_overlapping=overlapping, num_validation=num_validation)
-    with platform.engine.begin() as conn:
-        for code, message in [doubt for doubt in doubts if doubt[0] in JOB_DOUBTS] + _pack_doubts(manifest):
-            record(conn, job.id, Event(code=code, message=message, level="warn"), now=platform.clock())
-
-
-def _pack_doubts(manifest: PackManifest) -> list[tuple[str, str]]:
-    """Returns a warning about turns that the base model's chat template left without loss."""
-    found = []
-    if manifest.untrained_turns:
-        message = (
-            f"{manifest.untrained_turns} earlier assistant turns carry no loss: the base model's chat template writes them differently"
-        )
-        found.append(("turns_without_loss", f"{message} once more messages follow (`ft preview` shows which)"))
-    if manifest.dropped:
-        reasons = ", ".join(f"{code} {count}" for code, count in manifest.dropped.items())
-        found.append(("rows_left_out", f"{sum(manifest.dropped.values())} rows are not trained on: {reasons}"))
-    return found
-
-
-def _split_keys(platform: Platform, tenant: str, dataset_id: str) -> NDArray[np.uint64]:
-    """Returns the first 64 bits of each row's split key: its content hash, or that of the first of its near-duplicate cluster."""
-    with pq.ParquetFile(rows_file(platform, tenant, dataset_id)) as file:
-        batches = [bytes.fromhex("".join(batch.column(0).to_pylist())) for batch in file.iter_batches(columns=["split_key"])]
-    return np.concatenate([np.empty(0, np.uint64), *(np.frombuffer(b, ">u8")[::2].astype(np.uint64) for b in batches)])
-
-
-def _held_out(platform: Platform, tenant: str, job: Job) -> tuple[str | None, float]:
-    """Returns the dataset version of the tenant's own validation file, else the share of rows split off automatically: 0 if the dataset
-    has a split of its own."""
-    if job.validation_file:
-        return _dataset_of(platform, tenant, job.validation_file).id, 0.0
-    if has_own_split(rows_file(platform, tenant, job.dataset)):
-        return None, 0.0
-    return None, automatic_fraction(_dataset_of(platform, tenant, job.training_file).row_count)
-
-
-def _dataset_of(platform: Platform, tenant: str, file_id: str) -> sa.Row[Any]:
-    query = sa.select(datasets).join(files, (files.c.dataset_id == datasets.c.id) & (files.c.tenant_id == datasets.c.tenant_id))
-    with platform.engine.connect() as conn:
-        return conn.execute(query.where(files.c.id == file_id, files.c.tenant_id == tenant)).one()
-
-
 def _stored_pack(
     platform: Platform,
     tenant: str,
     job: Job,
+    file_id: str,
     model: BaseModel,
     method: Method,
     settings: PackSettings,
@@ -336,15 +337,15 @@ def _stored_pack(
     progress: Callable[[Progress], None] | None,
     say: Say,
 ) -> tuple[PackManifest, bool]:
-    """Returns the pack, on this machine and in the object store, and whether it already existed.
+    """Returns the pack of a training file, on this machine and in the object store, and whether it already existed.
 
     Built by one process at a time across all machines; others wait and then use what is stored.
     """
     if model.directory is None:
         raise Unavailable(f"base model {model.id} is not on this machine", code="base_model_unavailable")
     tokenizer = ChatTokenizer.load(model.directory)
-    digests = (tokenizer.tokenizer_digest, tokenizer.template_digest)
-    fingerprint = pack_fingerprint(job.dataset, *digests, settings, kind=method.pack)
+    digests, dataset = (tokenizer.tokenizer_digest, tokenizer.template_digest), dataset_of(platform, tenant, file_id)
+    fingerprint = pack_fingerprint(dataset.id, *digests, settings, kind=method.pack)
     directory = platform.settings.work_dir / "packs" / layout.checked_id(tenant) / fingerprint
     with one_on_this_machine(directory, who=job.id, say=say):
         if (found := _stored(platform, tenant, fingerprint)) is not None:
@@ -354,14 +355,14 @@ def _stored_pack(
                 return found, True
             own = settings.validation_dataset_id
             manifest = build_pack(
-                rows_file(platform, tenant, job.dataset),
+                rows_file(platform, tenant, dataset.id),
                 tokenizer,
                 settings,
                 directory,
-                dataset_id=job.dataset,
+                dataset_id=dataset.id,
                 kind=method.pack,
                 validation=rows_file(platform, tenant, own) if own else (),
-                workers=suitable_workers(_dataset_of(platform, tenant, job.training_file).row_count),
+                workers=suitable_workers(dataset.row_count),
                 model_dir=model.directory,
                 progress=_relay(progress) if progress else None,
             )
@@ -397,13 +398,17 @@ def validation_rows(platform: Platform, tenant: str, job: Job) -> Iterator[JsonO
 
     For a preference the chosen answer is wanted; answers labeled bad and texts are left out.
     """
-    own, fraction = _held_out(platform, tenant, job)
-    if own:
-        examples = load_rows(rows_file(platform, tenant, own))
+    if job.validation_file:
+        examples = load_rows(rows_file(platform, tenant, dataset_of(platform, tenant, job.validation_file).id))
     else:
-        stored = load_stored(rows_file(platform, tenant, job.dataset))
-        examples = (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
+        examples = itertools.chain.from_iterable(_held_out_examples(platform, tenant, job, file_id) for file_id in job.trained_on)
     return (row for row in map(_as_row, examples) if row["messages"])
+
+
+def _held_out_examples(platform: Platform, tenant: str, job: Job, file_id: str) -> Iterator[Example]:
+    _, fraction = held_out_part(platform, tenant, job, file_id)
+    stored = load_stored(rows_file(platform, tenant, dataset_of(platform, tenant, file_id).id))
+    return (s.example for s in stored if (s.part or part_of(s.split_key, validation_fraction=fraction)) == "validation")
 
 
 def _as_row(example: Example) -> JsonObject:

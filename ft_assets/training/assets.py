@@ -23,6 +23,7 @@ def checkpoint(context: dg.AssetExecutionContext, platform: PlatformResource) ->
         metadata={
             "loss_curve": dg.MetadataValue.md(markdown_picture(loss_curve_svg(stored.measurements), title="loss over optimizer steps")),
             "final_loss": stored.last("loss"),
+            **{f"final_loss/{s.dataset_id}": stored.last(f"train_loss/{s.dataset_id}") for s in held.spec.sources},
             "steps": trained.last_step,
             "trained_tokens": trained.trained_tokens,
             "tokens_per_s": stored.last("tokens_per_s"),

@@ -34,6 +34,7 @@ from ft_assets.training.spec import (
     LoraSettings,
     Optimization,
     Quantization,
+    Source,
     Strategy,
     TrainingSpec,
     WarmStart,
@@ -54,7 +55,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackFacts:
-    """Result of packing; the pack's ``manifest.json`` has all of it."""
+    """Result of packing; the pack's ``manifest.json`` has all of it. Of a mixture: its first pack, and counts of what an epoch reads."""
 
     fingerprint: str
     dataset_id: str
@@ -196,6 +197,7 @@ def resolve(
     gradient_checkpointing: bool | None = None,
     reference: str | None = None,
     warm_start: WarmStart | None = None,
+    sources: tuple[Source, ...] = (),
 ) -> TrainingSpec:
     """Returns the frozen spec. Pure: the same arguments give the same digest.
 
@@ -233,6 +235,7 @@ def resolve(
         lock_sha256=lock_sha256,
         commit=commit,
         image=image,
+        sources=sources,
     )
 
 

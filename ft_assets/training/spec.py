@@ -53,6 +53,16 @@ class WarmStart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One dataset of a mixture."""
+
+    dataset_id: str
+    pack_fingerprint: str
+    rows_per_epoch: int
+    """Rows of its pack that an epoch reads. More than the pack has: some are read again. Fewer: the next epoch goes on with the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Optimization:
     learning_rate: float
     num_epochs: float
@@ -133,6 +143,13 @@ class TrainingSpec:
     """Commit of the platform's code."""
     image: str
     """Container image by digest, or ``local`` for a subprocess of this checkout."""
+    sources: tuple[Source, ...] = ()
+    """Datasets of a mixture, `dataset_id` and `pack_fingerprint` being the first one's; empty if there is only one dataset."""
+
+    @property
+    def packs(self) -> tuple[tuple[str, str], ...]:
+        """The fingerprint of each pack, and its directory within that of the run's data: itself, or one per pack of a mixture."""
+        return tuple((s.pack_fingerprint, s.pack_fingerprint) for s in self.sources) or ((self.pack_fingerprint, ""),)
 
     @property
     def sha256(self) -> str:
@@ -170,7 +187,7 @@ class RunFile:
     attempt: int = 1
     base_model_dir: Path
     pack_dir: Path
-    """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack."""
+    """Directory with ``manifest.json`` and ``shard-*.parquet`` of the pack; of a mixture, with a directory per pack, by fingerprint."""
     work_dir: Path
     """Checkpoints, metrics, heartbeat and exit evidence of the job, shared by its attempts on this machine."""
     reference_dir: Path | None = None

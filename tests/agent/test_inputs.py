@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ import pytest
 from agent.api_client import ApiClient
 from agent.inputs import NodeInputs, Stream
 from agent.objects import Objects
-from agent.workload import Input
+from agent.workload import Input, Kind, Workload
 from control_plane.attempts import agents, start
 from control_plane.attempts.claims import Claim
 from control_plane.platform.context import Platform
 from ft_assets import layout
 from ft_assets.errors import IntegrityError
 from ft_assets.training.pack_stream import ARRIVING, arrival_order
-from tests.ft_assets.training.attempts import SPEC, write_pack
+from ft_assets.training.runtime import pack_loader
+from ft_assets.training.spec import Source
+from tests.ft_assets.training.attempts import SPEC, VOCAB, write_pack
 from tests.support.jobs.followed_jobs import until
 
 SHARDS = 9
@@ -32,7 +35,7 @@ def pack(platform: Platform, held: Claim, tmp_path: Path) -> Input:
     directory, prefix = write_pack(tmp_path / "pack", num_windows=27, shards=SHARDS), layout.pack_prefix(held.tenant, PACK)
     for path in sorted(directory.iterdir()):
         platform.objects.put_file(f"{prefix}/{path.name}", path)
-    return start.pack_input(platform.objects, prefix)
+    return start.pack_input(platform.objects, held.tenant, replace(SPEC, pack_fingerprint=PACK))
 
 
 @pytest.fixture
@@ -89,3 +92,31 @@ def test_a_closed_stream_begins_no_further_shard(stage: Callable[[], tuple[Path,
     begin(0).close()
     time.sleep(1.0)
     assert len(arrived(directory)) < SHARDS
+
+
+def test_shards_of_a_mixture_arrive_in_a_directory_per_pack(platform: Platform, internal_url: str, held: Claim, tmp_path: Path) -> None:
+    names = ("pack_one", "pack_two")
+    for name in names:
+        directory = write_pack(tmp_path / name, num_windows=18, shards=6, fingerprint=name)
+        for path in directory.iterdir():
+            platform.objects.put_file(f"{layout.pack_prefix(held.tenant, name)}/{path.name}", path)
+    sources = tuple(
+        Source(dataset_id=f"ds_{name}", pack_fingerprint=name, rows_per_epoch=rows) for name, rows in zip(names, (30, 6), strict=True)
+    )
+    spec = replace(SPEC, pack_fingerprint=names[0], sources=sources)
+    given = start.pack_input(platform.objects, held.tenant, spec)
+    workload = Workload(name="w", kind=Kind.TRAIN, tenant=held.tenant, job=held.job_id, inputs=(given,))
+    prefixes = start._prefixes(workload)
+    assert prefixes == sorted(f"{layout.pack_prefix(held.tenant, name)}/" for name in names), "no more than its own packs"
+    token = agents.introduce(platform, held, may_read=prefixes)
+    with contextlib.closing(ApiClient(internal_url, token)) as api, contextlib.closing(Objects(api)) as objects:
+        inputs = NodeInputs(objects, (given,), cache=tmp_path / "cache", tenant=held.tenant, target=tmp_path / "inputs-a1")
+        directory = inputs.stage(lambda: None)[start.PACK]
+        assert sorted(str(p.relative_to(directory)) for p in directory.rglob("shard-*")) == [f"{n}/shard-00000.parquet" for n in names]
+        inputs.stream(spec, 0, make_room=lambda: None)
+        until(lambda: not (directory / ARRIVING).exists())
+    found = sorted((p for p in directory.rglob("shard-*") if p.name != "shard-00000.parquet"), key=lambda p: p.lstat().st_ctime_ns)
+    shards = [f"{name}/shard-{n:05d}.parquet" for name in names for n in range(6)]
+    order = [shards[n] for n in arrival_order(spec, [3] * 6, [3] * 6, step=0)]
+    assert [str(p.relative_to(directory)) for p in found] == [path for path in order if not path.endswith("00000.parquet")]
+    assert pack_loader.load(directory, spec, vocab_size=VOCAB).train.num_rows == 36

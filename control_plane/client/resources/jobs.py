@@ -16,24 +16,26 @@ FINAL = frozenset({"succeeded", "failed", "cancelled"})
 class Jobs(Resource):
     """Fine-tuning jobs."""
 
-    def create(self, *, model: str, training_file: str, **options: Any) -> Record:
+    def create(self, *, model: str, training_file: str | None = None, **options: Any) -> Record:
         """Submits a job under an ``idempotency_key`` (generated if not given): submitted twice, it is one job.
 
-        Options: `validation_file`, `suffix`, `seed`, `metadata`, `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`,
-        `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`, `warm_start`, `force`.
+        Options: `training_files` (a mixture, instead of `training_file`), `validation_file`, `suffix`, `seed`, `metadata`,
+        `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`, `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`,
+        `warm_start`, `force`.
         """
         key = options.pop("idempotency_key", None)
-        return self._api.create(at("/v1/fine_tuning/jobs"), key=key, json={"model": model, "training_file": training_file, **options})
+        body = {"model": model, **given(training_file=training_file), **options}
+        return self._api.create(at("/v1/fine_tuning/jobs"), key=key, json=body)
 
-    def estimate(self, *, model: str, training_file: str, **options: Any) -> Record:
+    def estimate(self, *, model: str, training_file: str | None = None, **options: Any) -> Record:
         """Returns the expected duration and cost of a job with this body, without submitting it; see its ``assumptions``.
 
-        Options: `validation_file`, `suffix`, `seed`, `metadata`, `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`,
-        `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`, `warm_start`, `force`.
+        Options: `training_files` (a mixture, instead of `training_file`), `validation_file`, `suffix`, `seed`, `metadata`,
+        `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`, `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`,
+        `warm_start`, `force`.
         """
-        return self._api.call(
-            "POST", at("/v1/fine_tuning/jobs/estimate"), json={"model": model, "training_file": training_file, **options}, repeatable=True
-        )
+        body = {"model": model, **given(training_file=training_file), **options}
+        return self._api.call("POST", at("/v1/fine_tuning/jobs/estimate"), json=body, repeatable=True)
 
     def preview(self, *, model: str, training_file: str, **options: Any) -> Record:
         """Returns the first examples exactly as a job would train on them: text, token ids, spans with loss, truncated parts.

@@ -14,16 +14,16 @@ from control_plane.client.wire import at, given
 class Sweeps(Resource):
     """Hyperparameter sweeps."""
 
-    def create(self, *, model: str, training_file: str, sweep: Mapping[str, Any], **options: Any) -> Record:
+    def create(self, *, model: str, training_file: str | None = None, sweep: Mapping[str, Any], **options: Any) -> Record:
         """Submits a job for each combination in ``sweep``; sent twice under one ``idempotency_key`` it is one sweep.
 
-        Options: `validation_file`, `suffix`, `seed`, `metadata`, `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`,
-        `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`, `warm_start`, `force`.
+        Options: `training_files` (a mixture, instead of `training_file`), `validation_file`, `suffix`, `seed`, `metadata`,
+        `integrations`, `method`, `hyperparameters`, `eval_config`, `tier`, `spot`, `recipe`, `hardware`, `adapter`, `auto_promote`,
+        `warm_start`, `force`.
         """
         key = options.pop("idempotency_key", None)
-        return self._api.create(
-            at("/v1/fine_tuning/sweeps"), key=key, json={"model": model, "training_file": training_file, "sweep": sweep, **options}
-        )
+        body = {"model": model, **given(training_file=training_file), "sweep": sweep, **options}
+        return self._api.create(at("/v1/fine_tuning/sweeps"), key=key, json=body)
 
     def list(self, *, limit: int = 20, after: str | None = None) -> Pages:
         """Lists sweeps, newest first; `limit` per page."""

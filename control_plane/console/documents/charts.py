@@ -36,6 +36,11 @@ CURVES = (
 COMPARED = (("Loss", ("loss",)), ("Validation loss", ("eval_loss",)), *CURVES[1:])
 """The same for several runs."""
 SCALE = {"memory_bytes": 1 / 2**30}
+BY_SOURCE = "train_loss/"
+"""Prefix of the training loss of one dataset of a mixture, followed by its id."""
+LETTERS = "ABCDEFGHIJKLMNOP"
+STYLES = ("", "run-2", "run-3", "run-4")
+"""Styles of lines in one chart; with more lines they come again, and letters tell them apart."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -60,6 +65,8 @@ class Curve:
     title: str
     lines: Sequence[Line]
     is_wide: bool = False
+    names: Sequence[str] = ()
+    """What each line shows, beside its letter, where a legend is needed."""
 
     @property
     def last(self) -> float | None:
@@ -140,8 +147,12 @@ def _short(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]] = ()) -> Iterator[Curve]:
+def curves(
+    lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]] = (), names: Mapping[str, str] | None = None
+) -> Iterator[Curve]:
     """Yield the charts of a training whose ``metrics.jsonl`` has these lines; those without a value are left out.
+
+    `names`: of the datasets of a mixture by their ids, which are used where a name is missing.
 
     `others`: of at most three runs to compare with, whose lines are drawn beside its own, each with a letter; validation then has a chart
     of its own.
@@ -158,6 +169,21 @@ def curves(lines: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping
             ]
         if sum(len(line.points) for line in drawn) > 1:
             yield Curve(title=title, lines=drawn, is_wide=is_wide)
+        if title == "Loss" and (by_source := sorted({key for line in lines for key in line if key.startswith(BY_SOURCE)})):
+            yield _by_source(lines, by_source, names or {})
+
+
+def _by_source(lines: Sequence[Mapping[str, Any]], metrics: Sequence[str], names: Mapping[str, str]) -> Curve:
+    """Draw the training loss of each dataset of a mixture."""
+    ids = [metric.removeprefix(BY_SOURCE) for metric in metrics]
+    order = sorted(range(len(ids)), key=lambda n: list(names).index(ids[n]) if ids[n] in names else len(names))
+    drawn = [
+        _line(
+            lines, metrics[n], metric=metrics[n], most=MAX_POINTS, style=STYLES[place % len(STYLES)], letter=LETTERS[place % len(LETTERS)]
+        )
+        for place, n in enumerate(order)
+    ]
+    return Curve(title="Loss by file", lines=drawn, is_wide=True, names=[names.get(ids[n], ids[n]) for n in order])
 
 
 def _line(lines: Sequence[Mapping[str, Any]], name: str, *, most: int, **drawn: Any) -> Line:

@@ -46,7 +46,7 @@ def evaluation_values(
         "warned": [f for f in verdict["findings"] if f["code"] in verdict.get("warnings", ())],
         "tables": list(_tables(report)),
         "previous": any(s.get("previous") is not None for s in report["scores"]),
-        "curves": next((one.svg() for one in curves(curve) if one.title == "Loss"), ""),
+        "curves": [one for one in curves(curve) if one.title in ("Loss", "Loss by file")],
         "samples": [_side_by_side(sample) for sample in shown],
         "counts": {change: sum(s.get("change", "same") == change for s in shown) for change, _ in FILTERS} | {"all": len(shown)},
         "filters": FILTERS,

@@ -19,6 +19,7 @@ from control_plane.console.documents.evaluation_page import evaluation_values
 from control_plane.console.pages.job_timeline import timeline
 from control_plane.console.pages.page import Page, PageDep, PageRoute, see
 from control_plane.datasets import previews
+from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import next_run, reports
 from control_plane.evaluations import schemas as evaluation_schemas
 from control_plane.http.authentication import Writer
@@ -61,6 +62,8 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
     job = responses.job(view)
     others = [jobs.row(platform, tenant, other) for other in dict.fromkeys(compare or ()) if other not in ("", job_id)][:MOST_COMPARED]
     lines = [results.metric_lines(platform, one.measured_by, most=MAX_POINTS) for one in (view.job, *others)]
+    filenames = uploaded_files.filenames(platform, tenant, [one.file for one in job.training_files or ()])
+    names = {one.dataset_id: filenames.get(one.file, one.file) for one in job.training_files or () if one.dataset_id}
     is_waiting = job.state in ("queued", "preempted")
     return page.show(
         "job.html",
@@ -71,7 +74,8 @@ def job_page(page: PageDep, job_id: str, compare: Annotated[list[str] | None, Qu
         waiting=waiting_line(job.model_dump(), now=platform.clock().timestamp()) if is_waiting else None,
         events=messages[:EVENTS_SHOWN],
         last_seq=last_seq,
-        curves=list(curves(lines[0], lines[1:])),
+        curves=list(curves(lines[0], lines[1:], names)),
+        filenames=filenames,
         others=others,
         choices=_choices(page, job_id) if compare is not None else (),
         cost=usage.cost_of_job(platform, tenant, job_id),
@@ -103,7 +107,8 @@ def _failure(page: Page, job: Job) -> Failure | None:
     error = job.error or {}
     code = error.get("code") or "failed"
     message, _, step = str(error.get("message") or "").partition(". Next: ")
-    named = ROW.search(message) if code != Outcome.BAD_EXAMPLE else None  # which counts the rows of the pack
+    # A bad example counts the rows of a pack, and a mixture has several files.
+    named = None if code == Outcome.BAD_EXAMPLE or job.training_files else ROW.search(message)
     row = int(named[1]) if named else None
     found = next_run.advice(page.platform, page.tenant, job)
     return Failure(

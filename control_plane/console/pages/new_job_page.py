@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates.model_limits import hourly_micros, model_limits
 from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
+from ft_assets.datasets.mixture import MAX_FILES, MixedFile
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import combined
 
@@ -53,6 +54,8 @@ class Given:
 
     model: str | None = None
     training_file: str | None = None
+    training_files: Sequence[MixedFile] = ()
+    """Files of a mixture."""
     validation_file: str | None = None
     suffix: str | None = None
     method: str = "sft"
@@ -70,7 +73,8 @@ def _like(page: Page, job_id: str) -> Given:
     advised = combined(next_run.advice(page.platform, page.tenant, job))
     asked = {name: value for name, value in job.hyperparameters.items() if value != "auto"}
     return Given(
-        model=job.model, training_file=job.training_file, validation_file=job.validation_file, suffix=job.suffix, method=job.method,
+        model=job.model, training_file=job.training_file, training_files=job.training_files, validation_file=job.validation_file,
+        suffix=job.suffix, method=job.method,
         adapter=adapter_of(job.request), auto_promote=job.request.get("auto_promote", True), advised=frozenset(advised),
         eval_config=job.request.get("eval_config") or {}, hyperparameters=asked | advised,
     )  # fmt: skip
@@ -92,6 +96,7 @@ def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: C
         rules=RULES,
         thresholds=THRESHOLDS,
         defaults=EvalConfig(),
+        max_files=MAX_FILES,
         files=[one for one in found if one.status == "processed"],
         basic={name: common[name] for name in BASIC if name in common},
         more={name: limit for name, limit in common.items() if name not in BASIC},

@@ -7,11 +7,20 @@ const PAUSE_MS = 400;
 const form = document.querySelector("[data-form]"), at = (name) => document.querySelector(`[data-${name}]`);
 const dollars = (micros) => `$${(micros / 1e6).toFixed(micros && micros < 10_000 ? 4 : 2)}`;
 const many = (number) => number.toLocaleString();
-let language = "curl", timer, recipe, asked = 0;
+let language = "curl", timer, recipe, asked = 0, added = 0;
 
 function typed(text) {
   if (text === "true" || text === "false") return text === "true";
   return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+// One file is OpenAI's training_file; several, or one that is read in another way, are a mixture.
+function data() {
+  const files = [...document.querySelectorAll("[data-source]")].map((row) => {
+    const how = row.querySelector("[data-how]").value, much = row.querySelector("[data-much]").value;
+    return { file: row.querySelector("[data-file]").value, ...(how && { [how]: typed(much.trim() || "1") }) };
+  });
+  return files.length === 1 && Object.keys(files[0]).length === 1 ? { training_file: files[0].file } : { training_files: files };
 }
 
 function body() {
@@ -25,7 +34,7 @@ function body() {
     ...Object.fromEntries(limits.filter((field) => field.value.trim()).map((field) => [field.dataset.limit, typed(field.value)])),
   };
   return {
-    model: value("model"), training_file: value("training_file"),
+    model: value("model"), ...data(),
     ...(value("validation_file") && { validation_file: value("validation_file") }),
     ...(value("suffix") && { suffix: value("suffix") }),
     ...(value("method") !== "sft" && { method: value("method") }),
@@ -42,6 +51,7 @@ const CODE = {
   python: (job) => {
     const own = Object.entries(job).filter(([name]) => OPENAI.includes(name)).map(([name, value]) => `    ${name}=${python(value)},`);
     const other = Object.fromEntries(Object.entries(job).filter(([name]) => !OPENAI.includes(name)));
+    if (job.training_files) own.push("    training_file=None,"); // which the client requires
     const extra = Object.keys(other).length ? [`    extra_body=${python(other)},`] : [];
     return `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1")  # the key is in OPENAI_API_KEY\njob = client.fine_tuning.jobs.create(\n${[...own, ...extra].join("\n")}\n)`;
   },
@@ -50,7 +60,8 @@ const CODE = {
     const given = options.filter(([name]) => job[name]).map(([name, option]) => `${option} ${quoted(job[name])}`);
     const settings = Object.entries(job.hyperparameters ?? {}).map(([name, value]) => `--hp ${quoted(`${name}=${value}`)}`);
     const missing = job.eval_config ? "\n# ft has no option for eval_config; use curl or Python" : "";
-    return ["ft submit", job.training_file, `--model ${quoted(job.model)}`, ...given, ...settings, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
+    const files = (job.training_files ?? [{ file: job.training_file }]).map(({ file, weight, tokens }) => file + (weight ? `,weight=${weight}` : tokens ? `,tokens=${tokens}` : ""));
+    return ["ft submit", ...files, `--model ${quoted(job.model)}`, ...given, ...settings, ...(job.auto_promote === false ? ["--no-promote"] : []), "--wait"].join(" ") + missing;
   },
 };
 
@@ -95,7 +106,8 @@ async function estimate() {
   const job = body(), mine = ++asked;
   at("code").textContent = CODE[language](job);
   document.querySelectorAll("[data-price-of]").forEach((price) => { price.textContent = ""; });
-  if (!job.model || !job.training_file) return;
+  const files = job.training_files?.map(({ file }) => file) ?? [job.training_file];
+  if (!job.model || !files[0]) return;
   at("wait").textContent = "Estimating";
   try {
     const found = await json("POST", "/v1/fine_tuning/jobs/estimate", job);
@@ -111,7 +123,7 @@ async function estimate() {
     at("wait").hidden = true;
     show(at("refusal"), null);
     await defaults(found.recipe);
-    const warnings = [...quotaWarnings(found.quota), ...(await dataWarnings(job.training_file))];
+    const warnings = [...quotaWarnings(found.quota), ...(await Promise.all(files.map(dataWarnings))).flat()];
     if (mine === asked) showWarnings(warnings);
   } catch (error) {
     if (mine !== asked) return;
@@ -125,6 +137,26 @@ form.addEventListener("input", () => {
   at("code").textContent = CODE[language](body());
   clearTimeout(timer);
   timer = setTimeout(estimate, PAUSE_MS);
+});
+
+function showReadings() {
+  const rows = document.querySelectorAll("[data-source]");
+  for (const row of rows) row.querySelectorAll("[data-reading]").forEach((field) => { field.hidden = rows.length === 1 && !row.querySelector("[data-how]").value; });
+  at("add-file").disabled = rows.length >= Number(at("sources").dataset.max);
+}
+
+at("add-file").addEventListener("click", () => {
+  at("sources").insertAdjacentHTML("beforeend", at("another").innerHTML.replaceAll("-new\"", `-added-${++added}"`));
+  showReadings();
+  at("sources").lastElementChild.querySelector("select").focus();
+  form.dispatchEvent(new Event("input"));
+});
+
+at("sources").addEventListener("click", ({ target }) => {
+  if (!("removeFile" in target.dataset)) return;
+  target.closest("[data-source]").remove();
+  showReadings();
+  form.dispatchEvent(new Event("input"));
 });
 
 document.querySelector("[data-compare-prices]")?.addEventListener("click", async () => {
@@ -157,4 +189,5 @@ form.addEventListener("submit", async (event) => {
   }
 });
 
+showReadings();
 estimate();

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ from control_plane.datasets.receiver import receive
 from control_plane.datasets.tables import File, files
 from control_plane.datasets.uploads import orphaned_objects
 from control_plane.datasets.validation_state import FETCHING, PLATFORM_FAILURES, Work, bring_in, progress_of, settle, written
-from control_plane.jobs.tables import jobs
+from control_plane.jobs.tables import jobs, names_file
 from control_plane.platform import records
 from control_plane.platform.context import Platform
 from control_plane.platform.job_states import FINAL
@@ -331,10 +331,20 @@ def delete_expired(platform: Platform, *, limit: int = 1000) -> int:
     return gone
 
 
+def filenames(platform: Platform, tenant: str, file_ids: Sequence[str]) -> Mapping[str, str]:
+    """Return the names of those of the files that exist, by id."""
+    if not file_ids:
+        return {}
+    query = sa.select(files.c.id, files.c.filename).where(
+        files.c.tenant_id == tenant, files.c.id.in_(file_ids), files.c.deleted_at.is_(None)
+    )
+    with platform.engine.connect() as conn:
+        return dict(conn.execute(query).all())
+
+
 def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:
     """Unfinished jobs that name the file."""
-    naming = sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id)
-    return sa.and_(naming, jobs.c.state.not_in([s.value for s in FINAL]))
+    return sa.and_(names_file(file_id), jobs.c.state.not_in([s.value for s in FINAL]))
 
 
 def _get(conn: Connection, tenant: str, file_id: str, *, lock: bool = False) -> File:

@@ -7,7 +7,7 @@ row, markup included, which overestimates. Preparation counts the tokens and rep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -30,6 +30,8 @@ from control_plane.platform.job_states import JobState
 from control_plane.platform.records import many, one_or_none
 from control_plane.queue.tables import reservations
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets import mixture
+from ft_assets.datasets.mixture import MixedFile
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.split import automatic_fraction
 from ft_assets.training import hyperparameters, methods
@@ -104,18 +106,51 @@ def training_file(platform: Platform, tenant: str, file_id: str) -> TrainingFile
 
 def of_request(platform: Platform, tenant: str, request: JobRequest, model: BaseModel, placed: Placed) -> Expected:
     """Return what a job of this request is expected to take, without reading its data."""
-    file = training_file(platform, tenant, request.training_file)
-    if file is None:  # submission reports the missing file
+    found = [training_file(platform, tenant, file_id) for file_id in request.trained_on]
+    files = [file for file in found if file is not None]
+    if len(files) < len(found):  # submission reports the missing file
         return Expected(gpu_seconds=0.0, counted=False)
-    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
+    sizes = [_size(file, request, model, placed) for file in files]
+    size = mixed(request.training_files, sizes)
+    spec, _, expected = training(
+        platform, placed, model, dataset_id=THIS, num_examples=size.num_examples, tokens=size.tokens, seed=request.seed or 0
+    )
+    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model) * placed.evaluation_gpus
+    return Expected(gpu_seconds=gpu_seconds, counted=size.counted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """What an epoch reads."""
+
+    num_examples: int
+    tokens: int
+    counted: bool
+    """Whether the tokens were counted at validation."""
+
+
+def mixed(files: Sequence[MixedFile], sizes: Sequence[Size]) -> Size:
+    """Return what an epoch reads of all `sizes`: of the one there is, or of each of a mixture's `files` so much as it is to read."""
+    if not files:
+        return sizes[0]
+    counted, times = all(size.counted for size in sizes), mixture.repeats(files, [size.tokens for size in sizes])
+    if counted:
+        mixture.check_repeats(files, times)
+    return Size(
+        num_examples=sum(max(1, round(size.num_examples * n)) for size, n in zip(sizes, times, strict=True)),
+        tokens=sum(round(size.tokens * n) for size, n in zip(sizes, times, strict=True)),
+        counted=counted,
+    )
+
+
+def _size(file: TrainingFile, request: JobRequest, model: BaseModel, placed: Placed) -> Size:
+    """By its report, else by its bytes."""
     rows = file.row_count or max(1, round((file.bytes or 0) / BYTES_PER_ROW))
     num_examples = file.num_training(rows, request)
+    method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
     known = file.counted_tokens(model, method, max_seq_len, share=num_examples / rows) if file.row_count else None
     tokens = known if known is not None else math.ceil((file.bytes or 0) / BYTES_PER_TOKEN)
-    seed = request.seed or 0
-    spec, _, expected = training(platform, placed, model, dataset_id=THIS, num_examples=num_examples, tokens=tokens, seed=seed)
-    gpu_seconds = expected.expected_s * spec.world_size + evaluation_s(model) * placed.evaluation_gpus
-    return Expected(gpu_seconds=gpu_seconds, counted=known is not None)
+    return Size(num_examples=num_examples, tokens=tokens, counted=known is not None)
 
 
 EVALUATED_7B_S = 1800.0

@@ -16,7 +16,7 @@ from control_plane.billing import prices as price_lists
 from control_plane.billing.prices import PriceList
 from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.previews import rows_file
-from control_plane.datasets.service import check_enough_to_train, check_format
+from control_plane.datasets.service import check_distinct, check_enough_to_train, check_format
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import schemas, warm_starts
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -31,6 +31,7 @@ from control_plane.quotas.schemas import JobQuota
 from control_plane.tenants.rules import tier_named
 from control_plane.tenants.service import get as get_tenant
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets import mixture
 from ft_assets.datasets.policies import Policies
 from ft_assets.datasets.schema import Example, parse_canonical
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
@@ -75,9 +76,14 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     tier = request.tier or get_tenant(platform, tenant).tier
     placed = job_plan.placed(platform, request, model, tier=tier)
     method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
-    file = _training_file(platform, tenant, request)
-    num_examples = file.num_training(file.row_count, request)
-    tokens = _tokens(platform, tenant, file, model, method, max_seq_len, share=num_examples / file.row_count)
+    files = [_training_file(platform, tenant, request, file_id) for file_id in request.trained_on]
+    check_distinct(request.trained_on, [file.dataset_id for file in files])
+    nums = [file.num_training(file.row_count, request) for file in files]
+    each = [
+        _tokens(platform, tenant, file, model, method, max_seq_len, share=num / file.row_count)
+        for file, num in zip(files, nums, strict=True)
+    ]
+    file, (tokens, num_examples, mixed) = files[0], _mixed(request, files, each, nums)
     spec, rows, expected = expected_time.training(
         platform, placed, model, dataset_id=file.dataset_id, num_examples=num_examples, tokens=tokens.per_epoch, seed=request.seed or 0
     )
@@ -95,6 +101,7 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     return schemas.Estimate(
         model=model.id,
         training_file=file.id,
+        training_files=mixed,
         dataset_id=file.dataset_id,
         num_examples=num_examples,
         max_seq_len=max_seq_len,
@@ -118,9 +125,30 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     )
 
 
-def _training_file(platform: Platform, tenant: str, request: JobRequest) -> TrainingFile:
-    """Return the validated training file; refused with the reason if it is not."""
-    file_id = request.training_file
+def _mixed(
+    request: JobRequest, files: Sequence[TrainingFile], tokens: Sequence[Tokens], num_examples: Sequence[int]
+) -> tuple[Tokens, int, list[schemas.EstimatedFile] | None]:
+    """Return tokens and examples of an epoch, and how much of each file of a mixture it reads."""
+    wanted = request.training_files
+    if not wanted:
+        return tokens[0], num_examples[0], None
+    times = mixture.repeats(wanted, [one.per_epoch for one in tokens])
+    mixture.check_repeats(wanted, times)
+    read = [
+        schemas.EstimatedFile(file=file.id, dataset_id=file.dataset_id, repeats=round(n, 4), tokens=round(one.per_epoch * n))
+        for file, one, n in zip(files, tokens, times, strict=True)
+    ]
+    together = Tokens(
+        per_epoch=sum(one.tokens for one in read),
+        error=round(math.hypot(*(one.error * n for one, n in zip(tokens, times, strict=True)))),
+        counted=all(one.counted for one in tokens),
+        how="; ".join(f"of {file.id}, {one.how}" for file, one in zip(files, tokens, strict=True)),
+    )
+    return together, sum(max(1, round(num * n)) for num, n in zip(num_examples, times, strict=True)), read
+
+
+def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id: str) -> TrainingFile:
+    """Return a validated training file; refused with the reason if it is not."""
     uploaded_files.get(platform, tenant, file_id)  # refuses an unknown file
     file = expected_time.training_file(platform, tenant, file_id)
     if file is None or file.status == "uploaded":

@@ -95,7 +95,7 @@ class Sweep(ApiModel):
     model: str
     """Base model of all trials, as requested."""
     training_file: str
-    """Id of the training file of all trials."""
+    """Id of the training file of all trials; of a mixture, the first one."""
     strategy: str
     """`grid` or `random`."""
     parameters: JsonObject

@@ -361,7 +361,7 @@ def _view(sweep: Sweep, trials: Sequence[schemas.SweepTrial], states: Sequence[J
         **sweep.settings,
         status=status_of(known, cancelled=sweep.cancelled_at is not None),
         model=sweep.request["model"],
-        training_file=sweep.request["training_file"],
+        training_file=JobRequest.from_body(sweep.request).training_file,
         trials=trials,
         counts=_counts(trials),
         waiting_reason=(sweep.waits or {}).get("reason"),

@@ -47,103 +47,161 @@ MAX_VALIDATION_WINDOWS = 100
 
 POLL_S = 0.05
 KEPT_SHARDS = 2 * GROUP_SHARDS
-"""Shards in memory, 8 bytes per token: those of the present group, and of the next one, which a batch may already reach into."""
+"""Shards of each source in memory, 8 bytes per token: those of the present group, and of the next one, which a batch may already reach
+into."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackFiles:
+    """The shards of one part of one pack."""
+
+    directory: Path
+    entries: Sequence[Mapping[str, Any]]
+    """Of its manifest."""
+    dataset_id: str
+    """Named in messages about a mixture; empty if there is only one pack."""
 
 
 class Shards:
-    """The shards of a part of a pack. Each is read and checked when it is first needed, which may be before it has arrived."""
+    """The shards of a part of each pack, numbered through. Each is read and checked when it is first needed, which may be before it has
+    arrived."""
 
     def __init__(
         self,
-        directory: Path,
-        entries: Sequence[Mapping[str, Any]],
-        check: Callable[[pa.Table, int], None],
+        packs: Sequence[PackFiles],
+        check: Callable[[pa.Table, str, int], None],
         *,
+        marker: Path,
         kind: PackKind,
         waiting: Callable[[], None],
     ) -> None:
-        self._directory, self._entries, self._check, self._kind, self._waiting = directory, entries, check, kind, waiting
-        self.rows = tuple(int(entry["num_windows"]) for entry in entries)
+        self._packs, self._check, self._marker, self._kind, self._waiting = packs, check, marker, kind, waiting
+        self._shards = [(source, shard) for source, pack in enumerate(packs) for shard in range(len(pack.entries))]
+        self.rows_of_packs = tuple(tuple(int(entry["num_windows"]) for entry in pack.entries) for pack in packs)
+        """Rows of each shard of each pack."""
+        self.rows = tuple(rows for of_pack in self.rows_of_packs for rows in of_pack)
         """Rows of each shard."""
         self._starts = [sum(self.rows[:n]) for n in range(len(self.rows))]
-        self.read = functools.lru_cache(maxsize=KEPT_SHARDS)(self._read)
+        self._starts_of_packs = [sum(map(sum, self.rows_of_packs[:n])) for n in range(len(packs))]
+        self.num_kept = KEPT_SHARDS * len(packs)
+        """Shards in memory."""
+        self.read = functools.lru_cache(maxsize=self.num_kept)(self._read)
         """Returns the table of a shard by its number."""
 
     @property
     def num_rows(self) -> int:
         return sum(self.rows)
 
+    @property
+    def num_packs(self) -> int:
+        return len(self._packs)
+
     def find(self, row: int) -> tuple[int, int]:
         """Returns the shard of a row, and its number in it."""
         shard = bisect_right(self._starts, row) - 1
         return shard, row - self._starts[shard]
 
-    def read_present(self) -> None:
-        """Reads the first shard, and the others that are not on their way, as far as they are kept: errors in them end the run at once."""
-        arriving = (self._directory / ARRIVING).exists()
-        for shard in range(min(len(self.rows), KEPT_SHARDS)):
-            if not shard or not arriving or self._path(shard).exists():
-                self.read(shard)
+    def pack_of(self, row: int) -> int:
+        """Returns the number of a row's pack."""
+        return bisect_right(self._starts_of_packs, row) - 1
 
-    def whole(self) -> pa.Table:
-        """Returns all rows in one table."""
-        tables = [schema_of(self._kind).empty_table(), *(self.read(shard) for shard in range(len(self.rows)))]
+    def place(self, row: int) -> tuple[str, int]:
+        """Returns the dataset that a row belongs to, empty if there is only one, and the row's number in it."""
+        pack = self.pack_of(row)
+        return self._packs[pack].dataset_id, row - self._starts_of_packs[pack]
+
+    def read_present(self) -> None:
+        """Reads the first shard of each pack, and the others that are not on their way, as far as they are kept: errors in them end the
+        run at once."""
+        arriving = self._marker.exists()
+        for number, (_, shard) in enumerate(self._shards):
+            if shard < KEPT_SHARDS and (not shard or not arriving or self._path(number).exists()):
+                self.read(number)
+
+    def whole(self, *, most: int | None = None) -> pa.Table:
+        """Returns all rows in one table; at most `most` of each pack."""
+        tables = [schema_of(self._kind).empty_table()]
+        for pack in range(self.num_packs):
+            of_pack = [self.read(number) for number, (source, _) in enumerate(self._shards) if source == pack]
+            tables += [pa.concat_tables(of_pack).slice(0, most)] if of_pack else []
         return pa.concat_tables(tables).combine_chunks()
 
-    def _path(self, shard: int) -> Path:
-        return self._directory / str(self._entries[shard]["name"])
+    def _path(self, number: int) -> Path:
+        pack, shard = self._shards[number]
+        return self._packs[pack].directory / str(self._packs[pack].entries[shard]["name"])
 
-    def _read(self, shard: int) -> pa.Table:
-        entry, path = self._entries[shard], self._path(shard)
+    def _read(self, number: int) -> pa.Table:
+        (pack, shard), path = self._shards[number], self._path(number)
         self._await(path)
-        table = _read_shard(path, entry, self._kind)
-        self._check(table, self._starts[shard])
+        table = _read_shard(path, self._packs[pack].entries[shard], self._kind)
+        self._check(table, *self.place(self._starts[number]))
         return table
 
     def _await(self, path: Path) -> None:
-        marker = self._directory / ARRIVING
-        while not path.exists() and marker.exists():
+        while not path.exists() and self._marker.exists():
             self._waiting()
             time.sleep(POLL_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
+    """The rows of a training; of a mixture, those of all its packs, in order."""
+
     train: Shards
     validation: pa.Table | None
+    validation_rows: tuple[int, ...] = ()
+    """How many of its rows are of each pack."""
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
-    """Reads and checks what has arrived of the pack of `spec`, at least its first shard and its validation part.
+    """Reads and checks what has arrived of the packs of `spec`, at least the first shard and the validation part of each.
 
     `waiting` is called again and again while a shard is waited for, now or later.
     """
     kind = method_of(spec).pack
+    directories = [pack_dir / directory for _, directory in spec.packs]
+    datasets = [source.dataset_id for source in spec.sources] or [""]
+    manifests = [
+        _manifest(directory, fingerprint, spec.method, kind) for directory, (fingerprint, _) in zip(directories, spec.packs, strict=True)
+    ]
+
+    def part(name: str, entries: Sequence[Sequence[Mapping[str, Any]]]) -> Shards:
+        def check(table: pa.Table, dataset_id: str, first: int) -> None:
+            _check(table, name, spec, kind, vocab_size, first=first, dataset_id=dataset_id)
+
+        files = [
+            PackFiles(directory=directory, entries=found, dataset_id=dataset_id)
+            for directory, dataset_id, found in zip(directories, datasets, entries, strict=True)
+        ]
+        return Shards(files, check, marker=pack_dir / ARRIVING, kind=kind, waiting=waiting)
+
+    train = part("train", [manifest["shards"] for manifest in manifests])
+    train.read_present()
+    held_out = part("validation", [(manifest.get("validation") or {}).get("shards", ()) for manifest in manifests])
+    most = max(1, MAX_VALIDATION_WINDOWS // sum(1 for rows in held_out.rows_of_packs if rows)) if held_out.num_rows else 0
+    return Pack(
+        train=train,
+        validation=held_out.whole(most=most) if most else None,
+        validation_rows=tuple(min(sum(rows), most) for rows in held_out.rows_of_packs),
+    )
+
+
+def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) -> Mapping[str, Any]:
+    """Returns the manifest of the pack in `directory`; refuses another pack, or one with nothing to train on."""
+    file = directory / "manifest.json"
     try:
-        manifest = json.loads((pack_dir / "manifest.json").read_text())
+        manifest: Mapping[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError) as e:
-        raise BadInput(f"{pack_dir / 'manifest.json'} cannot be read ({e}); pack the dataset again") from e
-    if manifest["fingerprint"] != spec.pack_fingerprint:
-        raise BadSpec(f"{pack_dir} is pack {manifest['fingerprint']}, but the spec requires {spec.pack_fingerprint}")
+        raise BadInput(f"{file} cannot be read ({e}); pack the dataset again") from e
+    if manifest["fingerprint"] != fingerprint:
+        raise BadSpec(f"{directory} is pack {manifest['fingerprint']}, but the spec requires {fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
-        raise BadSpec(f"{pack_dir} is a pack of {found}, method {spec.method} trains on {kind}; pack the dataset for this method")
-
-    def part(entries: Sequence[Mapping[str, Any]], name: str) -> Shards:
-        def check(table: pa.Table, first: int) -> None:
-            _check(table, name, spec, kind, vocab_size, first=first)
-
-        return Shards(pack_dir, entries, check, kind=kind, waiting=waiting)
-
-    train = part(manifest["shards"], "train")
-    if not train.num_rows:
+        raise BadSpec(f"{directory} is a pack of {found}, method {method} trains on {kind}; pack the dataset for this method")
+    if not sum(int(shard["num_windows"]) for shard in manifest["shards"]):
         raise BadExample(f"the pack has no {WORD[kind]}s: every example was dropped; see the dataset's report")
     if manifest.get("num_trained_tokens") == 0:
         raise BadExample("no token of the pack carries loss: check weights and train_on_inputs")
-    train.read_present()
-    validation = None
-    if manifest.get("validation"):
-        validation = part(manifest["validation"]["shards"], "validation").whole().slice(0, MAX_VALIDATION_WINDOWS)
-    return Pack(train=train, validation=validation if validation is not None and validation.num_rows else None)
+    return manifest
 
 
 def method_of(spec: TrainingSpec) -> Method:
@@ -178,11 +236,11 @@ def _read_shard(path: Path, entry: Mapping[str, Any], kind: PackKind) -> pa.Tabl
     return table
 
 
-def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int, *, first: int) -> None:
+def _check(table: pa.Table, split: str, spec: TrainingSpec, kind: PackKind, vocab_size: int, *, first: int, dataset_id: str = "") -> None:
     """Refuses the first row that would train on garbage or crash a kernel, by its number in the part; the table's first is `first`."""
 
     def refuse(bad: NDArray[np.bool_], why: str) -> None:
-        _refuse(bad, why, table, split, kind, first=first)
+        _refuse(bad, why, table, split, kind, first=first, dataset_id=dataset_id)
 
     if not table.num_rows:
         return
@@ -215,13 +273,16 @@ def _check_answers(table: pa.Table, ids: str, labels: str, refuse: Callable[[NDA
     refuse(_sums(table, labels, scored & (wanted != values)) > 0, f"{labels} has labels that differ from its tokens")
 
 
-def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind, *, first: int) -> None:
+def _refuse(bad: NDArray[np.bool_], why: str, table: pa.Table, split: str, kind: PackKind, *, first: int, dataset_id: str) -> None:
     """Raises ``BadExample`` for the first row of `table` where `bad` holds."""
     if not bad.any():
         return
     at = int(bad.argmax())
     detail: dict[str, Any] = {"split": split, "row": first + at}
     where = f"{split} {WORD[kind]} {first + at}"
+    if dataset_id:
+        detail["dataset_id"] = dataset_id
+        where += f" of dataset {dataset_id}"
     if "row" in table.column_names:
         detail["uploaded_row"] = table["row"][at].as_py()
         where += f" (row {detail['uploaded_row']} of the uploaded file)"

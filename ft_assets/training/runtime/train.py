@@ -50,7 +50,8 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     with spans.span("load"):
         strategy.start()
         objective = build_objective(run_file, pack, strategy)
-    progress.total_steps = spec.optimization.total_steps(num_rows=pack.train.num_rows, world_size=spec.world_size)
+    order = DataOrder.of(spec, *pack.train.rows_of_packs)
+    progress.total_steps = spec.optimization.total_steps(num_rows=order.num_rows, world_size=spec.world_size)
     compiled = compile_blocks(objective.model, spec, total_steps=progress.total_steps)
     strategy.wrap(objective.model, total_steps=progress.total_steps)
 
@@ -64,7 +65,7 @@ def run(run_file: RunFile, pack: Pack, *, vocab_size: int, progress: Progress, h
     metrics = MetricsLog(run_file.work_dir / "metrics.jsonl")
     loop = Loop(
         spec,
-        order=DataOrder.of(spec, pack.train.rows),
+        order=order,
         objective=objective,
         strategy=strategy,
         saver=saver,

@@ -10,10 +10,12 @@ from typing import Any, BinaryIO
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError as Violation
 
 from control_plane.adapters import lineage, lineage_checks
 from control_plane.adapters.tables import adapters
 from control_plane.attempts.tables import attempts
+from control_plane.datasets.tables import files
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
@@ -23,6 +25,7 @@ from control_plane.serving.tables import model_routes
 from control_plane.tenants.rules import Tenant
 from ft_assets import layout
 from ft_assets.errors import NotFound, QuotaExceeded
+from ft_assets.training.spec import Source
 from resources.object_store import LocalObjectStore
 from tests.support.jobs.finished_job import COMMIT, finish
 from tests.support.platform.database_roles import as_owner
@@ -198,3 +201,34 @@ class Watched(LocalObjectStore):
     def get_bytes(self, key: str) -> bytes:
         self.held.append(self.pool.checkedout())  # type: ignore[attr-defined]
         return super().get_bytes(key)
+
+
+@pytest.fixture
+def mixed(platform: Platform, tenant: Tenant, upload: tuple[str, str], write_chat_rows: Callable[..., Path]) -> tuple[str, str]:
+    """Two validated files with different rows."""
+    with write_chat_rows(40, name="more.jsonl", salt=" Tell me.").open("rb") as stream:
+        other = uploaded_files.create(platform, tenant.id, stream, filename="more.jsonl", purpose="fine-tune").id
+    for file_id in (upload[0], other):
+        uploaded_files.wait_until_validated(platform, file_id)
+    return upload[0], other
+
+
+def test_a_mixture_leads_to_every_dataset_and_file(platform: Platform, tenant: Tenant, mixed: tuple[str, str]) -> None:
+    body = {"model": "tiny-base", "training_files": [{"file": mixed[0], "weight": 2}, {"file": mixed[1], "weight": 1}]}
+    job = jobs.submit(platform, tenant.id, JobRequest.from_body(body)).job
+    with platform.engine.connect() as conn:
+        versions = dict(conn.execute(sa.select(files.c.id, files.c.dataset_id).where(files.c.id.in_(mixed))).all())
+    ids = [versions[file_id] for file_id in mixed]
+    sources = tuple(Source(dataset_id=id_, pack_fingerprint=f"pk_{n}", rows_per_epoch=5) for n, id_ in enumerate(ids))
+    with pytest.raises(Violation, match=r"disagrees with its job .*: dataset_ids"):
+        finish(platform, tenant.id, job.id, sources=(sources[0], replace(sources[1], dataset_id="ds_other")))
+    again = jobs.submit(platform, tenant.id, JobRequest.from_body({**body, "force": True})).job
+    adapter = finish(platform, tenant.id, again.id, sources=sources)
+    found = lineage.of_adapter(platform, tenant.id, adapter, verify=True)
+    (one,) = found["adapters"]
+    assert [one["dataset"]["id"], *(dataset["id"] for dataset in one["mixed_datasets"])] == ids
+    assert [(file["role"], file["id"]) for file in one["uploads"]] == [("training", file_id) for file_id in mixed]
+    checked = [link["link"] for link in one["links"]]
+    assert checked.count("dataset rows") == 2 and "spec's sources" in checked
+    assert [f"dataset of file {file_id}" in checked for file_id in mixed] == [True, True]
+    assert broken(found) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from control_plane.console import static_files
 from control_plane.jobs import service as jobs
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import jobs as jobs_table
-from control_plane.jobs.transitions import transition
+from control_plane.jobs.transitions import record_many, transition
 from control_plane.platform.context import Platform
+from control_plane.platform.job_events import metrics_event
 from control_plane.platform.job_states import JobState
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
+from ft_assets.training.spec import Source
 from tests.control_plane.console.conftest import Visitor
 from tests.support.jobs.evaluation_results import store_evaluation
 from tests.support.jobs.training_specs import SPEC
@@ -286,6 +289,30 @@ def test_a_running_job_shows_its_curves_and_where_the_stream_goes_on(visitor: Vi
     assert f'data-last="{newest}"' in page
     assert "data-over" not in page
     assert "data-over" in visitor.get(f"/console/jobs/{world.failed}").text, "nothing follows a finished job"
+
+
+def test_a_mixture_shows_its_files_and_the_loss_of_each(visitor: Visitor, world: World) -> None:
+    file = jobs.get(world.platform, world.tenant, world.running).job.training_file
+    body = {
+        "model": "tiny-base",
+        "training_files": [{"file": file, "weight": 2}, {"file": world.validating_file, "weight": 1}],
+        "force": True,
+    }
+    job = jobs.submit(world.platform, world.tenant, JobRequest.from_body(body)).job.id
+    lines = [{"step": n, "train_loss": 2 / n, "train_loss/ds_a": 1 / n, "train_loss/ds_b": 3 / n} for n in range(1, 4)]
+    sources = tuple(Source(dataset_id=f"ds_{name}", pack_fingerprint="pk", rows_per_epoch=1) for name in "ab")
+    with world.platform.engine.begin() as conn:
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job).values(spec=replace(SPEC, sources=sources).to_dict()))
+        record_many(conn, [(job, metrics_event(line)) for line in lines], now=world.platform.clock())
+    page = visitor.get(f"/console/jobs/{job}").text
+    assert "Loss by file over steps" in page
+    assert page.count("train_loss/ds_a") == page.count("train_loss/ds_b") == 1
+    assert "weight 2" in page and "weight 1" in page
+    form = visitor.get(f"/console/jobs/new?like={job}").text.partition("<template")[0]
+    assert form.count("data-source>") == 2
+    assert [value in form for value in (f'<option value="{file}" selected>', 'data-much value="2.0"', 'data-much value="1.0"')] == [
+        True
+    ] * 3
 
 
 def test_a_job_is_paused_and_resumed_and_cancelled(visitor: Visitor, world: World) -> None:

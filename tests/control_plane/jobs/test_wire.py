@@ -245,3 +245,34 @@ def test_an_estimate_is_the_same_under_each_of_its_names(client: openai.OpenAI, 
         with pytest.raises(openai.NotFoundError) as refused:
             post(client, path, {"model": "tiny-base", "training_file": "file-none"})
         assert refused.value.code == "file_not_found"
+
+
+def test_a_mixture_is_submitted_with_openais_client(
+    client: openai.OpenAI, training_file: str, write_chat_rows: Callable[..., Path]
+) -> None:
+    with write_chat_rows(60, name="more.jsonl", salt=" Tell me.").open("rb") as stream:
+        other = client.files.create(file=stream, purpose="fine-tune").id
+    mixed = [{"file": training_file, "weight": 3}, {"file": other, "tokens": 1000}]
+
+    def create(files: Any, **fields: Any) -> Any:
+        given: dict[str, Any] = {"model": "tiny-base", "training_file": None} | fields
+        return client.fine_tuning.jobs.create(**given, extra_body={"training_files": files})
+
+    made = create(mixed).model_dump()
+    pending = {"dataset_id": None, "rows_per_epoch": None}
+    assert made["training_file"] == training_file
+    assert made["training_files"] == [
+        {"file": training_file, "weight": 3.0, "tokens": None, **pending}, {"file": other, "weight": None, "tokens": 1000, **pending},
+    ]  # fmt: skip
+    assert client.fine_tuning.jobs.create(model="tiny-base", training_file=other).model_dump()["training_files"] is None
+    for files, fields, code, param in (
+        (mixed, {"training_file": other}, "conflicting_parameters", "training_files"),
+        (mixed[:1] * 2, {}, "invalid_training_files", "training_files[1].file"),
+        ([{"file": other, "weight": -1}], {}, "invalid_training_files", "training_files[0].weight"),
+        ([{"file": other, "weight": "2"}], {}, "invalid_type", "training_files.0.weight"),
+        ([{"file": other, "share": 2}], {}, "invalid_training_files", "training_files[0].share"),
+        (mixed, {"method": {"type": "dpo"}}, "invalid_training_files", "training_files"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(files, **fields)
+        assert (refused.value.code, refused.value.param) == (code, param)

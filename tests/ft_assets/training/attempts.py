@@ -56,11 +56,14 @@ SPEC = TrainingSpec(
 )
 
 
-def write_pack(directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1, shards: int = 1) -> Path:
+def write_pack(
+    directory: Path, *, num_windows: int = 21, length: int = 64, validation: int = 2, seed: int = 1, shards: int = 1,
+    fingerprint: str = SPEC.pack_fingerprint,
+) -> Path:  # fmt: skip
     """A pack of random windows, two to four examples each; the first third of an example carries no loss."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
-    body: dict[str, Any] = {"fingerprint": SPEC.pack_fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
+    body: dict[str, Any] = {"fingerprint": fingerprint, "dataset_id": SPEC.dataset_id, "max_seq_len": length}
     windows = [_window(rng, length) for _ in range(num_windows)]
     parts = [_write_shard(directory / f"shard-{n:05d}.parquet", windows[n * num_windows // shards : (n + 1) * num_windows // shards])
              for n in range(shards)]  # fmt: skip

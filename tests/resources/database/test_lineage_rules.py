@@ -52,6 +52,7 @@ def test_the_stages_that_the_database_knows_are_those_of_the_code(platform: Plat
     ("changes", "gap"),
     [
         ({"dataset_id": "ds_gone"}, "dataset_id"),
+        ({"dataset_ids": ["ds_gone"]}, "dataset_ids"),
         ({"base_digest": "sha256:0"}, "base_digest"),
         ({"spec_sha256": ""}, "spec_sha256"),
         ({"lock_sha256": "D" * 64}, "lock_sha256"),

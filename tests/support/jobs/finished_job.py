@@ -70,7 +70,8 @@ def finish(
     put_checkpoint(platform, tenant, job_id, step=10, metrics={"train_loss": 0.25, "full_valid_loss": eval_loss}, final=True)
     row = {
         "id": adapter_id, "tenant_id": tenant, "name": name, "type": "lora_adapter", "base_model": spec.base_model,
-        "base_digest": spec.base_digest, "job_id": job_id, "dataset_id": spec.dataset_id, "pack_fingerprint": spec.pack_fingerprint,
+        "base_digest": spec.base_digest, "job_id": job_id, "dataset_id": spec.dataset_id,
+        "dataset_ids": [source.dataset_id for source in spec.sources], "pack_fingerprint": spec.pack_fingerprint,
         "spec_sha256": spec.sha256, "lock_sha256": spec.lock_sha256, "commit": spec.commit, "metrics": dict(scores or {}),
         "eval_report_key": "k", "eval_passed": stage != "quarantined", "rank": spec.lora.rank, "alpha": spec.lora.alpha,
         "modules": ["q_proj"], "object_prefix": layout.adapter_prefix(tenant, adapter_id), "manifest_sha256": digest, "created_at": now,

@@ -16,7 +16,18 @@ from control_plane.cli.output import Json, fields, print_json
 from control_plane.cli.record_views import add_commands, given
 from control_plane.cli.tenant.account.quota_commands import quota_line
 from control_plane.cli.tenant.data.dataset_commands import Encoding, Map, RowsAt, local_file, local_model, parse_map, parse_policies
-from control_plane.cli.tenant.jobs.job_commands import Adapter, Method, NumGpus, Recipe, check_given, file_id_of, parse_hyperparameters
+from control_plane.cli.tenant.jobs.job_commands import (
+    Adapter,
+    Method,
+    NumGpus,
+    Recipe,
+    TrainingFiles,
+    check_given,
+    file_id_of,
+    parse_files,
+    parse_hyperparameters,
+    training_data,
+)
 from control_plane.cli.tenant.remote import connect, remote
 from ft_assets.errors import InvalidDataset
 
@@ -35,10 +46,12 @@ def register(app: typer.Typer) -> None:
 
 
 def _show_estimate(found: Mapping[str, Any]) -> None:
-    tokens = found["tokens"]
+    tokens, mixed = found["tokens"], found["training_files"] or ()
     spread = f" (+- {tokens['error']:,})" if tokens["error"] else ""
     fields({
-        "file": found["training_file"], "dataset": found["dataset_id"], "examples": f"{found['num_examples']:,}",
+        **({"file": found["training_file"], "dataset": found["dataset_id"]} if not mixed else {}),
+        **{f"file {n}": f"{one['file']}, {one['repeats']:.3g} times an epoch ({one['tokens']:,} tokens)" for n, one in enumerate(mixed, 1)},
+        "examples": f"{found['num_examples']:,}",
         "tokens": f"{tokens['total']:,} in {found['n_epochs']:g} epochs, {tokens['per_epoch']:,} each{spread}",
         "steps": f"{found['total_steps']:,}", "gpu hours": f"{found['gpu_hours']:.4g} on {found['num_gpus']} x {found['gpu_type']}",
         "memory": _memory(found["memory"]),
@@ -67,7 +80,7 @@ def _span(seconds: float | None) -> str:
 @remote(_show_estimate)
 def estimate(
     client: FtClient,
-    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file (it is uploaded first), or the id of an uploaded one.")],
+    files: TrainingFiles,
     model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
     validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id.")] = None,
     method: Method = None,
@@ -83,11 +96,12 @@ def estimate(
     """Estimate tokens, steps, GPU-hours, price, start and finish of a job, and show the assumptions. Submits nothing."""
     options = {"column_map": parse_map(column_map), "policies": parse_policies(None, encoding=encoding, rows_at=rows_at), "model": None}
     hyperparameters = parse_hyperparameters(hp or [])
-    check_given(file, validation_file)
+    mixed = parse_files(files)
+    check_given(*(str(one["file"]) for one in mixed), validation_file)
     return client.jobs.estimate(**given(
         validation_file=file_id_of(client, validation_file, options), method=method, hyperparameters=hyperparameters or None, tier=tier,
         adapter=adapter, recipe=recipe, hardware={"num_gpus": num_gpus} if num_gpus else None, model=model,
-        training_file=file_id_of(client, file, options),
+        **training_data(client, mixed, options),
     ))  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,14 @@ Method = Annotated[str | None, typer.Option("--method", help="sft (the default),
 Adapter = Annotated[str | None, typer.Option("--adapter", help="lora (the default), qlora or full.")]
 Recipe = Annotated[str | None, typer.Option("--recipe", help="Recipe for the defaults (`ft recipes list`); chosen by the model if absent.")]
 NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="1, 2, 4, 8, 16 or 32; estimated if absent.")]
+TrainingFiles = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE_OR_ID...",
+        help="A dataset file, or the id of an uploaded one. Several are a mixture: add ,weight=NUMBER or ,tokens=NUMBER to each.",
+    ),
+]
+MIXED = re.compile(r"(?P<file>.+),(?P<name>weight|tokens)=(?P<value>[^,]*)")
 ENDS = {"succeeded": Exit.OK, "failed": Exit.FAILED, "cancelled": Exit.CANCELLED}
 
 
@@ -74,7 +83,7 @@ def parse_value(text: str) -> object:
 
 
 def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help="A dataset file, or the id of an uploaded one.")],
+    files: TrainingFiles,
     model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`).")] = "demo-llama-3m",
     validation_file: Annotated[str | None, typer.Option("--validation-file", help="Held-out file or id, for evaluation.")] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="Part of the new model's name.")] = None,
@@ -96,14 +105,16 @@ def submit(
     force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a fine-tuning job; a file is uploaded first. With --wait: exit code 0 succeeded, 1 failed, 3 cancelled."""
+    """Submit a fine-tuning job; files are uploaded first, and several are a mixture. With --wait: exit code 0 succeeded, 1 failed, 3
+    cancelled."""
     hyperparameters = parse_hyperparameters(hp or [])
     policies = parse_policies(policy, encoding=encoding, rows_at=rows_at)
     options = {"column_map": parse_map(column_map), "policies": policies, "model": None}
-    check_given(file, validation_file)
+    mixed = parse_files(files)
+    check_given(*(str(one["file"]) for one in mixed), validation_file)
     with connect() as client:
         made = client.jobs.create(**given(
-            model=model, training_file=file_id_of(client, file, options), suffix=suffix, seed=seed, method=method,
+            **training_data(client, mixed, options), model=model, suffix=suffix, seed=seed, method=method,
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
             validation_file=file_id_of(client, validation_file, options),
@@ -120,6 +131,19 @@ def submit(
             print(made["id"])
             reused = f"an identical job exists: {made['fine_tuned_model']}; use --force to train again"
             say(reused if made["reused"] else f"submitted; `ft job {made['id']} --wait` follows it")
+
+
+def parse_files(given: Sequence[str]) -> Sequence[Mapping[str, object]]:
+    """Parse ``rows.jsonl,weight=2`` into ``{"file": "rows.jsonl", "weight": 2}``."""
+    found = [(text, MIXED.fullmatch(text)) for text in given]
+    return [{"file": text} if m is None else {"file": m["file"], m["name"]: parse_value(m["value"])} for text, m in found]
+
+
+def training_data(client: FtClient, files: Sequence[Mapping[str, object]], options: Mapping[str, Any]) -> Mapping[str, object]:
+    """Upload what is local, and return the field of the request that names the data: one file, or the files of a mixture."""
+    uploaded = [{**one, "file": file_id_of(client, str(one["file"]), options)} for one in files]
+    single = len(files) == 1 and len(files[0]) == 1
+    return {"training_file": uploaded[0]["file"]} if single else {"training_files": uploaded}
 
 
 def check_given(*files: str | None) -> None:

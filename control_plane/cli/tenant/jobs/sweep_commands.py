@@ -10,7 +10,15 @@ import typer
 from control_plane.cli.exits import Exit
 from control_plane.cli.output import Json, fields, number, print_json, say, table
 from control_plane.cli.record_views import Limit, add_commands, add_group, given, listing, show, since
-from control_plane.cli.tenant.jobs.job_commands import check_given, file_id_of, parse_hyperparameters, parse_value
+from control_plane.cli.tenant.jobs.job_commands import (
+    TrainingFiles,
+    check_given,
+    file_id_of,
+    parse_files,
+    parse_hyperparameters,
+    parse_value,
+    training_data,
+)
 from control_plane.cli.tenant.remote import connect, remote
 
 if TYPE_CHECKING:
@@ -22,7 +30,6 @@ SWEEPS = listing({
     "ID": "id", "STATUS": "status", "MODEL": "model", "SUCCEEDED": lambda s: f"{s['counts']['succeeded']}/{s['counts']['total']}",
     "CREATED": since("created_at"),
 })  # fmt: skip
-FILE_HELP = "A dataset file (it is uploaded first), or the id of an uploaded one."
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +56,7 @@ def parse_parameters(pairs: Sequence[str]) -> Mapping[str, object]:
 
 
 def create(
-    file: Annotated[str, typer.Argument(metavar="FILE_OR_ID", help=FILE_HELP)],
+    files: TrainingFiles,
     parameter: Annotated[list[str], typer.Option("--param", "-p", metavar="NAME=VALUES", help="rank=8,16 or learning_rate=1e-5..1e-3:log")],
     model: Annotated[str, typer.Option("--model", "-m", help="Base model (`ft models`), or an adapter to start from.")] = "demo-llama-3m",
     strategy: Annotated[str, typer.Option("--strategy", help="grid or random.")] = "grid",
@@ -68,10 +75,11 @@ def create(
     settings = given(
         strategy=strategy, parameters=parse_parameters(parameter), max_jobs=max_jobs, seed=seed, metric=metric, goal=goal
     )  # fmt: skip
-    check_given(file, validation_file)
+    mixed = parse_files(files)
+    check_given(*(str(one["file"]) for one in mixed), validation_file)
     with connect() as client:
         made = client.sweeps.create(sweep=settings, **given(
-            model=model, training_file=file_id_of(client, file, {}), suffix=suffix, method=method,
+            **training_data(client, mixed, {}), model=model, suffix=suffix, method=method,
             hyperparameters=parse_hyperparameters(hp or []) or None, validation_file=file_id_of(client, validation_file, {}),
         ))  # fmt: skip
         if not wait:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +73,8 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 
 def _show(one: Record) -> None:
-    adapter, training, base, dataset = one["adapter"], one["training"], one["base_model"], one["dataset"] or {}
+    adapter, training, base = one["adapter"], one["training"], one["base_model"]
+    datasets = [dataset or {} for dataset in (one["dataset"], *one["mixed_datasets"])]
     weights = one["files"]["files"]
     fields(
         {
@@ -86,8 +87,8 @@ def _show(one: Record) -> None:
             "lock": training["lock_sha256"],
             "commit": training["commit"],
             "base model": f"{base['id']} {base['digest']}" + (f" ({base['repo']}@{base['revision']})" if base.get("repo") else ""),
-            "dataset": f"{dataset.get('id')} ({dataset.get('row_count')} rows), content {dataset.get('content_sha256')}",
-            **{f"{u['role']} file": f"{u['id']} {u['filename']} {u['sha256']}" for u in one["uploads"]},
+            **{f"dataset{f' {n}' if len(datasets) > 1 else ''}": _dataset(one) for n, one in enumerate(datasets, 1)},
+            **{_upload_name(u, one["uploads"]): f"{u['id']} {u['filename']} {u['sha256']}" for u in one["uploads"]},
             **({"started from": " < ".join(p["adapter"]["name"] for p in one["parents"])} if one["parents"] else {}),
             **({"deletion": f"{one['deletion']['id']}: {one['deletion']['reason']}"} if one["deletion"] else {}),
         }
@@ -95,6 +96,16 @@ def _show(one: Record) -> None:
     if "links" in one:
         message = {True: "holds", False: "BROKEN", None: "not there"}
         table(("LINK", "", ""), [(link["link"], message[link["holds"]], link["detail"]) for link in one["links"]])
+
+
+def _dataset(dataset: Mapping[str, Any]) -> str:
+    return f"{dataset.get('id')} ({dataset.get('row_count')} rows), content {dataset.get('content_sha256')}"
+
+
+def _upload_name(upload: Mapping[str, Any], uploads: Sequence[Mapping[str, Any]]) -> str:
+    """Return its role, numbered if several files have it."""
+    alike = [one["id"] for one in uploads if one["role"] == upload["role"]]
+    return f"{upload['role']} file" + (f" {alike.index(upload['id']) + 1}" if len(alike) > 1 else "")
 
 
 @remote(PENDING)

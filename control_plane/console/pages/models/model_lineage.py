@@ -34,7 +34,7 @@ def _files(found: Found) -> Iterator[Box]:
 
 
 def _inputs(found: Found) -> Iterator[Box]:
-    if (data := found["dataset"]) is not None:
+    for data in filter(None, (found["dataset"], *found["mixed_datasets"])):
         name, rows = f"{data['name']} v{data['version']}", f"{data['row_count']:,} rows"
         yield Box(kind="Dataset", name=name, detail=rows, href=f"/console/datasets/{data['id']}")
     base = found["base_model"]

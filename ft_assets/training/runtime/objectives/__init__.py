@@ -94,9 +94,16 @@ def quiet(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def blame(rows: Sequence[int], is_finite: Callable[[int], bool], *, what: str, remedy: str) -> None:
-    """Raises ``BadExample`` for the first of `rows` whose loss alone is not finite, unless all are."""
+def blame(
+    rows: Sequence[int], is_finite: Callable[[int], bool], *, what: str, remedy: str, place: Callable[[int], tuple[str, int]]
+) -> None:
+    """Raises ``BadExample`` for the first of `rows` whose loss alone is not finite, unless all are.
+
+    `place`: dataset of a row, empty if there is only one, and the row's number in it.
+    """
     with torch.no_grad():
         bad = [row for row in rows if not is_finite(row)]
     if bad and len(bad) < len(rows):
-        raise BadExample(f"train {what} {bad[0]} alone gives a loss that is not finite; {remedy}", split="train", row=bad[0])
+        dataset_id, row = place(bad[0])
+        of = f" of dataset {dataset_id}" if dataset_id else ""
+        raise BadExample(f"train {what} {row}{of} alone gives a loss that is not finite; {remedy}", split="train", row=row)

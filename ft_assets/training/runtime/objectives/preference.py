@@ -213,7 +213,7 @@ class Preference:
             self.prepare_step(model, [batch])
             return bool(torch.isfinite(self._trainer.compute_loss(model, batch)))
 
-        blame(rows, is_finite, what="row", remedy="remove it")
+        blame(rows, is_finite, what="row", remedy="remove it", place=lambda row: ("", row))
 
     def counted(self, name: str, batch: Batch) -> float:
         """Returns the number of rows of `batch` that the mean of metric `name` covers."""

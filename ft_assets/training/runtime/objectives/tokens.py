@@ -22,8 +22,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
-from ft_assets.training.runtime.pack_loader import KEPT_SHARDS, Shards, values_and_offsets
+from ft_assets.training.runtime.pack_loader import Shards, values_and_offsets
+from ft_assets.training.runtime.parallel import reduce_sum
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows, plain_loss
+from ft_assets.training.spec import Source
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
@@ -78,9 +80,16 @@ class Tokens:
         self._pad = given.tokenizer.pad_token_id or 0
         self._correct = torch.zeros((), dtype=torch.int64, device=given.device)
         self._labelled = 0
+        self._by_source = LossBySource(given.spec.sources, given.device) if given.spec.sources else None
+        self._pack_of, self._place = given.pack.train.pack_of, given.pack.train.place
+        self._validation_packs = np.repeat(np.arange(len(given.pack.validation_rows)), given.pack.validation_rows)
 
     def collate(self, rows: Sequence[int]) -> Batch:
-        return self.collate_windows([self._train.window(r) for r in rows])
+        windows = [self._train.window(r) for r in rows]
+        batch = self.collate_windows(windows)
+        if self._by_source is not None:
+            batch["sources"] = torch.from_numpy(np.repeat([self._pack_of(r) for r in rows], [num_scored(w) for w in windows]))
+        return batch
 
     def weight(self, batch: Batch) -> float:
         return float((batch["labels"][:, 1:] != -100).sum())
@@ -95,6 +104,8 @@ class Tokens:
         scores = self._scores(model, batch)
         self._correct += scores["correct"]
         self._labelled += len(scores["log_probs"])
+        if self._by_source is not None:
+            self._by_source.add(scores["log_probs"], batch["sources"])
         return -scores["log_probs"].sum() / max(total_weight, 1.0)
 
     def metrics(self) -> Mapping[str, float]:
@@ -102,23 +113,27 @@ class Tokens:
         found = {"mean_token_accuracy": accuracy, "num_trained_tokens": float(self._labelled)}
         self._correct.zero_()
         self._labelled = 0
-        return found
+        return found if self._by_source is None else found | self._by_source.take("loss")
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
-        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout."""
+        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout; of a mixture also the mean
+        over each source's part."""
         if self._validation is None:
             return {}
-        total, count = 0.0, 0
+        total, count, sums = 0.0, 0, np.zeros((len(self._spec.sources), 2))
         with quiet(model):
             for row in range(self._validation.num_rows):
                 if stop():
                     return {}
                 scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
-                total -= scores["log_probs"].double().sum().item()
-                count += len(scores["log_probs"])
+                loss, scored = -scores["log_probs"].double().sum().item(), len(scores["log_probs"])
+                total, count = total + loss, count + scored
+                if len(sums):
+                    sums[self._validation_packs[row]] += (loss, scored)
         if not count:
             return {}
-        return {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
+        found = {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
+        return found | {f"eval_loss/{s.dataset_id}": loss / n for s, (loss, n) in zip(self._spec.sources, sums.tolist(), strict=True) if n}
 
     def self_test(self, model: Any) -> Mapping[str, float]:
         """Verifies on the first shard's first windows with several examples that packing is exact (see ``self_test.py``)."""
@@ -140,7 +155,7 @@ class Tokens:
         def is_finite(row: int) -> bool:
             return bool(torch.isfinite(self._scores(model, self.collate([row]))["log_probs"].sum()))
 
-        blame(rows, is_finite, what="window", remedy="remove its rows")
+        blame(rows, is_finite, what="window", remedy="remove its rows", place=self._place)
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
         return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
@@ -154,6 +169,39 @@ class Tokens:
     def _plain_loss(self, model: Any, ids: NDArray[np.int32], positions: NDArray[np.int64]) -> float:
         with attention.reference(self.model):
             return plain_loss(model, ids, positions, self._device)
+
+
+class LossBySource:
+    """Sums of the loss of each source of a mixture over a step: over all micro-batches, and over all ranks when they are taken."""
+
+    def __init__(self, sources: Sequence[Source], device: torch.device) -> None:
+        self._ids = [source.dataset_id for source in sources]
+        self._device = device
+        self._sums = torch.zeros((2, len(sources)), dtype=torch.float64, device=device)
+
+    def add(self, log_probs: torch.Tensor, sources: torch.Tensor) -> None:
+        """Counts labeled tokens: `log_probs` and the number of the source of each, both of shape (labeled,)."""
+        losses = -log_probs.detach().double()
+        for to, values in zip(self._sums, (losses, torch.ones_like(losses)), strict=True):
+            # A sum over a mask: adding by index on a GPU comes in any order.
+            to += torch.stack([torch.where(sources == n, values, 0.0).sum() for n in range(len(self._ids))])
+
+    def take(self, name: str) -> Mapping[str, float]:
+        """Returns the mean over the labeled tokens of each source and their number, leaving out sources without any, and begins anew.
+
+        Every rank calls it.
+        """
+        sums = reduce_sum(self._sums.flatten().tolist(), self._device)
+        self._sums.zero_()
+        losses, counts = sums[: len(self._ids)], sums[len(self._ids) :]
+        of = [(id_, loss, n) for id_, loss, n in zip(self._ids, losses, counts, strict=True) if n]
+        return {f"{name}/{id_}": loss / n for id_, loss, n in of} | {f"num_trained_tokens/{id_}": n for id_, _, n in of}
+
+
+def num_scored(window: Window) -> int:
+    """Returns the labeled tokens of a window: those that begin an example are not predicted."""
+    labels = window.labels != -100
+    return int(labels.sum() - labels[np.cumsum(window.seq_lengths) - window.seq_lengths].sum())
 
 
 class _Windows:
@@ -173,7 +221,7 @@ class _ShardedWindows:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self.shard = functools.lru_cache(maxsize=KEPT_SHARDS)(lambda shard: _Windows(shards.read(shard)))
+        self.shard = functools.lru_cache(maxsize=shards.num_kept)(lambda shard: _Windows(shards.read(shard)))
 
     def window(self, row: int) -> Window:
         shard, row = self._shards.find(row)

@@ -41,6 +41,11 @@ BEGIN
         CASE WHEN j.tenant_id IS DISTINCT FROM NEW.tenant_id THEN 'tenant_id' END,
         CASE WHEN j.base_digest IS DISTINCT FROM NEW.base_digest THEN 'base_digest' END,
         CASE WHEN j.dataset_id IS DISTINCT FROM NEW.dataset_id THEN 'dataset_id' END,
+        CASE WHEN jsonb_array_length(j.spec -> 'sources') > 0 AND NEW.dataset_ids IS DISTINCT FROM
+            (SELECT jsonb_agg(s.value -> 'dataset_id' ORDER BY s.ordinality)
+                FROM jsonb_array_elements(j.spec -> 'sources') WITH ORDINALITY s) THEN 'dataset_ids' END,
+        CASE WHEN EXISTS (SELECT FROM jsonb_array_elements_text(NEW.dataset_ids) i
+            WHERE NOT EXISTS (SELECT FROM datasets d WHERE d.tenant_id = NEW.tenant_id AND d.id = i)) THEN 'dataset_ids' END,
         CASE WHEN j.pack_fingerprint IS DISTINCT FROM NEW.pack_fingerprint THEN 'pack_fingerprint' END,
         CASE WHEN j.spec_sha256 IS DISTINCT FROM NEW.spec_sha256 OR j.spec IS NULL THEN 'spec_sha256' END,
         CASE WHEN NEW.approval <> CASE

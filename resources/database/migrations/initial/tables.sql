@@ -850,6 +850,7 @@ CREATE TABLE adapters (
     deprecated_at timestamptz,
     archived_at timestamptz,
     approval_note text,
+    dataset_ids jsonb NOT NULL DEFAULT '[]',
     CONSTRAINT pk_adapters PRIMARY KEY (id),
     CONSTRAINT uq_adapters_job_id UNIQUE (job_id),
     CONSTRAINT uq_adapters_name UNIQUE (name),

@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_13
+Revision ID: initial_14
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_13"
+revision = "initial_14"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"

@@ -100,6 +100,20 @@ def test_an_uploaded_file_can_be_submitted_by_its_id_without_promotion(ft: Ft, w
     assert (made["training_file"], made["validation_file"], made["auto_promote"], made["seed"]) == (file_id, file_id, False, 0)
 
 
+def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:
+    first, second = write_chat_rows(120), write_chat_rows(60, name="more.jsonl", salt=" Tell me.")
+    made = ft("submit", f"{first},weight=2", f"{second},weight=0.5", "--model", MODEL, "--json").json
+    assert [(one["weight"], one["tokens"]) for one in made["training_files"]] == [(2, None), (0.5, None)]
+    assert made["training_file"] == made["training_files"][0]["file"] != made["training_files"][1]["file"]
+    ids = [one["file"] for one in made["training_files"]]
+    shown = ft("estimate", f"{ids[0]},tokens=500", ids[1], "--model", MODEL)
+    assert shown.code == 0, shown.err
+    assert f"{ids[1]}, 1 times an epoch" in " ".join(shown.out.split())
+    refused = ft("submit", f"{ids[0]},weight=0", ids[1], "--model", MODEL)
+    assert refused.code == 1
+    assert "weight 0 of" in refused.err and "[invalid_training_files" in refused.err
+
+
 def test_a_job_is_paused_resumed_and_cancelled(ft: Ft, platform: Platform, job_id: str) -> None:
     move(platform, job_id, JobState.QUEUED)
     assert "paused" in ft("pause", job_id).err

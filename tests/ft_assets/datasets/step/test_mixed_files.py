@@ -1,0 +1,207 @@
+"""Mixtures really packed: one pack per file, shared with other jobs; the spec pins every version; warnings name the file."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control_plane.datasets.uploads import uploaded_files
+from control_plane.evaluations import next_run
+from control_plane.jobs import responses
+from control_plane.jobs import service as jobs
+from control_plane.jobs.estimates import service as estimates
+from control_plane.jobs.submission import JobRequest
+from control_plane.jobs.tables import job_events
+from control_plane.platform.context import Platform
+from control_plane.tenants import service as tenants
+from ft_assets.base_models import Catalogue
+from ft_assets.datasets import step
+from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from tests.support.models.tiny_model import build_tiny_model
+
+WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "xi",
+    "omicron",
+    "pi",
+    "rho",
+    "sigma",
+    "tau",
+    "upsilon",
+]
+
+
+@pytest.fixture(scope="module")
+def platform(new_platform: Callable[..., Platform], tmp_path_factory: pytest.TempPathFactory) -> Platform:
+    model = build_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    return replace(new_platform(), models=Catalogue({"tiny": ({"id": "tiny", "path": str(model)}, model)}))
+
+
+@pytest.fixture
+def tenant(platform: Platform) -> str:
+    return tenants.create(platform, f"t-{uuid.uuid4().hex[:8]}", tier="standard")[0].id
+
+
+def rows(topic: str, count: int) -> list[dict[str, Any]]:
+    """Conversations that differ in most of their words."""
+    said = [
+        (f"{topic} {WORDS[n % 20]} {WORDS[n // 20 % 20]} {n}", f"{WORDS[(n * 7) % 20]} {topic} {n * n} {WORDS[n // 3 % 20]}")
+        for n in range(count)
+    ]
+    return [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in said]
+
+
+def upload(platform: Platform, tenant: str, body: Sequence[dict[str, Any]], path: Path) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in body))
+    with path.open("rb") as stream:
+        return uploaded_files.create(platform, tenant, stream, filename=path.name, purpose="fine-tune").id
+
+
+@pytest.fixture
+def two(platform: Platform, tenant: str, tmp_path: Path) -> tuple[str, str]:
+    """A large and a small file."""
+    large = upload(platform, tenant, rows("rivers", 120), tmp_path / "large.jsonl")
+    return large, upload(platform, tenant, rows("stars", 30), tmp_path / "small.jsonl")
+
+
+def request(*files: dict[str, Any], **fields: Any) -> JobRequest:
+    settings = {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}
+    return JobRequest.from_body({"model": "tiny", "seed": 5, "training_files": list(files), "hyperparameters": settings, **fields})
+
+
+def prepared(platform: Platform, tenant: str, asked: JobRequest) -> tuple[str, step.Packed]:
+    job_id = jobs.submit(platform, tenant, asked).job.id
+    step.pin_dataset(platform, tenant, job_id)
+    return job_id, step.pack(platform, tenant, job_id)
+
+
+def events(platform: Platform, job_id: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    with platform.engine.connect() as conn:
+        for code, message in conn.execute(sa.select(job_events.c.code, job_events.c.message).where(job_events.c.job_id == job_id)):
+            found.setdefault(code, []).append(message)
+    return found
+
+
+def test_a_mixture_is_packed_file_by_file_and_its_spec_pins_every_version(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    job_id, packed = prepared(platform, tenant, request({"file": large, "weight": 1}, {"file": small, "weight": 1}))
+    job = jobs.row(platform, tenant, job_id)
+    assert job.spec is not None
+    sources, packs = job.spec["sources"], packed.manifests
+    assert [s["pack_fingerprint"] for s in sources] == [p.fingerprint for p in packs]
+    assert [s["dataset_id"] for s in sources] == step.versions_of(platform, tenant, job_id) == [p.dataset_id for p in packs]
+    assert (job.spec["pack_fingerprint"], job.spec["dataset_id"]) == (packs[0].fingerprint, packs[0].dataset_id)
+    tokens = [s["rows_per_epoch"] * p.num_tokens / p.num_rows for s, p in zip(sources, packs, strict=True)]
+    assert tokens[0] == pytest.approx(tokens[1], rel=0.1), "equal weights, equal tokens"
+    assert sources[0]["rows_per_epoch"] < packs[0].num_rows and sources[1]["rows_per_epoch"] > packs[1].num_rows
+    assert packed.total_steps == -(-sum(s["rows_per_epoch"] for s in sources) // 4)
+    assert not step.pack_differences(platform, tenant, packs)
+    shown = responses.job(jobs.get(platform, tenant, job_id))
+    assert shown.training_file == large and shown.training_files is not None
+    assert [(f.file, f.weight, f.dataset_id) for f in shown.training_files] == [
+        (large, 1.0, packs[0].dataset_id),
+        (small, 1.0, packs[1].dataset_id),
+    ]
+    (planned,) = events(platform, job_id)["mixture_planned"]
+    assert large in planned and small in planned
+
+
+def test_packs_are_shared_with_jobs_on_one_file_and_with_other_mixtures(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    alone = {"model": "tiny", "seed": 5, "hyperparameters": {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}}
+    _, single = prepared(platform, tenant, JobRequest.from_body({**alone, "training_file": large}))
+    _, first = prepared(platform, tenant, request({"file": large}, {"file": small}))
+    _, second = prepared(platform, tenant, request({"file": small, "tokens": 300}, {"file": large}))
+    assert first.manifests[0].fingerprint == single.manifest.fingerprint
+    assert not first.reused, "the small file was not packed before"
+    assert second.reused and {p.fingerprint for p in first.manifests} == {p.fingerprint for p in second.manifests}
+    assert [s.rows_per_epoch for s in first.sources] == [p.num_rows for p in first.manifests], "each row once"
+    assert first.spec_sha256 != second.spec_sha256
+
+
+def test_a_later_run_of_a_job_asks_for_the_same_mixture(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    job_id, _ = prepared(platform, tenant, request({"file": large, "weight": 3}, {"file": small, "tokens": 400}))
+    again = next_run.request(jobs.row(platform, tenant, job_id), {"learning_rate": 1e-4})
+    assert again.training_files == jobs.row(platform, tenant, job_id).training_files
+    job_id, packed = prepared(platform, tenant, again)
+    assert packed.reused and jobs.row(platform, tenant, job_id).hyperparameters["learning_rate"] == 1e-4
+
+
+def test_the_estimate_counts_all_files(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    for file_id in two:
+        uploaded_files.wait_until_validated(platform, file_id)
+    asked = request({"file": large, "weight": 1}, {"file": small, "weight": 1})
+    found = estimates.estimate(platform, tenant, asked)
+    assert found.training_files is not None
+    assert found.training_files[0].tokens == pytest.approx(found.training_files[1].tokens, abs=1)
+    assert found.tokens.per_epoch == sum(file.tokens for file in found.training_files)
+    _, packed = prepared(platform, tenant, asked)
+    assert found.total_steps == pytest.approx(packed.total_steps, abs=1)
+    with pytest.raises(InvalidRequest, match="an epoch would read"):
+        estimates.estimate(platform, tenant, request({"file": large, "weight": 1000}, {"file": small, "tokens": 10**6}))
+
+
+def test_held_out_rows_of_one_file_that_another_trains_on_are_counted(platform: Platform, tenant: str, tmp_path: Path) -> None:
+    large, other = rows("rivers", 120), rows("stars", 30)
+    files = [upload(platform, tenant, large, tmp_path / "a.jsonl"), upload(platform, tenant, large[:60] + other, tmp_path / "b.jsonl")]
+    held_out = upload(platform, tenant, large[:5] + rows("moons", 15), tmp_path / "held.jsonl")
+    job_id, packed = prepared(platform, tenant, request(*({"file": f} for f in files), validation_file=held_out))
+    (warned,) = events(platform, job_id)["validation_overlap"]
+    assert "5 of 20" in warned
+    assert [p.validation is not None for p in packed.manifests] == [True, False], "the validation file is packed once"
+    own, _ = prepared(platform, tenant, request({"file": files[0]}, {"file": files[1]}, force=True))
+    held = sum(1 for _ in step.validation_rows(platform, tenant, jobs.row(platform, tenant, own)))
+    assert held > 10, "each file's own held-out rows are evaluated"
+
+
+def test_rows_read_too_often_are_warned_of(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    job_id, _ = prepared(platform, tenant, request({"file": large}, {"file": small, "tokens": 30_000}))
+    (warned,) = events(platform, job_id)["source_repeated"]
+    assert warned.startswith(f"{small}: its rows are read ")
+
+
+def test_unknown_files_equal_files_and_other_methods_are_refused(
+    platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
+) -> None:
+    large, small = two
+    with pytest.raises(NotFound, match="training_file 'file-none' does not exist"):
+        jobs.submit(platform, tenant, request({"file": large}, {"file": "file-none"}))
+    same = upload(platform, tenant, rows("stars", 30), tmp_path / "again.jsonl")
+    for file_id in (small, same):
+        uploaded_files.wait_until_validated(platform, file_id)
+    with pytest.raises(InvalidRequest, match=f"{same} and {small} hold the same rows"):
+        jobs.submit(platform, tenant, request({"file": small}, {"file": same}))
+    with pytest.raises(InvalidRequest, match="method dpo trains on one file"):
+        request({"file": large}, {"file": small}, method="dpo")
+    with pytest.raises(InvalidRequest, match="were both given"):
+        request({"file": large}, training_file=small)
+
+
+def test_a_file_that_an_open_mixture_names_is_kept(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    jobs.submit(platform, tenant, request({"file": large}, {"file": small}))
+    with pytest.raises(Conflict):
+        uploaded_files.delete(platform, tenant, small)
