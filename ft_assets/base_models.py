@@ -230,7 +230,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
                 "restore the files, or add the new ones under a new id",
                 code=CHANGED,
             )
-    config = model_config(directory)
+    config = text_config(model_config(directory))
     context_length = entry.get("context_length") or config.get("max_position_embeddings")
     if not context_length:
         raise InvalidRequest(
@@ -347,6 +347,17 @@ def _digest_of(parts: Iterable[tuple[str, str]]) -> str:
 
 def model_config(directory: Path) -> dict[str, Any]:
     return _json_object(directory / "config.json")
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a ``config.json`` that describes the text decoder: all of it, unless the model reads more than text."""
+    nested = config.get("text_config")
+    return dict(nested if isinstance(nested, Mapping) else config)
+
+
+def ties_embeddings(config: Mapping[str, Any]) -> bool:
+    """Returns whether a ``config.json`` says that embedding and output layer share their weights."""
+    return bool(config.get("tie_word_embeddings") or text_config(config).get("tie_word_embeddings"))
 
 
 def _json_object(path: Path) -> dict[str, Any]:

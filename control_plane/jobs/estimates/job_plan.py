@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import cost_model, hyperparameters, memory, model_shapes, requested_hyperparameters
+from ft_assets.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
 from ft_assets.training.memory.gpus import GIB
@@ -81,10 +81,26 @@ def placed(
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
-    fit = fit_on(pool, plan, shape_of(model), tier=tier)
+    shape = shape_of(model)
+    plan = unpacked_if_needed(plan, shape)
+    fit = fit_on(pool, plan, shape, tier=tier)
     return Placed(
         plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
     )
+
+
+def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
+    """Gives each example a window of its own if the model cannot keep examples apart; ``InvalidRequest`` if the request packs them."""
+    longest, packs = shape.max_packed_len, methods.get(plan.method).pack == "windows"
+    if longest is None or not packs or (longest and plan.max_seq_len <= longest):
+        return plan
+    if plan.requested.get("packing"):
+        how = f"or max_seq_len to at most {longest}" if longest else "or leave it out"
+        raise requested_hyperparameters.refusal(
+            "packing",
+            f"{plan.model.id} cannot keep examples of a window apart at max_seq_len {plan.max_seq_len}; set packing to false, {how}",
+        )
+    return replace(plan, requested={**plan.requested, "packing": False})
 
 
 def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
@@ -156,7 +172,7 @@ def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
 
 
 def shape_of(model: BaseModel) -> ModelShape:
-    """Return the model's shape; ``InvalidRequest`` if it is not a dense decoder."""
+    """Return the model's shape; ``InvalidRequest`` if its sizes are not known."""
     try:
         return model_shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
     except ValueError as e:

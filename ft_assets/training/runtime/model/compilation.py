@@ -12,7 +12,7 @@ from typing import Any
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ft_assets.training.runtime import device_metrics
-from ft_assets.training.runtime.model.attention import FLASH
+from ft_assets.training.runtime.model import attention
 from ft_assets.training.spec import TrainingSpec
 
 WORTH_FLOPS = 1.5e17
@@ -32,7 +32,7 @@ def compile_blocks(model: Any, spec: TrainingSpec, *, total_steps: int) -> int:
     Lengths are symbolic from the start: a kernel for one length, replaced later by one for any, would round differently after a resume.
     """
     recomputes_dropout = spec.gradient_checkpointing and spec.lora is not None and spec.lora.dropout > 0
-    if spec.attention != FLASH or spec.strategy not in ("single", "ddp") or recomputes_dropout:
+    if attention.of(model) != attention.VARLEN or spec.strategy not in ("single", "ddp") or recomputes_dropout:
         return 0
     tokens = total_steps * spec.optimization.global_batch_size(spec.world_size) * spec.max_seq_len
     if device_metrics.flops_per_token(model) * tokens < WORTH_FLOPS:

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime.model import decoder
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
 """Logits held at a time, in float32; more are computed in slices whose logits are rebuilt in the backward pass. A GPU gets 1,000 rows of a
@@ -46,14 +47,14 @@ def install(model: Any) -> None:
     def forward(self: Any, *args: Any, score: torch.Tensor | None = None, scored: torch.Tensor | None = None, **kwargs: Any) -> Any:
         if score is None:
             return original(*args, **kwargs)
-        out = self.base_model(*args, **kwargs)
-        hidden = out.last_hidden_state.flatten(0, 1)
-        layer = self.get_output_embeddings()
+        text, reader = decoder.text_model(self), decoder.text_decoder(self)
+        hidden = reader(*args, **decoder.packed_inputs(reader, kwargs)).last_hidden_state.flatten(0, 1)
+        layer = text.get_output_embeddings()
         where = scored_positions(score) if scored is None else scored
         labels = score.flatten().index_select(0, where + 1)
         return score_tokens(
             hidden.index_select(0, where),
-            head_of(self, type(out)),
+            head_of(text, decoder.backbone_name(text, reader)),
             labels,
             vocab_size=layer.out_features,
             partitioned=is_partitioned(layer),
@@ -63,32 +64,45 @@ def install(model: Any) -> None:
     model.forward = types.MethodType(forward, model)
 
 
-def head_of(model: Any, output: type[Any]) -> Head:
-    """Applies what `model` (a causal model) does with the hidden states of its backbone, whose output is of type `output`.
+def head_of(text: Any, backbone: str) -> Head:
+    """Applies what `text` (a causal model) does with the hidden states of its child `backbone`.
 
     The model's class runs its own forward pass on a stand-in that shares every module except the backbone. The stand-in is made anew for
     each pass, because strategies replace modules, and copied by hand, because FSDP2 forbids ``copy``.
     """
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        standin = object.__new__(type(model))
-        standin.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
-        standin._modules[model.base_model_prefix] = _Computed(output(last_hidden_state=hidden[None]))
-        found: torch.Tensor = type(model).forward(standin).logits[0]
+        standin = object.__new__(type(text))
+        standin.__dict__ = {**text.__dict__, "_modules": dict(text._modules)}
+        standin._modules[backbone] = _Computed(hidden[None])
+        found: torch.Tensor = type(text).forward(standin).logits[0]
         return found
 
     return logits
 
 
 class _Computed(torch.nn.Module):
-    """A backbone that returns a precomputed output."""
+    """A backbone that returns precomputed hidden states."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
-        self.output = output
+        self.hidden = hidden
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return self.output
+        return _Output(self.hidden)
+
+
+class _Output:
+    """Output of any backbone: hidden states, and nothing else that a family's output may name."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def scored_positions(labels: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ class Tokens:
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
         self._spec, self._device = given.spec, given.device
-        self._joined = given.spec.attention == attention.FLASH
+        self._joined = attention.of(given.base) == attention.VARLEN
         self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
         self._train = _ShardedWindows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
