@@ -83,6 +83,7 @@ def placed(
     )
     shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
+    _check_frozen_parts(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
     return Placed(
         plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
@@ -101,6 +102,19 @@ def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
             f"{plan.model.id} cannot keep examples of a window apart at max_seq_len {plan.max_seq_len}; set packing to false, {how}",
         )
     return replace(plan, requested={**plan.requested, "packing": False})
+
+
+def _check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
+    if not shape.num_experts and (named := [name for name in requested_hyperparameters.EXPERT_SETTINGS if name in plan.requested]):
+        raise requested_hyperparameters.refusal(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
+    frozen = shape.other_parameters or (shape.num_experts and not (plan.trains("train_experts") and plan.trains("train_router")))
+    if plan.adapter == "full" and frozen and str(plan.strategy).startswith("zero"):
+        raise InvalidRequest(
+            f"strategy {plan.strategy} saves only models whose parameters are all trained, and parts of {plan.model.id} stay frozen; use "
+            "fsdp2, or leave strategy out",
+            code="invalid_hardware",
+            param="hardware.strategy",
+        )
 
 
 def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
@@ -198,6 +212,8 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         optimizer=plan.optimizer,
         attention=plan.attention,
         quantization=plan.quantization or Quantization(),
+        train_experts=plan.trains("train_experts"),
+        train_router=plan.trains("train_router"),
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
         gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )

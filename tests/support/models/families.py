@@ -89,6 +89,39 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek-r1-distill-llama": Family(model_type="llama", changes={"rope_parameters": ROPE}),
     "granite-3": Family(model_type="granite", changes={**GRANITE, "tie_word_embeddings": True}),
     "olmo-2": Family(model_type="olmo2"),
+    "qwen-3-moe": Family(model_type="qwen3_moe", changes={**EXPERTS, "router_aux_loss_coef": 0.5}),
+    "gpt-oss": Family(
+        model_type="gpt_oss",
+        changes={
+            **LOCAL_EXPERTS, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "attention_bias": True, "rope_parameters": YARN,
+        },
+    ),
+    "granite-3-moe": Family(model_type="granitemoe", changes={**LOCAL_EXPERTS, **GRANITE, "tie_word_embeddings": True}),
+    "llama-4": Family(
+        model_type="llama4",
+        text_type="llama4_text",
+        changes={
+            **LOCAL_EXPERTS, "intermediate_size": 16, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2,
+            "attention_chunk_size": WINDOW, "floor_scale": 4, "attn_scale": 0.5, "no_rope_layers": [1, 1, 1, 0],
+        },
+        vision={
+            "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28,
+            "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+        },
+        packs=False,
+    ),
+    "qwen-3.5": Family(
+        model_type="qwen3_5", text_type="qwen3_5_text", changes=DELTA, vision=QWEN_VISION, extra=QWEN_TOKENS, packs=False
+    ),
+    "qwen-3.5-moe": Family(
+        model_type="qwen3_5_moe",
+        text_type="qwen3_5_moe_text",
+        changes={**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16},
+        vision=QWEN_VISION,
+        extra=QWEN_TOKENS,
+        packs=False,
+    ),
 }  # fmt: skip
 """By the family's name."""
 

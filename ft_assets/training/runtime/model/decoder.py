@@ -6,6 +6,7 @@ modules of the whole model, and servers look for those names. Only its decoder r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from ft_assets.training.model_shapes.configs import EXPERTS
 
 ROUTERS = frozenset(("gate", "router", "shared_expert_gate"))
 """Last parts of the names of modules that choose or weigh experts."""
@@ -111,13 +114,33 @@ def is_router(name: str) -> bool:
     return bool(ROUTERS.intersection(name.split(".")))
 
 
-def freeze_others(model: Any) -> None:
-    """Freezes everything but the text decoder and its head: encoders of images and sounds get no gradient from text."""
+def is_expert(name: str) -> bool:
+    """Returns whether a parameter of that name belongs to experts among which a router chooses."""
+    return "experts" in name.split(".")
+
+
+def freeze(model: Any, *, experts: bool, router: bool) -> None:
+    """Freezes everything but the text decoder and its head, because encoders of images and sounds get no gradient from text; also experts
+    and routers, unless they are to be trained."""
     text = text_model(model)
     kept = {id(p) for module in (text_decoder(model), text.get_output_embeddings()) for p in module.parameters()}
-    for parameter in model.parameters():
-        if id(parameter) not in kept:
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in kept or (is_router(name) and not router) or (is_expert(name) and not experts):
             parameter.requires_grad_(False)
+
+
+def balance_loss(text: Any, router_logits: tuple[torch.Tensor, ...], is_token: torch.Tensor) -> torch.Tensor:
+    """Returns the model's load-balancing loss over the tokens of a batch, with the weight that its config gives it.
+
+    `is_token`: shape (rows, tokens), 0 for padding. 0 for a model that defines none, such as Llama 4.
+    """
+    config = text.config.get_text_config(decoder=True)
+    define = getattr(sys.modules[type(text).__module__], "load_balancing_loss_func", None)
+    count = next((n for name in EXPERTS if (n := getattr(config, name, None))), None)
+    if define is None or count is None or not router_logits:
+        return is_token.new_zeros((), dtype=torch.float32)
+    loss = define(router_logits, count, config.num_experts_per_tok, is_token)
+    return float(getattr(config, "router_aux_loss_coef", 0.0)) * loss
 
 
 def stored_form(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -51,7 +51,11 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e
     for part in (model.config, model.config.get_text_config(decoder=True)):
         part.use_cache = False
-    decoder.freeze_others(model)
+    decoder.freeze(model, experts=spec.train_experts, router=spec.train_router)
+    if spec.adapter == "full" and spec.strategy.startswith("zero") and not all(p.requires_grad for p in model.parameters()):
+        raise BadSpec(
+            f"strategy {spec.strategy} saves only models whose parameters are all trained, and parts of this one are frozen; use fsdp2"
+        )
     if spec.quantization is not None:
         keep_layout(model)
         for parameter in model.parameters():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,25 +34,37 @@ class Scores(TypedDict):
     """Log-probabilities of the labeled tokens, in order: shape (labeled,)."""
     correct: torch.Tensor
     """Number of labeled tokens that the model would have chosen: a scalar without gradient."""
+    balance: NotRequired[torch.Tensor]
+    """The load-balancing loss, weighted, if it was asked for: a scalar."""
 
 
 def install(model: Any) -> None:
     """Makes `model` (the bare causal model, before or under PEFT) answer ``model(..., score=labels)`` with :class:`Scores`.
 
     `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here. `scored`: their :func:`scored_positions`, computed
-    beforehand on the CPU: searching on a GPU would force a synchronization.
+    beforehand on the CPU: searching on a GPU would force a synchronization. `is_token`: shape (rows, tokens), 0 for padding; asks for the
+    load-balancing loss too.
     """
     original = model.forward
 
-    def forward(self: Any, *args: Any, score: torch.Tensor | None = None, scored: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        *args: Any,
+        score: torch.Tensor | None = None,
+        scored: torch.Tensor | None = None,
+        is_token: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         if score is None:
             return original(*args, **kwargs)
         text, reader = decoder.text_model(self), decoder.text_decoder(self)
-        hidden = reader(*args, **decoder.packed_inputs(reader, kwargs)).last_hidden_state.flatten(0, 1)
+        asked = {} if is_token is None else {"output_router_logits": True}
+        out = reader(*args, **decoder.packed_inputs(reader, kwargs), **asked)
+        hidden = out.last_hidden_state.flatten(0, 1)
         layer = text.get_output_embeddings()
         where = scored_positions(score) if scored is None else scored
         labels = score.flatten().index_select(0, where + 1)
-        return score_tokens(
+        scores = score_tokens(
             hidden.index_select(0, where),
             head_of(text, decoder.backbone_name(text, reader)),
             labels,
@@ -60,6 +72,9 @@ def install(model: Any) -> None:
             partitioned=is_partitioned(layer),
             frozen=is_frozen(layer),
         )
+        if is_token is not None:
+            scores["balance"] = decoder.balance_loss(text, out.router_logits, is_token)
+        return scores
 
     model.forward = types.MethodType(forward, model)
 

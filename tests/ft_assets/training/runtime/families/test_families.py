@@ -23,7 +23,7 @@ from ft_assets.adapters.exports import merge, proof  # noqa: E402
 from ft_assets.base_models import count_parameters  # noqa: E402
 from ft_assets.training import model_shapes  # noqa: E402
 from ft_assets.training.runtime.model import attention, decoder  # noqa: E402
-from ft_assets.training.runtime.objectives import token_logps  # noqa: E402
+from ft_assets.training.runtime.objectives import token_logps, tokens  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, PackingRefused  # noqa: E402
 from ft_assets.training.spec import LoraSettings, RunFile, TrainingSpec  # noqa: E402
 from tests.ft_assets.training.attempts import SPEC, write_pack  # noqa: E402
@@ -31,7 +31,7 @@ from tests.ft_assets.training.in_process import Training  # noqa: E402
 from tests.support.models.families import FAMILIES, WINDOW, build_family  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")  # of the libraries
-QUICK = ("gemma-3",)
+QUICK = ("gemma-3", "qwen-3-moe")
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 LORA = replace(SPEC, lora=LoraSettings(rank=8, alpha=16, dropout=0.1), optimization=replace(SPEC.optimization, num_epochs=1, max_steps=3))
 FULL = replace(LORA, adapter="full", lora=None, optimization=replace(LORA.optimization, learning_rate=1e-3))
@@ -112,7 +112,7 @@ def test_all_parameters_of_any_family_train_resume_exactly_and_export(name: str,
     merge.merge(made.base, final, tmp_path / "export")
     before, after = decoder.load(made.base), decoder.load(tmp_path / "export")
     assert (logits(after, some_ids()) - logits(before, some_ids())).abs().max() > 1e-3
-    trained = {id(p) for module in (decoder.text_decoder(after), after.get_output_embeddings()) for p in module.parameters()}
+    trained = {id(p) for module in (decoder.text_decoder(after), _head(after)) for p in module.parameters()}
     old = dict(before.named_parameters())
     for parameter_name, parameter in after.named_parameters():
         is_frozen = id(parameter) not in trained or decoder.is_router(parameter_name)
@@ -125,8 +125,12 @@ def test_the_counted_parameters_of_any_family_are_those_of_its_weights(name: str
     total = count_parameters(made)
     assert model_shapes.of(name, directory=made, num_parameters=total).num_parameters == total
     model = decoder.load(made)
-    text = {id(p): p.numel() for m in (decoder.text_decoder(model), model.get_output_embeddings()) for p in m.parameters()}
+    text = {id(p): p.numel() for m in (decoder.text_decoder(model), _head(model)) for p in m.parameters()}
     assert model_shapes.of(name, directory=made).decoder_parameters == sum(text.values())
+
+
+def _head(model: Any) -> Any:
+    return decoder.text_model(model).get_output_embeddings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +151,28 @@ def _as_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention, "exact", lambda asked, config: asked)
 
 
-def _every_linear(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decoder, "linear_layers", lambda model, wanted=None: ["q_proj"])
+def _masks_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(decoder, "WITHOUT_POSITIONS", frozenset())
+
+
+def _no_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tokens, "max_packed_len", lambda config: None)
+
+
+def _nothing(patch: pytest.MonkeyPatch) -> None:
+    """The run itself refuses."""
 
 
 SWITCHES = {
     "a cap on the logits": Switch(family="gemma-2", off=_bare_head, refused=PackingRefused, because="own logits"),
     "a scale of the logits": Switch(family="granite-3", off=_bare_head, refused=PackingRefused, because="own logits"),
     "caps in attention": Switch(family="gemma-2", off=_as_asked, refused=BadInput, because="scaled_dot_product_attention"),
+    "sinks": Switch(family="gpt-oss", off=_as_asked, refused=BadInput, because="scaled_dot_product_attention"),
+    "masks of packed windows": Switch(family="gpt-oss", off=_masks_of_its_own, refused=PackingRefused, because="see each other"),
+    "a state": Switch(family="qwen-3.5", off=_no_limit, refused=PackingRefused, because="see each other"),
+    "a state, as it is": Switch(family="qwen-3.5", off=_nothing, refused=PackingRefused, because="set packing to false$"),
+    "chunks": Switch(family="llama-4", off=_no_limit, refused=PackingRefused, because="exceeds"),
+    "chunks, as they are": Switch(family="llama-4", off=_nothing, refused=PackingRefused, because=f"max_seq_len to at most {WINDOW}"),
 }
 
 
@@ -164,7 +182,7 @@ def test_a_run_is_refused_if_the_handling_of_a_feature_is_switched_off(
     feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     switch = SWITCHES[feature]
-    made = bench(switch.family, tmp_path)
+    made = replace(bench(switch.family, tmp_path), pack=write_pack(tmp_path / "packed"))
     switch.off(monkeypatch)
     with pytest.raises(switch.refused, match=switch.because):
         made.training(LORA, "work").attempt()
@@ -179,6 +197,10 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "a scale of queries": ("gemma-3-text", {"query_pre_attn_scalar": 64}),
     "a scale of attention": ("granite-3", {"attention_multiplier": 1.0}),
     "a scale of the logits": ("granite-3", {"logits_scaling": 1.0}),
+    "chosen experts": ("qwen-3-moe", {"num_experts_per_tok": 1}),
+    "windows before full attention": ("gpt-oss", {"sliding_window": 512}),
+    "chunks": ("llama-4", {"attention_chunk_size": 512}),
+    "a scale that grows with positions": ("llama-4", {"attn_temperature_tuning": False}),
     "partial rotary positions": ("phi-4-mini", {"partial_rotary_factor": 1.0}),
 }
 
@@ -195,6 +217,41 @@ def test_what_sets_a_family_apart_reaches_the_trained_loss(feature: str, tmp_pat
         assert training.attempt()
         losses.append(next(line["loss"] for line in training.lines() if "loss" in line))
     assert abs(losses[0] - losses[1]) > 1e-4
+
+
+def changed_parts(made: Bench, **spec: Any) -> set[str]:
+    """Returns which of experts, routers and others a training of all parameters changes."""
+    final = made.finished(replace(FULL, **spec), "-".join(spec) or "plain")
+    before, after = (dict(decoder.load(directory).named_parameters()) for directory in (made.base, _with_tokenizer(made, final)))
+    return {
+        "experts" if decoder.is_expert(name) else "routers" if decoder.is_router(name) else "others"
+        for name, parameter in after.items()
+        if not torch.equal(parameter, before[name])
+    }
+
+
+def _with_tokenizer(made: Bench, final: Path) -> Path:
+    merge.merge(made.base, final, final / "export")
+    return final / "export"
+
+
+def test_experts_are_trained_and_routers_frozen_unless_chosen_otherwise(tmp_path: Path) -> None:
+    made = bench("qwen-3-moe", tmp_path)
+    assert changed_parts(made) == {"experts", "others"}
+    assert changed_parts(made, train_experts=False) == {"others"}
+    assert changed_parts(made, train_router=True) == {"experts", "routers", "others"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "defines_one"), [("qwen-3-moe", True), ("gpt-oss", True), ("granite-3-moe", True), ("llama-4", False)])
+def test_a_trained_router_is_balanced_by_the_models_own_loss(name: str, defines_one: bool, tmp_path: Path) -> None:
+    losses = []
+    for coefficient in (0.0, 2.0):
+        made = bench(name, tmp_path / str(coefficient), router_aux_loss_coef=coefficient)
+        training = made.training(replace(FULL, train_router=True), "work")
+        assert training.attempt()
+        losses.append(next(line["loss"] for line in training.lines() if "loss" in line))
+    assert (losses[1] - losses[0] > 1.0) == defines_one  # a balanced router has a loss of at least 1
 
 
 def test_an_adapter_of_a_nested_config_leaves_the_image_encoder_alone(tmp_path: Path) -> None:
