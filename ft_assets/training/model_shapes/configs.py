@@ -85,7 +85,7 @@ def _missing(name: str) -> int:
     raise KeyError(name)
 
 
-def _recurrent(config: Mapping[str, Any], family: str, layers: int, kinds: list[str]) -> dict[str, int]:
+def _recurrent(config: Mapping[str, Any], family: str, layers: int, kinds: list[str]) -> dict[str, Any]:
     """Every fourth layer of these families has attention unless ``layer_types`` says otherwise."""
     if family not in GATED:
         return {}

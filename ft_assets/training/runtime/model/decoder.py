@@ -39,7 +39,11 @@ def auto_class(config: Any) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    return auto_class(config)._model_mapping[type(config)]
+    """Returns the class of the model; ``ValueError`` if transformers has no decoder for this config."""
+    known = auto_class(config)._model_mapping
+    if type(config) not in known:
+        raise ValueError(f"transformers has no text decoder for models of type {config.model_type}")
+    return known[type(config)]
 
 
 def text_model(model: Any) -> Any:
@@ -65,7 +69,7 @@ def packed_inputs(decoder: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     config = decoder.config
     if config.model_type not in WITHOUT_POSITIONS or inputs.get("attention_mask") is not None or inputs.get("position_ids") is None:
         return dict(inputs)
-    given = {
+    given: dict[str, Any] = {
         "config": config,
         "inputs_embeds": decoder.get_input_embeddings()(inputs["input_ids"]),
         "attention_mask": None,

@@ -271,7 +271,7 @@ def _is_named(name: str, targets: Sequence[str]) -> bool:
 
 def test_a_layer_that_the_base_lacks_cannot_be_a_target(tmp_path: Path) -> None:
     made = bench("phi-4", tmp_path)
-    spec = replace(LORA, lora=replace(LORA.lora, target_modules=("q_proj",)))
+    spec = replace(LORA, lora=LoraSettings(rank=8, alpha=16, target_modules=("q_proj",)))
     with pytest.raises(BadSpec, match=r"names q_proj.*it has down_proj, gate_up_proj, o_proj, qkv_proj"):
         made.training(spec, "work").attempt()
 
