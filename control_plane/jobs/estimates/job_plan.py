@@ -83,7 +83,7 @@ def placed(
     )
     shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
-    _check_frozen_parts(plan, shape)
+    check_frozen_parts(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
     return Placed(
         plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
@@ -104,7 +104,8 @@ def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
     return replace(plan, requested={**plan.requested, "packing": False})
 
 
-def _check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
+def check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
+    """Raises ``InvalidRequest`` for settings of experts without experts, and for ZeRO where a part of a whole model stays frozen."""
     if not shape.num_experts and (named := [name for name in requested_hyperparameters.EXPERT_SETTINGS if name in plan.requested]):
         raise requested_hyperparameters.refusal(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
     frozen = shape.other_parameters or (shape.num_experts and not (plan.trains("train_experts") and plan.trains("train_router")))
