@@ -8,6 +8,7 @@ trained on; it is computed from the files of a local model, or pinned in the cat
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from ft_assets.durable_files import sha256_of
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
 
 BUILTIN = Path(__file__).with_name("base_models.yaml")
+KNOWN = Path(__file__).with_name("known_models.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHANGED = "base_model_changed"
@@ -103,6 +105,12 @@ class Catalogue:
     def entry(self, model_id: str) -> tuple[dict[str, Any], Path]:
         """Returns the entry of `model_id` as written, with the directory that its path is relative to; ``NotFound`` names the known ids."""
         found = self._entries.get(model_id)
+        if found is None and model_id in known_models():
+            raise NotFound(
+                f"base model {model_id} is not pinned here; an operator adds it with `ft admin models add {model_id} --revision COMMIT`",
+                code="model_not_pinned",
+                param="model",
+            )
         if found is None:
             known = ", ".join(self.ids()) or "none"
             raise NotFound(
@@ -168,6 +176,12 @@ class Catalogue:
         return model
 
 
+@functools.cache
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """Returns well-known models by id, which is their repository: what was read about them, and where. None is pinned."""
+    return {entry["id"]: entry for entry in yaml.safe_load(KNOWN.read_text(encoding="utf-8"))["models"]}
+
+
 def _other_version(entry: Mapping[str, Any], digest: str) -> dict[str, Any] | None:
     """Returns the entry with the staged or replaced bytes of that digest; None if it has none, or their files no longer exist."""
     if entry.get("digest") in (None, digest):
@@ -230,7 +244,7 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
                 "restore the files, or add the new ones under a new id",
                 code=CHANGED,
             )
-    config = model_config(directory)
+    config = text_config(model_config(directory))
     context_length = entry.get("context_length") or config.get("max_position_embeddings")
     if not context_length:
         raise InvalidRequest(
@@ -347,6 +361,17 @@ def _digest_of(parts: Iterable[tuple[str, str]]) -> str:
 
 def model_config(directory: Path) -> dict[str, Any]:
     return _json_object(directory / "config.json")
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a ``config.json`` that describes the text decoder: all of it, unless the model reads more than text."""
+    nested = config.get("text_config")
+    return dict(nested if isinstance(nested, Mapping) else config)
+
+
+def ties_embeddings(config: Mapping[str, Any]) -> bool:
+    """Returns whether a ``config.json`` says that embedding and output layer share their weights."""
+    return bool(config.get("tie_word_embeddings") or text_config(config).get("tie_word_embeddings"))
 
 
 def _json_object(path: Path) -> dict[str, Any]:

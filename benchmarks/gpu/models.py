@@ -37,7 +37,7 @@ PROMPT_SHARE = 3
 
 
 def config(shape: ModelShape) -> dict[str, Any]:
-    """``config.json`` of a model of this shape; ``ModelShape.from_config`` is its inverse."""
+    """``config.json`` of a model of this shape; ``model_shapes.from_config`` is its inverse."""
     family = "Qwen2" if shape.qkv_bias else "Llama"
     return {
         "architectures": [f"{family}ForCausalLM"],

@@ -149,7 +149,7 @@ def unservable(platform: Platform, base_model: str, directory: Path) -> list[Ref
         )
     if whole_model.is_whole(directory):
         return whole_model.verify(directory, base_dir=base.directory)
-    return package.verify(directory, base_shapes=tensors.weight_shapes(base.directory), served_name=base_model)
+    return package.verify(directory, base_shapes=tensors.module_shapes(base.directory), served_name=base_model)
 
 
 def _record(

@@ -107,6 +107,30 @@ def _largest_bits(path: Path, info: TensorInfo) -> int:
     return largest
 
 
+NESTED_FIRST = frozenset(("gemma3", "mistral3"))
+"""Model types whose checkpoints put the part of a tensor's name that says ``language_model`` before the one that says ``model``."""
+PREFIXES = (
+    ("language_model.model.", "model.language_model."), ("language_model.lm_head.", "lm_head."), ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+)  # fmt: skip
+"""Beginnings of names in those checkpoints, and of the modules' names in transformers, which adapters and servers use."""
+
+
+def module_name(stored: str, model_type: str) -> str:
+    """Returns the name under which transformers knows the tensor called `stored` in a checkpoint."""
+    if model_type in NESTED_FIRST:
+        for prefix, module in PREFIXES:
+            if stored.startswith(prefix):
+                return module + stored.removeprefix(prefix)
+    return stored
+
+
+def module_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's weights by their modules' names."""
+    model_type = str(json.loads((model_dir / "config.json").read_text(encoding="utf-8")).get("model_type", ""))
+    return {module_name(name, model_type): shape for name, shape in weight_shapes(model_dir).items()}
+
+
 def weight_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's weights by name, over all of its safetensors shards."""
     shards = sorted(model_dir.glob("*.safetensors"))

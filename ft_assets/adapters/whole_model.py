@@ -14,6 +14,7 @@ from typing import Any
 
 from ft_assets.adapters import tensors
 from ft_assets.adapters.package import CONFIG, Refusal, unsafe_files, write_manifest
+from ft_assets.base_models import text_config, ties_embeddings
 from ft_assets.errors import IntegrityError
 
 MODEL_CONFIG, INDEX, SHARDS = "config.json", "model.safetensors.index.json", "model*.safetensors"
@@ -44,10 +45,10 @@ def verify(directory: Path, *, base_dir: Path) -> list[Refusal]:
     """
     try:
         config, base_config = _config(directory), _config(base_dir)
-        shapes, base_shapes = tensors.weight_shapes(directory), tensors.weight_shapes(base_dir)
+        shapes, base_shapes = tensors.module_shapes(directory), tensors.module_shapes(base_dir)
     except IntegrityError as e:
         return [Refusal(code="unreadable", detail=e.message)]
-    tied = bool(config.get("tie_word_embeddings"))
+    tied = ties_embeddings(config)
     found = [*unsafe_files(directory), *_architecture(config, base_config), *_shapes(shapes, base_shapes, tied=tied)]
     shards = sorted(directory.glob(SHARDS))
     bad = sorted(name for shard in shards for name in tensors.not_finite(shard, tensors.header(shard)))
@@ -67,6 +68,10 @@ def _config(directory: Path) -> Mapping[str, Any]:
 
 
 def _architecture(config: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[Refusal]:
+    config, base = (
+        text_config(config) | {"model_type": config.get("model_type")},
+        text_config(base) | {"model_type": base.get("model_type")},
+    )
     for name in SAME:
         if name in base and config.get(name) != base[name]:
             yield Refusal(code="shape_mismatch", detail=f"{name} of its config is {config.get(name)!r}, the base model's is {base[name]!r}")

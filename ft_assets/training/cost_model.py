@@ -130,16 +130,16 @@ def micro_batch_s(case: Case, gpu_type: str, *, tokens: float, accumulation_step
 def flops_per_token(case: Case) -> float:
     """Returns the operations per token, forward and backward, including recomputed ones.
 
-    A preference pair's tokens are those of both answers; the reference has scored them before. For each judged answer, another prompt's is
-    scored too, forward only.
+    Of experts only those that the router chooses count. A preference pair's tokens are those of both answers; the reference has scored them
+    before. For each judged answer, another prompt's is scored too, forward only.
     """
     shape = case.shape
     adapter = 0 if case.full else shape.lora_parameters(case.rank)
     head = shape.vocab * shape.hidden
-    attention = 4.0 * shape.num_layers * shape.q_size * _keys(case)
-    blocks = 2.0 * (shape.linear_parameters + adapter) + attention
-    trained = shape.linear_parameters + head if case.full else adapter
-    backward = 2.0 * (shape.linear_parameters + adapter + head + trained) + 2.0 * attention
+    attention = 4.0 * shape.num_attention_layers * shape.q_size * _keys(case)
+    blocks = 2.0 * (shape.active_parameters + adapter) + attention
+    trained = shape.active_parameters + head - (0 if case.train_experts else shape.active_expert_parameters) if case.full else adapter
+    backward = 2.0 * (shape.active_parameters + adapter + head + trained) + 2.0 * attention
     recomputed = blocks if case.gradient_checkpointing else 0.0
     again = (_passes(case) - 2) * (blocks + 2.0 * head)
     return blocks + 2.0 * head + backward + recomputed + again
@@ -155,7 +155,7 @@ def _keys(case: Case) -> float:
 
     Shorter documents in a window leave fewer to the kernels that skip the others; how many is not known here.
     """
-    if case.attention == "sdpa":
+    if case.masked:
         return case.mask_elements / case.tokens
     return case.max_seq_len / 2
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import methods
-from ft_assets.training.recipes import AdapterKind, Recipe, select
+from ft_assets.training.recipes import AdapterKind, Default, Recipe, select
 from ft_assets.training.requested_hyperparameters import (
     SPLITS_WEIGHTS,
     Combination,
@@ -41,6 +41,11 @@ from ft_assets.training.spec import (
 )
 
 Precision = Literal["fp32", "bf16", "fp16"]
+EXPERTS: Mapping[str, Default] = {
+    "train_experts": Default(value=True, source="adapter full trains every parameter; without experts it needs a fraction of the memory"),
+    "train_router": Default(value=False, source="Unsloth's guide to Qwen3: fine-tuning the router of a mixture is off by default"),
+}
+"""Defaults of what is trained in a mixture of experts, whatever the recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +111,10 @@ class Plan:
     @property
     def rank(self) -> int | None:
         return None if self.adapter == "full" else int(self.value("rank"))
+
+    def trains(self, name: str) -> bool:
+        """Returns the value of one of ``EXPERTS``, as requested or its default."""
+        return bool(self.requested.get(name, EXPERTS[name].value))
 
     @property
     def quantization(self) -> Quantization | None:
@@ -223,6 +232,8 @@ def resolve(
         lora=None if plan.adapter == "full" else _lora(plan),
         quantization=plan.quantization,
         checkpoint=CheckpointPolicy(every_steps=int(plan.requested.get("checkpoint_every_steps", default_cadence(steps)))),
+        train_experts=plan.trains("train_experts"),
+        train_router=plan.trains("train_router"),
         precision=plan.precision,
         attention=plan.attention,
         gradient_checkpointing=plan.gradient_checkpointing

@@ -46,6 +46,8 @@ LIMITS: Mapping[str, Limit] = {
     "attention": Limit(kind="word", words=("sdpa", "flash_attention_2", "flex_attention")),
     "quantization": Limit(kind="word", words=("nf4", "fp4")),
     "double_quantization": Limit(kind="flag"),
+    "train_experts": Limit(kind="flag"),
+    "train_router": Limit(kind="flag"),
     "train_on_inputs": Limit(kind="flag"),
     "packing": Limit(kind="flag"),
     "safety_share": Limit(kind="float", low=0, high=0.5, because="a few percent of safety examples preserve the base model's refusals"),
@@ -124,6 +126,7 @@ def _unknown(name: str, method: str, own: Mapping[str, Limit]) -> str:
     return f"hyperparameter {name[:80]!r} does not exist; known are {', '.join([*own, *LIMITS])}"
 
 
+EXPERT_SETTINGS = ("train_experts", "train_router")
 LORA_SETTINGS = ("rank", "alpha", "dropout", "target_modules")
 QUANTIZATION_SETTINGS = ("quantization", "double_quantization")
 REPLICATES = frozenset(("single", "ddp"))
@@ -175,6 +178,13 @@ def _adapter_rules(c: Combination) -> Iterator[InvalidRequest]:
     for name in LORA_SETTINGS:
         if name in c.requested and c.adapter == "full":
             yield refusal(name, f"{name} applies only to adapters, but adapter full trains every parameter; leave it out, or use lora")
+    for name in EXPERT_SETTINGS:
+        if c.requested.get(name) and c.adapter != "full":
+            yield refusal(
+                name, f"{name} applies to adapter full: adapters leave experts and routers as they are; leave it out, or use full"
+            )
+    if c.requested.get("train_router") and methods.get(c.method).pack != "windows":
+        yield refusal("train_router", f"method {c.method} computes no load-balancing loss for a trained router; leave it out, or use sft")
     for name in QUANTIZATION_SETTINGS:
         if name in c.requested and c.adapter != "qlora":
             yield refusal(name, f"{name} applies to a base in 4 bits, and the adapter is {c.adapter}; use qlora, or leave it out")

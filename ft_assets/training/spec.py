@@ -128,6 +128,10 @@ class TrainingSpec:
     quantization: Quantization | None
     """Set for ``qlora`` only."""
     checkpoint: CheckpointPolicy
+    train_experts: bool = True
+    """For ``full``: whether the experts of a mixture are trained. Adapters leave experts and routers as they are."""
+    train_router: bool = False
+    """For ``full``: whether routers are trained, with the model's own load-balancing loss."""
     precision: Literal["fp32", "bf16", "fp16"]
     attention: Attention
     gradient_checkpointing: bool
@@ -158,12 +162,13 @@ class TrainingSpec:
     @property
     def resume_sha256(self) -> str:
         """Digest that is equal for specs that can resume from each other's checkpoints: covers everything that changes the rows and
-        updates of a step, but not how the global batch is divided into micro-batches and ranks, nor the strategy."""
+        updates of a step, but not how the global batch is divided into micro-batches and ranks, nor the strategy. The load-balancing loss
+        of a trained router is computed for each micro-batch, so the division counts then."""
         body = asdict(self)
         body["optimization"]["global_batch_size"] = self.optimization.global_batch_size(self.world_size)
-        for name in ("per_device_batch_size", "accumulation_steps"):
+        for name in () if self.train_router else ("per_device_batch_size", "accumulation_steps"):
             del body["optimization"][name]
-        for name in ("world_size", "strategy", "gradient_checkpointing"):
+        for name in ("strategy", "gradient_checkpointing") if self.train_router else ("world_size", "strategy", "gradient_checkpointing"):
             del body[name]
         return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 

@@ -14,8 +14,10 @@ import pytest
 import yaml
 
 from control_plane.models.operator_catalogue import edited
+from ft_assets import base_models
 from ft_assets.base_models import BaseModel, Catalogue, file_sha256, model_digest, template_digest, tokenizer_digest
 from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailable
+from ft_assets.training import model_shapes, recipes
 from tests.support.models.tiny_model import CONTEXT, build_tiny_model
 
 TODAY = dt.date(2026, 11, 21)
@@ -195,3 +197,30 @@ def test_a_file_that_many_ask_for_is_read_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(20)
     assert found == [hashlib.sha256(b"weights").hexdigest()] * 3
+
+
+def test_a_known_model_is_refused_as_not_pinned_until_an_operator_adds_it(tmp_path: Path) -> None:
+    catalogue = Catalogue({})
+    with pytest.raises(NotFound, match="ft admin models add microsoft/phi-4 --revision COMMIT") as refused:
+        catalogue.check_submittable("microsoft/phi-4", today=dt.date(2026, 11, 27))
+    assert refused.value.code == "model_not_pinned"
+    added = Catalogue({"microsoft/phi-4": ({"id": "microsoft/phi-4", "path": "base"}, build_tiny_model(tmp_path / "base").parent)})
+    assert added.check_submittable("microsoft/phi-4", today=dt.date(2026, 11, 27)).directory == tmp_path / "base"
+
+
+def test_every_value_of_a_known_model_says_where_it_was_read_and_none_is_a_pin() -> None:
+    known = base_models.known_models()
+    assert len(known) >= 20
+    for name, entry in known.items():
+        assert set(entry) == {"id", "license", "context_length", "num_parameters", "recipe", "read"}, name
+        assert set(entry["read"]) == {"id", "license", "context_length", "num_parameters"} and all(
+            map(str.strip, entry["read"].values())
+        ), name
+        assert recipes.select(name, adapter="lora", num_parameters=entry["num_parameters"]).name == entry["recipe"], name
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Llama-3.1-8B-Instruct", "Mistral-7B-Instruct-v0.3"])
+def test_known_parameters_are_those_of_the_shape(name: str) -> None:
+    known = {entry["id"].partition("/")[2]: entry["num_parameters"] for entry in base_models.known_models().values()}
+    shape = model_shapes.named(name)
+    assert shape is not None and known[name] == shape.num_parameters

@@ -16,6 +16,7 @@ from control_plane.cli.admin.base_update_commands import ModelId
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.output import Json, fields, say
 from control_plane.cli.record_views import add_group, document, listing
+from ft_assets.base_models import known_models
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _count(number: int) -> str:
 
 MODELS = listing({
     "MODEL": "id", "LICENCE": "license", "CONTEXT": "context_length", "PARAMETERS": lambda m: _count(m["num_parameters"]),
-    "DIGEST": lambda m: m["digest"][:12], "DEPRECATED SINCE": "deprecated_since",
+    "DIGEST": lambda m: m["digest"][:12] if m["digest"] else "not pinned", "DEPRECATED SINCE": "deprecated_since",
 })  # fmt: skip
 
 
@@ -48,7 +49,9 @@ def register(admin: typer.Typer) -> None:
 def add(
     model_id: ModelId,
     path: Annotated[Path | None, typer.Option("--path", help="Directory with its files; they stay there.")] = None,
-    repo: Annotated[str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME.")] = None,
+    repo: Annotated[
+        str | None, typer.Option("--repo", help="Repository of the Hub at FT_HUB_ENDPOINT: ORG/NAME; by default the id of a known model.")
+    ] = None,
     revision: Annotated[str | None, typer.Option("--revision", help="Commit of the repository, 40 digits.")] = None,
     license: Annotated[str | None, typer.Option("--license", help="License; read from the repository's card if absent.")] = None,
     context: Annotated[
@@ -61,6 +64,8 @@ def add(
     from control_plane.platform.settings import load
 
     given = base_models.Given(license=license, context_length=context)
+    if path is None and repo is None and model_id in known_models():
+        repo = model_id
     if path is not None and repo is None and revision is None:
         made = base_models.add_local(load(), model_id, path, given)
     elif path is None and repo is not None and revision is not None:
@@ -70,10 +75,18 @@ def add(
     record_views.show(_shown(made), fields, as_json=as_json)
 
 
-def list_models(as_json: Json = False) -> None:
+def list_models(
+    known: Annotated[bool, typer.Option("--known", help="Also list well-known models that are not pinned yet.")] = False,
+    as_json: Json = False,
+) -> None:
     """List base models with license, context length, parameters, and the date of their deprecation."""
     catalogue = _catalogue()
-    record_views.show([_shown(catalogue.card(model_id)) for model_id in catalogue.ids()], MODELS, as_json=as_json)
+    shown = [_shown(catalogue.card(model_id)) for model_id in catalogue.ids()]
+    if known:
+        shown += [
+            {**entry, "digest": None, "deprecated_since": None} for name, entry in known_models().items() if name not in catalogue.ids()
+        ]
+    record_views.show(shown, MODELS, as_json=as_json)
 
 
 def show(model_id: ModelId, as_json: Json = False) -> None:

@@ -232,7 +232,7 @@ def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows
         shape=job_plan.shape_of(model), adapter=spec.adapter, method=spec.method, precision=spec.precision, max_seq_len=spec.max_seq_len,
         per_device_batch_size=spec.optimization.per_device_batch_size, rank=spec.lora.rank if spec.lora else 0,
         quantization=spec.quantization or Quantization(), attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing,
-        strategy=spec.strategy, world_size=spec.world_size,
+        strategy=spec.strategy, world_size=spec.world_size, train_experts=spec.train_experts, train_router=spec.train_router,
     )  # fmt: skip
     steps = spec.optimization.total_steps(num_rows=num_rows, world_size=spec.world_size)
     rows = steps * spec.optimization.global_batch_size(spec.world_size)

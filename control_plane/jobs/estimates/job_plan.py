@@ -19,7 +19,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants.rules import LARGE_MODEL_PARAMETERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
-from ft_assets.training import cost_model, hyperparameters, memory, model_shapes, requested_hyperparameters
+from ft_assets.training import cost_model, hyperparameters, memory, methods, model_shapes, requested_hyperparameters
 from ft_assets.training.hyperparameters import ModelFacts, Plan
 from ft_assets.training.memory import Fit, forward_pass
 from ft_assets.training.memory.gpus import GIB
@@ -81,10 +81,41 @@ def placed(
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
     )
-    fit = fit_on(pool, plan, shape_of(model), tier=tier)
+    shape = shape_of(model)
+    plan = unpacked_if_needed(plan, shape)
+    check_frozen_parts(plan, shape)
+    fit = fit_on(pool, plan, shape, tier=tier)
     return Placed(
         plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
     )
+
+
+def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
+    """Gives each example a window of its own if the model cannot keep examples apart; ``InvalidRequest`` if the request packs them."""
+    longest, packs = shape.max_packed_len, methods.get(plan.method).pack == "windows"
+    if longest is None or not packs or (longest and plan.max_seq_len <= longest):
+        return plan
+    if plan.requested.get("packing"):
+        how = f"or max_seq_len to at most {longest}" if longest else "or leave it out"
+        raise requested_hyperparameters.refusal(
+            "packing",
+            f"{plan.model.id} cannot keep examples of a window apart at max_seq_len {plan.max_seq_len}; set packing to false, {how}",
+        )
+    return replace(plan, requested={**plan.requested, "packing": False})
+
+
+def check_frozen_parts(plan: Plan, shape: ModelShape) -> None:
+    """Raises ``InvalidRequest`` for settings of experts without experts, and for ZeRO where a part of a whole model stays frozen."""
+    if not shape.num_experts and (named := [name for name in requested_hyperparameters.EXPERT_SETTINGS if name in plan.requested]):
+        raise requested_hyperparameters.refusal(named[0], f"{named[0]} has no effect: {plan.model.id} has no experts; leave it out")
+    frozen = shape.other_parameters or (shape.num_experts and not (plan.trains("train_experts") and plan.trains("train_router")))
+    if plan.adapter == "full" and frozen and str(plan.strategy).startswith("zero"):
+        raise InvalidRequest(
+            f"strategy {plan.strategy} saves only models whose parameters are all trained, and parts of {plan.model.id} stay frozen; use "
+            "fsdp2, or leave strategy out",
+            code="invalid_hardware",
+            param="hardware.strategy",
+        )
 
 
 def of_job(platform: Platform, job: Job, model: BaseModel) -> Placed:
@@ -156,7 +187,7 @@ def _check_width(plan: Plan, pool: Pool, tier: str) -> None:
 
 
 def shape_of(model: BaseModel) -> ModelShape:
-    """Return the model's shape; ``InvalidRequest`` if it is not a dense decoder."""
+    """Return the model's shape; ``InvalidRequest`` if its sizes are not known."""
     try:
         return model_shapes.of(model.id, directory=model.directory, repo=model.repo, num_parameters=model.num_parameters)
     except ValueError as e:
@@ -182,6 +213,8 @@ def fit_on(pool: Pool, plan: Plan, shape: ModelShape, *, tier: str = RESERVED_FO
         optimizer=plan.optimizer,
         attention=plan.attention,
         quantization=plan.quantization or Quantization(),
+        train_experts=plan.trains("train_experts"),
+        train_router=plan.trains("train_router"),
         per_device_batch_size=int(asked or plan.value("per_device_batch_size")) if asked or on_cpu else 1,
         gradient_checkpointing=plan.gradient_checkpointing if on_cpu else bool(plan.requested.get("gradient_checkpointing")),
     )

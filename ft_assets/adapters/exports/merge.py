@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from ft_assets.adapters import package
 from ft_assets.adapters.exports.archive import TOKENIZER
+from ft_assets.adapters.tensors import module_name
+from ft_assets.base_models import ties_embeddings
 from ft_assets.errors import FtError
 
 BESIDE = ("config.json", "generation_config.json", "model.safetensors.index.json", *TOKENIZER)
@@ -30,7 +32,8 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
         return _take_over(adapter_dir, target)
     found = package.read(adapter_dir)
     pairs = _pairs(load_file(adapter_dir / package.WEIGHTS))
-    if "lm_head" in pairs and json.loads((base_dir / "config.json").read_text()).get("tie_word_embeddings"):
+    config = json.loads((base_dir / "config.json").read_text())
+    if "lm_head" in pairs and ties_embeddings(config):
         raise FtError("the adapter changes lm_head, which this base shares with its embedding: they cannot be merged", code="export_failed")
     left = set(pairs)
     for shard in sorted(base_dir.glob("*.safetensors")):
@@ -39,7 +42,7 @@ def merge(base_dir: Path, adapter_dir: Path, target: Path) -> int:
             metadata = file.metadata() or {"format": "pt"}
             for name in file.keys():  # noqa: SIM118
                 weights[name] = file.get_tensor(name)
-                module = name.removesuffix(".weight")
+                module = module_name(name, str(config.get("model_type", ""))).removesuffix(".weight")
                 if module in left:
                     weights[name] = _merged(weights[name], *pairs[module], scale=package.scale_of(found.config, module))
                     left.discard(module)

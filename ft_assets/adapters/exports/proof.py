@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from ft_assets.adapters import package
 from ft_assets.errors import FtError
+from ft_assets.training.runtime.model import decoder
 
 NUM_SEQUENCES, NUM_TOKENS, SEED = 2, 64, 7
 SMALL = 1_500_000_000
@@ -94,9 +95,9 @@ def prove(wanted: Reference, exported: Path, *, stored: str, gguf_file: str | No
 
 
 def _load(directory: Path, dtype: torch.dtype, **options: Any) -> Any:
-    kind = {} if "gguf_file" in options else {"use_safetensors": True}
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False, **kind, **options)
-    return model.train(False)
+    if "gguf_file" in options:
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False, **options).train(False)
+    return decoder.load(directory, dtype=dtype).train(False)
 
 
 def _gguf_config(directory: Path) -> Any:
@@ -110,7 +111,7 @@ def _gguf_config(directory: Path) -> Any:
 
 @torch.no_grad()
 def _logits(model: Any, directory: Path) -> torch.Tensor:
-    vocabulary = int(AutoConfig.from_pretrained(directory).vocab_size)
+    vocabulary = int(AutoConfig.from_pretrained(directory).get_text_config(decoder=True).vocab_size)
     tokens = torch.randint(0, vocabulary, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(SEED))
     found: torch.Tensor = model(input_ids=tokens).logits.float()
     return found

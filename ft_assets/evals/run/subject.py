@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.errors import InvalidRequest
@@ -28,7 +28,7 @@ from ft_assets.evals.run import prefix_tree
 from ft_assets.evals.run.request_encoder import Encoder, Prompt, positions
 from ft_assets.evals.run.tree_attention import Reader
 from ft_assets.evals.suites.model_requests import Answer, Generate, Likelihood, Loss, Request
-from ft_assets.training.runtime.model import split_weights
+from ft_assets.training.runtime.model import decoder, split_weights
 
 NLL_CAP = 1e4
 """Replaces a loss per token that is not finite: keeps the result valid JSON, and the adapter last in any comparison."""
@@ -209,7 +209,7 @@ class Subject:
         if getattr(self, "model", None) is not None:
             torch.nn.Module.to(self.model, "meta")  # frees its weights, though modules refer to each other in cycles
         self.model: Any = None
-        load: Any = partial(AutoModelForCausalLM.from_pretrained, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        load: Any = partial(decoder.load, output_loading_info=True)
         split = split_weights.options(self._gpus) if self.num_gpus > 1 else {}
         try:
             model, found = load(directory, dtype=self._dtype, **split)

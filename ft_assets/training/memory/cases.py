@@ -29,6 +29,9 @@ class Case:
     quantization: Quantization = field(default_factory=Quantization)
     """For ``qlora``."""
     attention: Attention = "sdpa"
+    train_experts: bool = True
+    """For ``full``: whether experts are trained; an adapter leaves them as they are."""
+    train_router: bool = False
     gradient_checkpointing: bool = True
     strategy: Strategy = "single"
     world_size: int = 1
@@ -73,4 +76,18 @@ class Case:
 
     @property
     def trained_parameters(self) -> int:
-        return self.shape.num_parameters if self.full else self.shape.lora_parameters(self.rank)
+        s = self.shape
+        if not self.full:
+            return s.lora_parameters(self.rank)
+        frozen = (0 if self.train_experts else s.expert_parameters) + (0 if self.train_router else s.router_parameters)
+        return s.decoder_parameters - frozen
+
+    @property
+    def eager(self) -> bool:
+        """Whether attention weights of all pairs of tokens are held: no fused kernel computes them (``runtime.model.attention``)."""
+        return self.shape.eager_attention and self.attention != "flex_attention"
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention reads a mask of all pairs of tokens."""
+        return self.attention == "sdpa" or self.eager

@@ -97,7 +97,7 @@ def _weights(case: Case, trained_bytes: int) -> int:
         return s.num_parameters * trained_bytes
     if case.adapter == "lora":
         return s.num_parameters * b
-    return round(s.linear_parameters * quantized_bytes(double=case.quantization.double)) + b * (s.embedding_parameters + s.small_parameters)
+    return round(s.linear_parameters * quantized_bytes(double=case.quantization.double)) + b * (s.num_parameters - s.linear_parameters)
 
 
 def quantized_bytes(*, double: bool) -> float:
@@ -113,7 +113,8 @@ def _optimizer(case: Case) -> int:
         if not case.full:
             return 4 * s.num_layers * sum(i + o + 2 * case.rank for i, o in s.linears)
         tables = s.embedding_parameters // s.hidden
-        return 4 * (s.num_layers * sum(i + o for i, o in s.linears) + tables + 2 * s.hidden + s.small_parameters)
+        experts = s.num_moe_layers * s.num_experts * (2 * s.hidden + 3 * s.expert_intermediate) if case.train_experts else 0
+        return 4 * (s.num_layers * sum(i + o for i, o in s.linears) + experts + tables + 2 * s.hidden + s.small_parameters)
     if case.optimizer == "adamw_8bit":
         return round(trained * 2 * (1 + 4 / 256))
     return trained * 8
@@ -123,7 +124,7 @@ def compute_copies(case: Case) -> int:
     """Autocast keeps the half-precision copy of each float32 weight until the forward pass ends; the backward pass uses it."""
     if not case.autocasts:
         return 0
-    return case.compute_bytes * (case.shape.linear_parameters if case.full else case.trained_parameters)
+    return case.compute_bytes * (case.shape.linear_parameters + case.shape.expert_parameters if case.full else case.trained_parameters)
 
 
 def _gathered(case: Case) -> int:
@@ -152,7 +153,9 @@ def _step_working(case: Case) -> int:
     """
     s = case.shape
     cast = 4 * case.trained_parameters // case.world_size if case.strategy.startswith("zero") and case.half else 0
-    largest = max(s.vocab * s.hidden, s.hidden * s.intermediate) if case.full else case.rank * max(s.hidden, s.intermediate)
+    stack = s.num_experts * 2 * s.expert_intermediate if case.train_experts else 0
+    wide = max(s.intermediate, stack)
+    largest = max(s.vocab * s.hidden, s.hidden * wide) if case.full else case.rank * max(s.hidden, s.intermediate)
     if case.optimizer == "adafactor":
         return cast + 3 * 4 * largest
     return cast + (2 * 4 * largest if case.on_cpu else 0)
@@ -165,17 +168,23 @@ SLICE_BYTES = 2**29
 """Float32 logits of a slice in which windows are scored on a GPU (``MAX_LOGIT_BYTES`` in ``runtime/objectives/token_logps.py``)."""
 
 
+EAGER_COPIES = 2
+"""Half-precision copies of attention weights that eager attention saves beside the float32 result of its softmax: capped, and cast."""
+
+
 def layer_activation_bytes(case: Case) -> int:
     """Returns the bytes that one block saves."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
     norms = 2 * 4 * t * s.hidden + (2 * case.stream_bytes * t * s.hidden if case.full else 0)
     if s.qk_norm:
         norms += (4 + (b if case.full else 0)) * t * (s.q_size + s.kv_size)
-    masked = case.attention == "sdpa"
-    keys = s.q_size if masked else s.kv_size
+    keys = s.q_size if case.masked else s.kv_size
     attention = b * t * (2 * s.q_size + 2 * keys) + 4 * t * s.num_heads
-    mask = b * case.mask_elements if masked else 0
-    return norms + attention + mask + 3 * b * t * s.intermediate + _linear_input_bytes(case)
+    mask = b * case.mask_elements if case.masked else 0
+    if case.eager:
+        mask += (4 + EAGER_COPIES * b) * s.num_heads * case.mask_elements
+    copies = 2 * b * t * s.experts_per_token * s.hidden  # each chosen expert reads and writes rows of its own
+    return norms + attention + mask + copies + 3 * b * t * s.mlp_width + _linear_input_bytes(case)
 
 
 def _linear_input_bytes(case: Case) -> int:
@@ -186,7 +195,7 @@ def _linear_input_bytes(case: Case) -> int:
     """
     s, t, b = case.shape, case.tokens, case.compute_bytes
     each = sum(i for i, _ in s.linears)
-    shared = 2 * s.hidden + s.intermediate
+    shared = 2 * s.hidden + s.mlp_width
     """Inputs of q, k, v together, of gate and up together, and of down; o reads what attention saves."""
     if case.full:
         return b * t * (each - s.q_size if case.autocasts else shared)
@@ -202,16 +211,16 @@ def activation_bytes(case: Case) -> int:
     boundary = case.stream_bytes * t * s.hidden
     per_layer = boundary if case.gradient_checkpointing else layer_activation_bytes(case)
     final_norm = (4 + (case.stream_bytes if case.full else 0)) * t * s.hidden
-    mask = case.mask_elements if case.attention == "sdpa" else 0
+    mask = case.mask_elements if case.masked else 0
     return s.num_layers * per_layer + boundary + final_norm + mask + 2 * case.stream_bytes * t * s.head_dim
 
 
 def backward_working_bytes(case: Case) -> int:
     """Gradients alive simultaneously in the widest part, the MLP of a block, plus the block itself if it is recomputed."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
-    wide = 3 * b * t * s.intermediate
+    wide = 3 * b * t * s.mlp_width
     if not case.full and case.half:
-        wide += 8 * t * s.intermediate
+        wide += 8 * t * s.mlp_width
         """LoRA computes in float32 between its dropout and the cast of its product."""
     return wide + 2 * case.stream_bytes * t * s.hidden + (layer_activation_bytes(case) if case.gradient_checkpointing else 0)
 

@@ -26,7 +26,7 @@ def per_gpu_bytes(shape: ModelShape, num_gpus: int, *, rank: int = 0, compute_by
     """
     adapters = NUM_ADAPTERS * 4 * shape.lora_parameters(rank) / num_gpus
     cache = 2 * compute_bytes * shape.num_layers * shape.kv_size * ROW_TOKENS / num_gpus
-    activations = compute_bytes * (3 * shape.intermediate + 4 * shape.hidden) * ROW_TOKENS
+    activations = compute_bytes * (3 * shape.mlp_width + 4 * shape.hidden) * ROW_TOKENS
     logits = LOGIT_BYTES * shape.vocab * ROW_TOKENS
     return (
         round(weight_bytes(shape, num_gpus, compute_bytes=compute_bytes) + (1 + RESERVE_SHARE) * (adapters + cache + activations + logits))

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ft_assets.base_models import text_config
 from ft_assets.parent_death import die_with
 from ft_assets.telemetry import logs, spans
 from ft_assets.training.disk_space import free_bytes, is_disk_full
@@ -208,7 +209,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _vocab_size(run: RunFile) -> int:
     path = run.base_model_dir / "config.json"
     try:
-        return int(json.loads(path.read_text())["vocab_size"])
+        return int(text_config(json.loads(path.read_text()))["vocab_size"])
     except (OSError, ValueError, KeyError) as e:
         raise BadInput(f"base model {run.spec.base_model}: {path} cannot be read ({e})", code="base_model_unavailable") from e
 

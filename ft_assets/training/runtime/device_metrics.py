@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ft_assets.training.model_shapes.configs import EXPERTS
+
 PEAK_FLOPS = {
     "H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 125e12,
 }  # fmt: skip
@@ -24,18 +26,23 @@ def peak_flops(device: torch.device) -> float | None:
 
 def flops_per_token(model: Any) -> float:
     """Returns the model operations per trained token: 2 per parameter forward, 2 for the gradients of activations, 2 for those of trained
-    weights.
+    weights. Of experts only the chosen share counts.
 
     Omits attention's own products, like Kaplan et al. 2020 (2.1): under a tenth at 4,096 tokens. Recomputed activations do not count (MFU,
     not HFU).
     """
-    total = trained = 0
+    total = trained = 0.0
+    config = model.config.get_text_config(decoder=True)
+    num_experts = next((n for name in EXPERTS if (n := getattr(config, name, None))), 1)
+    active = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name and not model.config.get_text_config().tie_word_embeddings:
             continue
         elements = getattr(parameter, "ds_numel", None) or parameter.numel()
         if type(parameter).__name__ == "Params4bit":
             elements = 2 * elements * parameter.element_size()  # two weights per byte, stored as other types
+        if ".experts." in name:
+            elements *= active
         total += elements
         trained += elements if parameter.requires_grad else 0
     return float(4 * total + 2 * trained)

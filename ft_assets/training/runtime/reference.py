@@ -265,12 +265,14 @@ class Model:
             options = quantized(quantization, dtype=dtype, device=self._device)
         if split := len(self._devices) > 1:
             options = split_weights.options(self._devices)
-        import transformers
+        from transformers import AutoConfig
+
+        from ft_assets.training.runtime.model import decoder
+        from ft_assets.training.runtime.model.attention import exact
 
         try:
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=attention, **options
-            )
+            kind = exact(attention, AutoConfig.from_pretrained(directory, trust_remote_code=False))
+            loaded: Any = decoder.load(directory, dtype=dtype, attn_implementation=kind, **options)
         except (OSError, ValueError, ImportError) as e:
             raise BadInput(f"base model in {directory} cannot be loaded: {e}", code="base_model_unavailable") from e
         if split:

@@ -15,8 +15,8 @@ from benchmarks.gpu.__main__ import chosen
 from benchmarks.gpu.attempts import Failed, Job
 from benchmarks.gpu.cases import ON_CPU, ON_GPU, SHAPES, TINY, WARM_UP, Trial
 from benchmarks.gpu.report import table
+from ft_assets.training import model_shapes
 from ft_assets.training.memory import GPUS, Case, estimate
-from ft_assets.training.model_shapes import ModelShape
 from ft_assets.training.runtime import pack_loader
 from ft_assets.training.runtime.__main__ import _check_adapter
 from ft_assets.training.spec import TrainingSpec
@@ -73,7 +73,7 @@ def test_cases_of_a_model_stand_together_so_that_it_is_written_once() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_written_model_has_the_shape_that_it_is_named_after(name: str) -> None:
     shape = SHAPES[name]
-    assert ModelShape.from_config(models.config(shape)) == shape
+    assert model_shapes.from_config(models.config(shape)) == shape
     assert sum(math.prod(size) for _, size in models.tensors(shape)) == shape.num_parameters
     assert shape.vocab > 256 + len(models.SPECIAL)
 

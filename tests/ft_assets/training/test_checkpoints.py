@@ -189,6 +189,15 @@ def test_half_the_batch_or_another_number_of_ranks_goes_on_from_the_same_checkpo
     assert len({s.sha256 for s in (SPEC, halved, spread, twice, longer)}) == 5
 
 
+def test_a_balanced_router_goes_on_only_with_the_same_micro_batches(tmp_path: Path) -> None:
+    """Its load-balancing loss is that of each micro-batch."""
+    router = replace(SPEC, adapter="full", lora=None, train_router=True)
+    halved = replace(router, optimization=replace(SPEC.optimization, per_device_batch_size=1, accumulation_steps=4))
+    spread = replace(router, optimization=replace(SPEC.optimization, accumulation_steps=1), world_size=2, strategy="ddp")
+    good = save(tmp_path, 10, spec=router)
+    assert [latest_valid(tmp_path, s) for s in (router, halved, spread)] == [good, None, None]
+
+
 def test_a_strategy_that_needs_other_parts_does_not_take_the_checkpoint_silently(tmp_path: Path) -> None:
     save(tmp_path, 10)
     skipped: list[str] = []

@@ -72,6 +72,17 @@ def test_frozen_weights_save_their_gradients_and_recomputation_costs_a_forward_p
     assert flops_per_token(replace(kept, adapter="full")) == pytest.approx(dense, rel=0.1)
 
 
+def test_a_mixture_costs_the_experts_that_a_token_goes_through() -> None:
+    """Total parameters take memory, active ones take time."""
+    mixture = replace(EIGHT, num_moe_layers=EIGHT.num_layers, num_experts=8, experts_per_token=1, expert_intermediate=EIGHT.intermediate)
+    assert mixture.num_parameters > 5 * EIGHT.num_parameters
+    case = replace(CASE, adapter="full", gradient_checkpointing=False)
+    assert flops_per_token(replace(case, shape=mixture)) == flops_per_token(replace(case, shape=EIGHT))
+    frozen = replace(case, shape=mixture, train_experts=False)
+    assert flops_per_token(frozen) < 0.85 * flops_per_token(replace(case, shape=mixture))
+    assert frozen.trained_parameters < 0.4 * EIGHT.num_parameters
+
+
 def test_long_windows_cost_attention_and_a_mask_costs_what_it_hides() -> None:
     def attention(case: Case) -> float:
         return flops_per_token(case) - flops_per_token(replace(case, max_seq_len=1))

@@ -321,6 +321,26 @@ def test_parts_of_an_adapter_by_hand() -> None:
     }
 
 
+def test_a_mixture_holds_all_of_its_experts_and_quantizes_none() -> None:
+    """3 blocks of 4 experts of 3 x 10 x 5 weights instead of MLPs, and a router of 4 x 10; attention has 360 weights in a block."""
+    mixture = replace(SMALL, num_moe_layers=3, num_experts=4, experts_per_token=2, expert_intermediate=5)
+    rest = 3 * 4 * 10 + 2 * 50 * 10 + 7 * 10
+    assert (mixture.expert_parameters, mixture.num_parameters) == (3 * 4 * 150, 3 * 360 + 3 * 4 * 150 + rest)
+    assert small(shape=mixture)["weights"] == 2 * mixture.num_parameters
+    four_bits = round(3 * 360 * (0.5 + 1 / 64 + 4 / 16384))
+    assert small(shape=mixture, adapter="qlora")["weights"] == four_bits + 2 * (3 * 4 * 150 + rest)
+    trained = {frozen: small(shape=mixture, adapter="full", train_experts=not frozen)["gradients"] for frozen in (False, True)}
+    assert trained[False] - trained[True] == 4 * 3 * 4 * 150
+    assert trained[False] == 4 * (mixture.num_parameters - 3 * 4 * 10), "routers are frozen"
+
+
+def test_attention_that_no_kernel_computes_holds_its_weights_for_every_pair_of_tokens() -> None:
+    eager = replace(SMALL, eager_attention=True)
+    kept = {kind: small(shape=shape, gradient_checkpointing=False)["activations"] for kind, shape in (("eager", eager), ("sdpa", SMALL))}
+    assert kept["eager"] - kept["sdpa"] == 3 * (4 + 2 * 2) * 4 * 2 * 16**2
+    assert small(shape=eager, attention="flash_attention_2", gradient_checkpointing=False)["activations"] == kept["eager"]
+
+
 def block(*, tokens: int = 32, inputs: int, mask: int = 2 * 16 * 16, keys: int = 12, norms: int = 0, b: int = 2) -> int:
     """What one block keeps: norms in float32, queries and output, keys and values, a float32 for each head, mask, MLP, linear inputs."""
     attention = b * tokens * (12 + 12 + keys + keys) + 4 * 4 * tokens

@@ -7,7 +7,6 @@ import pytest
 
 from ft_assets.base_models import count_parameters
 from ft_assets.training import model_shapes
-from ft_assets.training.model_shapes import ModelShape
 
 DEMO = Path(__file__).parents[3] / "examples" / "demo" / "base_model"
 
@@ -73,15 +72,60 @@ def test_an_unknown_model_gets_the_shape_of_the_next_larger_one_and_says_so() ->
 
 def test_a_config_gives_biases_norms_and_head_size_of_its_family() -> None:
     config = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
-    qwen2 = ModelShape.from_config(config | {"model_type": "qwen2"})
-    qwen3 = ModelShape.from_config(config | {"model_type": "qwen3", "head_dim": 32})
+    qwen2 = model_shapes.from_config(config | {"model_type": "qwen2"})
+    qwen3 = model_shapes.from_config(config | {"model_type": "qwen3", "head_dim": 32})
     assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.head_dim, qwen2.num_kv_heads) == (True, False, 16, 4)
     assert (qwen3.qk_norm, qwen3.q_size) == (True, 128)
 
 
-def test_a_mixture_of_experts_and_a_config_without_sizes_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="num_local_experts is 8"):
-        ModelShape.from_config({"model_type": "mixtral", "num_local_experts": 8})
+def test_unknown_layers_compressed_keys_and_a_config_without_sizes_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="kv_lora_rank 512"):
+        model_shapes.from_config({"model_type": "deepseek_v3", "kv_lora_rank": 512})
+    with pytest.raises(ValueError, match="granitemoehybrid has mamba layers"):
+        model_shapes.from_config({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]})
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 768}))
     with pytest.raises(ValueError, match="gpt2 has no 'num_attention_heads'"):
         model_shapes.of("gpt2", directory=tmp_path)
+
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151_936, "num_experts": 128, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False,
+    "max_position_embeddings": 40_960,
+}  # fmt: skip
+"""``config.json`` of Qwen/Qwen3-30B-A3B."""
+
+
+def test_a_mixture_counts_all_experts_in_its_size_and_the_chosen_ones_in_its_work() -> None:
+    shape = model_shapes.from_config(QWEN3_MOE)
+    assert shape.num_parameters == 30_532_122_624  # of the repository's safetensors
+    assert round((shape.active_parameters + shape.embedding_parameters) / 1e9, 1) == 3.3  # "3.3B activated", its card
+    assert shape.mlp_width == 8 * 768
+
+
+def test_an_adapter_on_a_mixture_has_matrices_for_attention_alone() -> None:
+    shape = model_shapes.from_config(QWEN3_MOE)
+    assert shape.lora_parameters(16) == 16 * 48 * ((2048 + 4096) * 2 + (2048 + 512) * 2)
+
+
+def test_parameters_that_a_nested_config_leaves_unexplained_are_frozen_ones_of_other_parts(tmp_path: Path) -> None:
+    text = {"model_type": "mistral", **{k: v for k, v in QWEN3_MOE.items() if "expert" not in k and k != "model_type"}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text, "vision_config": {}}))
+    alone = model_shapes.from_config(text).num_parameters
+    shape = model_shapes.of("any", directory=tmp_path, num_parameters=alone + 1000)
+    assert (shape.decoder_parameters, shape.other_parameters, shape.num_parameters) == (alone, 1000, alone + 1000)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"model_type": "llama"}, None),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "layer_types": ["sliding_attention"]}}, None),
+        ({"model_type": "llama4", "text_config": {"model_type": "llama4_text", "attention_chunk_size": 8192}}, 8192),
+        ({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention"]}}, 0),
+        ({"model_type": "qwen3_next"}, 0),
+    ],
+)
+def test_a_window_is_shared_only_where_no_state_passes_and_no_chunk_begins_in_it(config: dict[str, object], longest: int | None) -> None:
+    assert model_shapes.max_packed_len(config) == longest

@@ -4,6 +4,9 @@ sdpa               exact everywhere. Packed windows need a mask of tokens x toke
 flex_attention     GPUs: skips the empty blocks of the mask. Compiled for one shape, so windows are padded to one length
 flash_attention_2  GPUs: PyTorch's own flash kernel for sequences of various lengths. Windows of a micro-batch are joined to one row, and
                    decoder blocks are compiled (``compilation.py``)
+
+Families whose attention does more than these kernels compute get one that computes it: soft caps (Gemma 2) and sinks (gpt-oss) need
+``eager`` instead of sdpa or flash, chunks (Llama 4) need sdpa instead of flash.
 """
 
 from __future__ import annotations
@@ -21,19 +24,26 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.flex_attention import flex_attention_forward
 
+from ft_assets.training.runtime.model import decoder
 from ft_assets.training.runtime.run_errors import BadSpec
 
 FLEX, FLASH = "flex_attention", "flash_attention_2"
 VARLEN = "varlen"
 """Name under which models know PyTorch's flash kernel; for ``flash_attention_2`` they would look for the flash-attn package."""
+KERNEL_KINDS = frozenset(("full_attention", "sliding_attention"))
+"""Kinds of layers whose masks PyTorch's flash kernel has."""
 BLOCK = 128
 """Tokens per block of flex attention's mask."""
 GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """PyTorch before 2.12 accepts fewer heads of keys than of queries without being asked."""
 
 
-def prepare(attention: str, device: torch.device, *, max_seq_len: int) -> str:
-    """Makes `attention` available to models and returns their name for it; raises ``BadSpec`` if this machine lacks what it needs."""
+def prepare(attention: str, device: torch.device, *, max_seq_len: int, config: Any) -> str:
+    """Makes `attention` available to models and returns their name for it; raises ``BadSpec`` if this machine lacks what it needs.
+
+    `config`: of the model, which may need another implementation (:func:`exact`).
+    """
+    attention = exact(attention, config)
     if attention not in (FLEX, FLASH):
         return attention
     if device.type == "cpu":
@@ -48,6 +58,19 @@ def prepare(attention: str, device: torch.device, *, max_seq_len: int) -> str:
     return FLEX
 
 
+def exact(attention: str, config: Any) -> str:
+    """Returns `attention`, or what computes all that a model of `config` does in its attention if `attention` does not."""
+    if attention != FLEX and not decoder.model_class(config)._supports_sdpa:
+        return "eager"
+    kinds = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    return "sdpa" if attention == FLASH and kinds - KERNEL_KINDS else attention
+
+
+def of(model: Any) -> str:
+    """Returns the implementation that the text decoder of `model` uses."""
+    return str(model.config.get_text_config(decoder=True)._attn_implementation)
+
+
 def window_length(attention: str, max_seq_len: int) -> int | None:
     """Returns the length to which every window is padded; None: the longest of its micro-batch."""
     return -(-max_seq_len // BLOCK) * BLOCK if attention == FLEX else None
@@ -55,9 +78,10 @@ def window_length(attention: str, max_seq_len: int) -> int | None:
 
 @contextlib.contextmanager
 def reference(model: Any) -> Iterator[None]:
-    """Uses sdpa and compiles nothing: other implementations are compared with this one."""
-    config = model.config
-    own, config._attn_implementation = config._attn_implementation, "sdpa"
+    """Uses sdpa (or eager, if the model needs it) and compiles nothing: other implementations are compared with this one."""
+    config = model.config.get_text_config(decoder=True)
+    own = config._attn_implementation
+    config._attn_implementation = "eager" if own == "eager" else "sdpa"
     try:
         with torch.compiler.set_stance("force_eager"):
             yield

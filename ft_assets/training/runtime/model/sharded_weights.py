@@ -20,11 +20,13 @@ import torch
 from safetensors import safe_open
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, convert_and_load_state_dict_in_model, rename_source_key
 from transformers.initialization import no_tie_weights
 from transformers.modeling_utils import LoadStateDictConfig
+
+from ft_assets.training.runtime.model import decoder
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +63,8 @@ def load_shards(directory: Path, mesh: DeviceMesh, *, dtype: torch.dtype, attent
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     if stored is None or getattr(config, "quantization_config", None) is not None:
         return _whole_instead("it is not a plain safetensors checkpoint")
-    auto: Any = AutoModelForCausalLM
     with torch.device("meta"), no_tie_weights():
-        model = auto.from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
+        model = decoder.auto_class(config).from_config(config, dtype=dtype, attn_implementation=attention, trust_remote_code=False)
     mapping: list[Any] = list(get_model_conversion_mapping(model))
     how = LoadStateDictConfig(
         pretrained_model_name_or_path=str(directory),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -12,10 +12,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig
 
-from ft_assets.training.runtime.model import attention
-from ft_assets.training.runtime.run_errors import BadInput, Diverged
+from ft_assets.training.runtime.model import attention, decoder
+from ft_assets.training.runtime.run_errors import BadInput, BadSpec, Diverged
 from ft_assets.training.spec import Quantization, RunFile, TrainingSpec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,22 +35,27 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
     themselves. A frozen one is held in the spec's precision, or in 4 bits. `load_part` returns it in the parts of sharded ranks, or None.
     """
     dtype = torch.float32 if spec.adapter == "full" else DTYPES[spec.precision]
-    implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len)
     options: dict[str, Any] = {}
     if device.type == "cuda" and spec.strategy in ("single", "ddp"):
         options = {"device_map": {"": device}}  # directly on each GPU: not through the machine's memory
     if spec.quantization is not None:
         options = quantized(spec.quantization, dtype=dtype, device=device)
     try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        implementation = attention.prepare(spec.attention, device, max_seq_len=spec.max_seq_len, config=config)
         model: Any = None if load_part is None else load_part(directory, dtype=dtype, attention=implementation)
         if model is None:
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype=dtype, use_safetensors=True, trust_remote_code=False, attn_implementation=implementation, **options
-            )
+            model = decoder.load(directory, dtype=dtype, attn_implementation=implementation, **options)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ImportError, ValueError, SafetensorError) as e:
         raise BadInput(f"base model {spec.base_model} cannot be loaded from {directory}: {e}", code="base_model_unavailable") from e
-    model.config.use_cache = False
+    for part in (model.config, model.config.get_text_config(decoder=True)):
+        part.use_cache = False
+    decoder.freeze(model, experts=spec.train_experts, router=spec.train_router)
+    if spec.adapter == "full" and spec.strategy.startswith("zero") and not all(p.requires_grad for p in model.parameters()):
+        raise BadSpec(
+            f"strategy {spec.strategy} saves only models whose parameters are all trained, and parts of this one are frozen; use fsdp2"
+        )
     if spec.quantization is not None:
         keep_layout(model)
         for parameter in model.parameters():
@@ -86,16 +91,17 @@ def keep_layout(model: Any) -> None:
 def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
     """Returns the spec's LoRA settings as PEFT's; None for full parameters.
 
-    ``all-linear`` is expanded to the last parts of the layers' names, the form that inference servers read.
+    ``all-linear`` is expanded to the last parts of the layers' names, the form that inference servers read. Raises ``BadSpec`` if the model
+    has no layer of a requested name.
     """
     if spec.lora is None:
         return None
-    modules, alpha = spec.lora.target_modules, spec.lora.alpha
+    alpha = spec.lora.alpha
     return LoraConfig(
         r=spec.lora.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
         lora_dropout=spec.lora.dropout,
-        target_modules=_linear_layers(model) if modules == "all-linear" else list(modules),
+        target_modules=_target_modules(model, spec.lora.target_modules),
         task_type="CAUSAL_LM",
         bias="none",
     )
@@ -142,10 +148,11 @@ class WeightsCopy:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], model: Any, *, precision: str | None = None) -> Self:
-        """Makes a copy from the whole tensors of a model; tied weights are written once."""
-        tied = set(getattr(model, "_tied_weights_keys", None) or {}) if model.config.get_text_config().tie_word_embeddings else set()
-        dtype = None if precision is None else DTYPES[precision]
-        return cls(tensors=_copies({k: v for k, v in state.items() if k not in tied}, dtype), config=None, model_config=model.config)
+        """Makes a copy from the whole tensors of a model; tied weights are written once. With a `precision`, as the base is stored."""
+        tensors = _copies({k: v for k, v in state.items() if k not in model.all_tied_weights_keys}, None)
+        if precision is not None:
+            tensors = _copies(decoder.stored_form(model, tensors), DTYPES[precision])
+        return cls(tensors=tensors, config=None, model_config=model.config)
 
     def write(self, directory: Path) -> None:
         """Writes the weights; the same weights always give the same bytes."""
@@ -189,7 +196,7 @@ def load_weights(model: Any, directory: Path) -> None:
         missing, unexpected = model.load_state_dict(state, strict=False)
     except RuntimeError as e:
         raise BadInput(f"the weights in {directory} do not fit: {str(e)[:300]}") from e
-    tied = set(getattr(model, "_tied_weights_keys", None) or {})
+    tied = model.all_tied_weights_keys.keys()
     if unexpected or set(missing) - tied:
         raise BadInput(f"the weights in {directory} do not fit: {(sorted(set(missing) - tied) + unexpected)[0]} is missing or unknown")
 
@@ -227,9 +234,14 @@ def _shards(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return shards
 
 
-def _linear_layers(model: Any) -> list[str]:
-    head = model.get_output_embeddings()
-    return sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head})
+def _target_modules(model: Any, modules: str | Sequence[str]) -> list[str]:
+    if isinstance(modules, str):
+        return decoder.linear_layers(model)
+    found = decoder.linear_layers(model, tuple(modules))
+    if absent := sorted(set(modules) - {name.rpartition(".")[2] for name in found}):
+        offered = sorted({name.rpartition(".")[2] for name in decoder.linear_layers(model)})
+        raise BadSpec(f"target_modules names {absent[0]}, which adapters cannot train in this base model; it has {', '.join(offered)}")
+    return found
 
 
 def _plain(value: Any) -> Any:

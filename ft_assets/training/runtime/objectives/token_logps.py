@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from ft_assets.training.runtime import parallel
+from ft_assets.training.runtime.model import decoder
 
 MAX_LOGIT_BYTES = {"cpu": 2**28, "cuda": 2**29}
 """Logits held at a time, in float32; more are computed in slices whose logits are rebuilt in the backward pass. A GPU gets 1,000 rows of a
@@ -33,62 +34,90 @@ class Scores(TypedDict):
     """Log-probabilities of the labeled tokens, in order: shape (labeled,)."""
     correct: torch.Tensor
     """Number of labeled tokens that the model would have chosen: a scalar without gradient."""
+    balance: NotRequired[torch.Tensor]
+    """The load-balancing loss, weighted, if it was asked for: a scalar."""
 
 
 def install(model: Any) -> None:
     """Makes `model` (the bare causal model, before or under PEFT) answer ``model(..., score=labels)`` with :class:`Scores`.
 
     `labels`: shape (rows, tokens), -100 where nothing is scored; shifted here. `scored`: their :func:`scored_positions`, computed
-    beforehand on the CPU: searching on a GPU would force a synchronization.
+    beforehand on the CPU: searching on a GPU would force a synchronization. `is_token`: shape (rows, tokens), 0 for padding; asks for the
+    load-balancing loss too.
     """
     original = model.forward
 
-    def forward(self: Any, *args: Any, score: torch.Tensor | None = None, scored: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        *args: Any,
+        score: torch.Tensor | None = None,
+        scored: torch.Tensor | None = None,
+        is_token: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         if score is None:
             return original(*args, **kwargs)
-        out = self.base_model(*args, **kwargs)
+        text, reader = decoder.text_model(self), decoder.text_decoder(self)
+        asked = {} if is_token is None else {"output_router_logits": True}
+        out = reader(*args, **decoder.packed_inputs(reader, kwargs), **asked)
         hidden = out.last_hidden_state.flatten(0, 1)
-        layer = self.get_output_embeddings()
+        layer = text.get_output_embeddings()
         where = scored_positions(score) if scored is None else scored
         labels = score.flatten().index_select(0, where + 1)
-        return score_tokens(
+        scores = score_tokens(
             hidden.index_select(0, where),
-            head_of(self, type(out)),
+            head_of(text, decoder.backbone_name(text, reader)),
             labels,
             vocab_size=layer.out_features,
             partitioned=is_partitioned(layer),
             frozen=is_frozen(layer),
         )
+        if is_token is not None:
+            scores["balance"] = decoder.balance_loss(text, out.router_logits, is_token)
+        return scores
 
     model.forward = types.MethodType(forward, model)
 
 
-def head_of(model: Any, output: type[Any]) -> Head:
-    """Applies what `model` (a causal model) does with the hidden states of its backbone, whose output is of type `output`.
+def head_of(text: Any, backbone: str) -> Head:
+    """Applies what `text` (a causal model) does with the hidden states of its child `backbone`.
 
     The model's class runs its own forward pass on a stand-in that shares every module except the backbone. The stand-in is made anew for
     each pass, because strategies replace modules, and copied by hand, because FSDP2 forbids ``copy``.
     """
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        standin = object.__new__(type(model))
-        standin.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
-        standin._modules[model.base_model_prefix] = _Computed(output(last_hidden_state=hidden[None]))
-        found: torch.Tensor = type(model).forward(standin).logits[0]
+        standin = object.__new__(type(text))
+        standin.__dict__ = {**text.__dict__, "_modules": dict(text._modules)}
+        standin._modules[backbone] = _Computed(hidden[None])
+        found: torch.Tensor = type(text).forward(standin).logits[0]
         return found
 
     return logits
 
 
 class _Computed(torch.nn.Module):
-    """A backbone that returns a precomputed output."""
+    """A backbone that returns precomputed hidden states."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
-        self.output = output
+        self.hidden = hidden
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return self.output
+        return _Output(self.hidden)
+
+
+class _Output:
+    """Output of any backbone: hidden states, and nothing else that a family's output may name."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def scored_positions(labels: torch.Tensor) -> torch.Tensor:

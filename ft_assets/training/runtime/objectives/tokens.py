@@ -19,18 +19,20 @@ from numpy.typing import NDArray
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from ft_assets.training.model_shapes import max_packed_len
 from ft_assets.training.runtime.model import attention
 from ft_assets.training.runtime.model.weights import hold_trained_in_fp32, lora_config
 from ft_assets.training.runtime.objectives import Batch, Ingredients, blame, moved, quiet, token_logps
 from ft_assets.training.runtime.pack_loader import Shards, values_and_offsets
 from ft_assets.training.runtime.parallel import reduce_sum
+from ft_assets.training.runtime.run_errors import PackingRefused
 from ft_assets.training.runtime.self_test import Window, check_packing, choose_windows, plain_loss
 from ft_assets.training.spec import Source
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
 """Windows that are searched for ones with several examples."""
-MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q")
+MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "is_token")
 PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
 
@@ -73,8 +75,10 @@ class Tokens:
     def __init__(self, given: Ingredients, model: Any) -> None:
         self.model = model
         self._spec, self._device = given.spec, given.device
-        self._joined = given.spec.attention == attention.FLASH
+        self._joined = attention.of(given.base) == attention.VARLEN
         self._filled = attention.window_length(given.spec.attention, given.spec.max_seq_len)
+        self._balances = given.spec.train_router
+        self._longest = max_packed_len(given.base.config.to_dict())
         self._train = _ShardedWindows(given.pack.train)
         self._validation = None if given.pack.validation is None else _Windows(given.pack.validation)
         self._pad = given.tokenizer.pad_token_id or 0
@@ -106,7 +110,10 @@ class Tokens:
         self._labelled += len(scores["log_probs"])
         if self._by_source is not None:
             self._by_source.add(scores["log_probs"], batch["sources"])
-        return -scores["log_probs"].sum() / max(total_weight, 1.0)
+        share = -scores["log_probs"].sum() / max(total_weight, 1.0)
+        if "balance" in scores:
+            share = share + scores["balance"] * (self.weight(batch) / max(total_weight, 1.0))
+        return share
 
     def metrics(self) -> Mapping[str, float]:
         accuracy = float(self._correct) / self._labelled if self._labelled else 0.0
@@ -141,6 +148,9 @@ class Tokens:
         windows = [first.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, first.num_rows))]
         count = self._spec.optimization.per_device_batch_size
         chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
+        if any(len(w.seq_lengths) > 1 for w in chosen) and self._longest is not None and self._spec.max_seq_len > self._longest:
+            limit = f", or max_seq_len to at most {self._longest}" if self._longest else ""
+            raise PackingRefused(f"the base model cannot keep examples of a window apart; set packing to false{limit}", cause="state")
         with quiet(model):
             found = check_packing(
                 chosen,
@@ -158,7 +168,11 @@ class Tokens:
         blame(rows, is_finite, what="window", remedy="remove its rows", place=self._place)
 
     def collate_windows(self, windows: Sequence[Window]) -> Batch:
-        return collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
+        batch = collate(windows, pad=self._pad, joined=self._joined, width=self._filled)
+        if self._balances:
+            lengths = [sum(len(w.input_ids) for w in windows)] if self._joined else [len(w.input_ids) for w in windows]
+            batch["is_token"] = (torch.arange(batch["input_ids"].shape[1])[None] < torch.tensor(lengths)[:, None]).long()
+        return batch
 
     def _scores(self, model: Any, batch: Batch) -> token_logps.Scores:
         inputs = {k: v for k, v in batch.items() if k in MODEL_INPUTS}

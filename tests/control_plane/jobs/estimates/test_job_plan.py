@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.jobs.estimates.job_plan import Placed, fit_on
+from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, fit_on, unpacked_if_needed
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import hyperparameters, methods, model_shapes, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
@@ -87,6 +88,42 @@ def test_on_a_gpu_activations_are_recomputed_only_if_they_do_not_fit_or_on_reque
     assert placed("llama-3.1-8b", {"max_seq_len": 32_768}).fit.gradient_checkpointing
     asked = placed("llama-3.1-8b", {"max_seq_len": 4096, "gradient_checkpointing": True})
     assert asked.fit.gradient_checkpointing and resolved(asked, num_rows=1000).gradient_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("longest", "max_seq_len", "packs"), [(None, 4096, True), (0, 4096, False), (8192, 8192, True), (8192, 16_384, False)]
+)
+def test_examples_get_windows_of_their_own_where_the_model_cannot_keep_them_apart(
+    longest: int | None, max_seq_len: int, packs: bool
+) -> None:
+    shape = replace(model_shapes.NAMED["llama-3.1-8b"], max_packed_len=longest)
+    plan = unpacked_if_needed(planned("llama-3.1-8b", {"max_seq_len": max_seq_len}), shape)
+    assert plan.requested.get("packing", True) == packs
+    asked = planned("llama-3.1-8b", {"max_seq_len": max_seq_len, "packing": True})
+    if packs:
+        assert unpacked_if_needed(asked, shape) == asked
+    else:
+        with pytest.raises(InvalidRequest, match="set packing to false"):
+            unpacked_if_needed(asked, shape)
+
+
+def test_preference_methods_pack_nothing() -> None:
+    shape = replace(model_shapes.NAMED["llama-3.1-8b"], max_packed_len=0)
+    plan = planned("llama-3.1-8b", method="dpo")
+    assert unpacked_if_needed(plan, shape) == plan
+
+
+def test_experts_are_chosen_only_where_there_are_some_and_zero_only_where_all_is_trained() -> None:
+    dense = model_shapes.NAMED["llama-3.1-8b"]
+    mixture = replace(dense, num_moe_layers=32, num_experts=8, experts_per_token=2, expert_intermediate=14_336)
+    zero = {"num_gpus": 8, "strategy": "zero3"}
+    with pytest.raises(InvalidRequest, match="has no experts"):
+        check_frozen_parts(planned("llama-3.1-8b", {"train_experts": False}, adapter="full"), dense)
+    with pytest.raises(InvalidRequest, match="use fsdp2"):
+        check_frozen_parts(planned("llama-3.1-8b", adapter="full", hardware=zero), mixture)
+    check_frozen_parts(planned("llama-3.1-8b", {"train_router": True}, adapter="full", hardware=zero), mixture)
+    check_frozen_parts(planned("llama-3.1-8b", adapter="full", hardware=zero), dense)
+    check_frozen_parts(planned("llama-3.1-8b", hardware=zero), mixture)
 
 
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:

@@ -110,7 +110,7 @@ def test_rows_padded_on_the_right_need_no_mask() -> None:
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
 def test_a_cpu_is_refused(name: str) -> None:
     with pytest.raises(BadSpec, match=f"{name} has no kernels for a CPU; use sdpa"):
-        attention.prepare(name, torch.device("cpu"), max_seq_len=LONGEST)
+        attention.prepare(name, torch.device("cpu"), max_seq_len=LONGEST, config=LlamaConfig())
 
 
 MANY = 10**12
