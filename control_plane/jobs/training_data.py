@@ -71,7 +71,8 @@ def _overlap(platform: Platform, tenant: str, job: Job) -> tuple[int, int]:
     Rows are equal if their split keys are: their content hash, or that of the first of their near-duplicate cluster within their file. So
     equal rows of two files are found, and rows that only resemble each other are not.
     """
-    trained, held = [], []
+    trained: list[NDArray[np.uint64]] = []
+    held: list[NDArray[np.uint64]] = []
     for file_id in job.trained_on:
         keys, parts = _keys(platform, tenant, dataset_of(platform, tenant, file_id).id)
         _, fraction = held_out_part(platform, tenant, job, file_id)

@@ -339,7 +339,8 @@ def filenames(platform: Platform, tenant: str, file_ids: Sequence[str]) -> Mappi
         files.c.tenant_id == tenant, files.c.id.in_(file_ids), files.c.deleted_at.is_(None)
     )
     with platform.engine.connect() as conn:
-        return dict(conn.execute(query).all())
+        found: dict[str, str] = dict(conn.execute(query).all())
+    return found
 
 
 def _lives_on(file_id: str | sa.Column[Any]) -> sa.ColumnElement[bool]:

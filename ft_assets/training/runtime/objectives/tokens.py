@@ -200,7 +200,7 @@ class LossBySource:
             # A sum over a mask: adding by index on a GPU comes in any order.
             to += torch.stack([torch.where(sources == n, values, 0.0).sum() for n in range(len(self._ids))])
 
-    def take(self, name: str) -> Mapping[str, float]:
+    def take(self, name: str) -> dict[str, float]:
         """Returns the mean over the labeled tokens of each source and their number, leaving out sources without any, and begins anew.
 
         Every rank calls it.

@@ -90,6 +90,7 @@ def test_a_mixture_of_one_pack_read_once_is_trained_as_the_pack_alone_but_for_th
     """Loss and weights of a step depend on its rows alone: with one step per epoch, sources change nothing."""
     base, packs = files
     opt = replace(SPEC.optimization, num_epochs=2, per_device_batch_size=1, accumulation_steps=12)
+    assert MIXED.lora is not None
     whole = replace(MIXED, sources=(replace(SOURCES[0], rows_per_epoch=12),), optimization=opt, lora=replace(MIXED.lora, dropout=0.0))
     alone = replace(whole, sources=())
     runs = []
