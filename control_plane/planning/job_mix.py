@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter
 
 from control_plane.capacity.pools import JobClass
 from control_plane.tenants.rules import TIERS
@@ -33,7 +33,20 @@ SWING = 0.8
 Percent = Annotated[float, Field(ge=0, le=100)]
 Gpus = Annotated[int, Field(strict=True, ge=1, le=COUNTS[-1])]
 Widths = Annotated[tuple[Gpus, ...], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
-Rates = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=HOURS, max_length=HOURS)]
+
+
+def _arrivals(value: Any) -> str | tuple[float, ...]:
+    if value in ("working_hours", "even"):
+        return str(value)
+    rates = value if isinstance(value, list | tuple) and len(value) == HOURS else ()
+    if not rates or not all(isinstance(rate, int | float) and 0 <= rate < math.inf for rate in rates):
+        raise ValueError(f"use working_hours, even, or {HOURS} rates of at least 0, from midnight on")
+    if not any(rates):
+        raise ValueError("all rates are 0; at least one hour needs jobs")
+    return tuple(float(rate) for rate in rates)
+
+
+Arrivals = Annotated[str | tuple[float, ...], PlainValidator(_arrivals)]
 Tiers = Mapping[str, Percent]
 
 
@@ -89,7 +102,7 @@ class JobMix:
 
     jobs_a_day: Annotated[float, Field(gt=0, le=MAX_JOBS_A_DAY)]
     kinds: Annotated[tuple[JobKind, ...], Field(min_length=1, max_length=MAX_KINDS)]
-    arrivals: Literal["working_hours", "even"] | Rates = "working_hours"
+    arrivals: Arrivals = "working_hours"
     """When jobs are submitted: mostly around noon, evenly, or relative rates of the 24 hours from midnight."""
     tiers: Tiers = field(default_factory=lambda: {"standard": 100.0})
     """Percentage of jobs by tier."""
@@ -103,8 +116,6 @@ class JobMix:
         names = [kind.name for kind in self.kinds]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two kinds are named {twice}; give each a unique name")
-        if not isinstance(self.arrivals, str) and not any(self.arrivals):
-            raise ValueError("all rates of arrivals are 0; at least one hour needs jobs")
         _check_tiers(self.tiers)
 
     def rate(self) -> Callable[[float], float]:

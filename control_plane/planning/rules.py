@@ -5,7 +5,8 @@
 3. Over the day: jobs that run if each started at once, from the rate of submissions before and the lengths (Poisson arrivals, lognormal
    lengths). Their GPUs have a mean and a standard deviation at each time of the day.
 4. Peak: the mean at the busiest time, plus one standard deviation: five of six days need no more then.
-5. Cost: every GPU of the pools, used or not, and what is stored after a year. Price: the GPU time of jobs at the price list, by tier.
+5. Served: the part of the average that the pools can do, wherever jobs may run. If it is not all, the queue grows without end.
+6. Cost: every GPU of the pools, used or not, and what is stored after a year. Price: the served GPU time at the price list, by tier.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Part:
     gpus: int
     tier: str
     pool: Pool
+    able: frozenset[str]
+    """Names of the pools that may hold them."""
     jobs_a_day: float
 
     @property
@@ -70,14 +73,15 @@ def parts(mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool]) -> lis
                         of_spot = 0.0 if spot else 1.0
                     if jobs := mix.jobs_a_day * kind.share * of_tier * of_spot / len(kind.gpus):
                         asks = may_use_spot(spot=spot, tier=tier, expected_s=long)
-                        pool = _first(pools, kind, gpus=gpus, tier=tier, spot=asks)
-                        found.append(Part(kind=kind, gpus=gpus, tier=tier, pool=pool, jobs_a_day=jobs))
+                        able = _able(pools, kind, gpus=gpus, tier=tier, spot=asks)
+                        names = frozenset(pool.name for pool in able)
+                        found.append(Part(kind=kind, gpus=gpus, tier=tier, pool=able[0], able=names, jobs_a_day=jobs))
     return found
 
 
-def _first(pools: Sequence[Pool], kind: SizedKind, *, gpus: int, tier: str, spot: bool) -> Pool:
+def _able(pools: Sequence[Pool], kind: SizedKind, *, gpus: int, tier: str, spot: bool) -> list[Pool]:
     if able := in_order(pools, tier=tier, kind=kind.job_class, num_gpus=gpus, spot=spot):
-        return able[0]
+        return able
     most = max((p.widest(tier) for p in pools if p.accepts(kind.job_class)), default=0)
     raise InvalidRequest(
         f"kind {kind.name!r}: no pool gives {gpus} GPUs to a job of tier {tier} and class {kind.job_class}; the most is {most}. Plan with "
@@ -115,10 +119,28 @@ def _running(rates: Sequence[float], length_s: float, average: float) -> list[fl
     return [average * SLOTS * jobs / total for jobs in found]
 
 
+def served(found: Sequence[Part], pools: Sequence[Pool]) -> float:
+    """Return the share of the average demand that the pools can do (rule 5): a maximum flow from parts to the pools that may hold them.
+
+    Gangs, nodes and reserved GPUs are not considered, so a little less than this is too much already.
+    """
+    size = {pool.name: pool.total_gpus for pool in pools}
+    total = sum(part.gpu_hours_a_day for part in found)
+    unions = {frozenset[str]()}
+    for able in {part.able for part in found}:
+        unions |= {union | able for union in unions}
+    cuts = (
+        24 * sum(size[name] for name in union) + sum(part.gpu_hours_a_day for part in found if not part.able <= union) for union in unions
+    )
+    return min(1.0, min(cuts) / total)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Money:
     """Integer micro-dollars for a month of 30 days."""
 
+    served: float
+    """Share of the jobs that the pools can do; the price is for these."""
     gpu_cost_micros: int
     storage_cost_micros: int
     price_micros: int
@@ -139,13 +161,14 @@ class Money:
 
 
 def money(found: Sequence[Part], pools: Sequence[Pool], prices: PriceList, *, gpu_cost: Mapping[str, int], stored_gib: float) -> Money:
-    """Return cost and price (rule 5). `gpu_cost`: micro-dollars per GPU-hour by pool."""
-    by_tier: dict[str, int] = {}
+    """Return cost and price (rule 6). `gpu_cost`: micro-dollars per GPU-hour by pool."""
+    by_tier, share = dict[str, int](), served(found, pools)
     for part in found:
-        ms = round(part.gpu_hours_a_day * MONTH_DAYS * 3_600_000)
+        ms = round(share * part.gpu_hours_a_day * MONTH_DAYS * 3_600_000)
         micros = prices.gpu_micros(part.pool.gpu_type, tier=part.tier, pricing=part.pool.pricing, gpu_ms=ms)
         by_tier[part.tier] = by_tier.get(part.tier, 0) + micros
     return Money(
+        served=share,
         gpu_cost_micros=sum(p.total_gpus * gpu_cost[p.name] for p in pools) * 24 * MONTH_DAYS,
         storage_cost_micros=round(stored_gib * prices.storage.micros_per_gib_month), price_micros=sum(by_tier.values()),
         price_by_tier=by_tier,

@@ -215,7 +215,8 @@ def _assumptions(prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: 
     return (
         f"cost: every GPU of the pools for {MONTH_DAYS} days, used or not, at {cost} ({origin}), and what is stored after a year without "
         f"deletions, at {prices.storage.micros_per_gib_month / MICROS:g} USD per GiB-month; no staff, network or CPU nodes",
-        f"price: GPU time by the price list of {prices.valid_from}, if tenants submit no less when they wait; storage within allowances",
+        f"price: GPU time by the price list of {prices.valid_from}, if tenants submit no less when they wait, for what the pools can "
+        "do; storage within allowances",
         "demand: lengths spread lognormally (sigma 0.5); peak is the mean at the busiest time of day plus one standard deviation",
         f"waits: {days:g} days simulated with seed {seed} after {waits.WARM_UP_DAYS:g} days that are not counted; estimates are exact, no "
         "node fails, no tenant reaches a limit",

@@ -163,7 +163,9 @@ def _scenario(scenario: Mapping[str, Any]) -> list[str]:
         for w in ran["waits"]
     ]  # fmt: skip
     margin = "" if money["margin"] is None else f" ({money['margin'] * 100:.1f} %)"
+    short = [f"too few GPUs: they can do {money['served'] * 100:.3g} % of the mix, and the queue grows without end"]
     return [
+        *(short if money["served"] < 1.0 else []),
         f"{scenario['num_gpus']:,} GPUs ({gpus}): {ran['utilisation'] * 100:.0f} % in use, {ran['preemptions']:,} preemptions, at most "
         f"{ran['most_preemptions']} of one job",
         f"month: cost {_usd(money['cost_micros'])} ({_usd(money['gpu_cost_micros'])} of it GPUs), price {_usd(money['price_micros'])}, "

@@ -117,3 +117,18 @@ def test_a_resized_pool_keeps_its_kind_of_nodes_and_its_reserved_share() -> None
     tiny = rules.resized(fabric, 12)
     assert [n.num_gpus for n in tiny.nodes] == [8, 4]
     assert tiny.max_gpus_per_job == 8
+
+
+def test_pools_serve_what_fits_wherever_jobs_may_run() -> None:
+    """240 GPU-hours a day of full jobs and 240 of adapters; full ones only fit `wide`, adapters fit both."""
+    wide, small = pool(8, name="wide"), pool(8, name="small", takes=frozenset({"lora"}))
+    kinds = [ONE | {"share": 50}, ONE | {"share": 50, "name": "full", "class": "full"}]
+    mix = mix_of(*kinds, tiers={"premium": 100})
+
+    def served(*pools: Pool) -> float:
+        return rules.served(rules.parts(mix, kind_sizes.sized(mix, pools), pools), pools)
+
+    assert served(pool(24, name="wide"), small) == 1.0
+    assert served(wide, small) == pytest.approx(16 / 20)
+    assert served(wide, pool(64, name="small", takes=frozenset({"lora"}))) == pytest.approx((8 + 10) / 20)  # full jobs have 8 GPUs
+    assert served(pool(16, name="wide")) == pytest.approx(16 / 20)

@@ -51,7 +51,7 @@ def test_the_table_names_pools_tiers_and_money(offline: Ft, pools: str, tmp_path
         (["--gpus", "other=3", "--kind", "share=100,gpu_hours=1,gpus=1"], "pool 'other' is unknown"),
         (["--arrivals", "never"], "arrivals"),
         (["no-such-file.yaml"], "no-such-file.yaml cannot be read"),
-        ([], "no pool gives 16 GPUs"),
+        (["--kind", "share=100,gpu_hours=1,gpus=1,class=full,tiers=free:100"], "which only tier premium may train"),
     ],
 )  # fmt: skip
 def test_a_mistake_ends_with_what_to_write(offline: Ft, pools: str, args: list[str], says: str) -> None:
