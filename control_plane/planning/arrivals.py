@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from control_plane.capacity.pools import RESERVED_FOR
 from control_plane.planning.job_mix import DAY_S, JobMix
-from control_plane.planning.kind_sizes import SizedKind
 from control_plane.planning.rules import SPREAD
+from control_plane.planning.sized_kind import SizedKind
 from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 TENANTS = 40

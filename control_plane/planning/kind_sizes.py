@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from control_plane.capacity.pools import JobClass, Pool, job_class
 from control_plane.jobs.estimates import expected_time, job_plan
 from control_plane.jobs.estimates.expected_time import BYTES_PER_ROW, BYTES_PER_TOKEN, THIS
 from control_plane.jobs.submission import JobRequest
 from control_plane.planning.job_mix import JobKind, JobMix
+from control_plane.planning.sized_kind import SizedKind
 from control_plane.tenants.rules import TIERS
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
@@ -27,26 +27,6 @@ CHECKPOINT_BYTES, MODEL_BYTES = 12, 4
 """Bytes per trained parameter, in float32: in a checkpoint with Adam's two moments, and in the finished model."""
 TYPICAL: Mapping[JobClass, str] = {"lora": "llama-3.1-8b", "large": "llama-3.1-70b", "full": "llama-3.1-8b"}
 """Base model by whose size a kind without a model stores checkpoints and its result."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SizedKind:
-    """A kind of job with everything that a plan needs."""
-
-    name: str
-    share: float
-    """Share of the jobs, 0 to 1."""
-    job_class: JobClass
-    gpus: tuple[int, ...]
-    """Numbers of GPUs, each as likely."""
-    gpu_hours: float
-    """Mean of one job, its evaluation included."""
-    tiers: Mapping[str, float]
-    """Share of its jobs by tier, 0 to 1."""
-    checkpoints_gib: float
-    """Checkpoints of one job, kept until some days after its end."""
-    kept_gib: float
-    """Dataset, pack and finished model of one job, kept until a tenant deletes them."""
 
 
 def sized(mix: JobMix, pools: Sequence[Pool]) -> list[SizedKind]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from control_plane.billing.prices import MICROS, PriceList
 from control_plane.capacity.pools import RESERVED_FOR, Pool, in_order, largest_gang, may_use_spot, nodes
 from control_plane.planning.job_mix import DAY_S, JobMix
-from control_plane.planning.kind_sizes import SizedKind
+from control_plane.planning.sized_kind import SizedKind
 from ft_assets.errors import InvalidRequest
 
 SPREAD = 0.5

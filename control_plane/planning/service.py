@@ -15,8 +15,8 @@ from control_plane.capacity.configured_pools import MAX_NODES
 from control_plane.capacity.pools import Pool
 from control_plane.planning import kind_sizes, rules, waits
 from control_plane.planning.job_mix import DAY_S, JobMix
-from control_plane.planning.kind_sizes import SizedKind
 from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
+from control_plane.planning.sized_kind import SizedKind
 from control_plane.planning.waits import Simulated
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest

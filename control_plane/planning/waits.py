@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from control_plane.capacity.pools import Pool
 from control_plane.planning.arrivals import submissions
 from control_plane.planning.job_mix import DAY_S, JobMix
-from control_plane.planning.kind_sizes import SizedKind
+from control_plane.planning.sized_kind import SizedKind
 from control_plane.queue.scheduler import schedule
 from control_plane.queue.simulation.cluster_simulation import Simulation
 from control_plane.queue.simulation.outcome import Outcome, Record, quantile

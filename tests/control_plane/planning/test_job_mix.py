@@ -10,6 +10,7 @@ import pytest
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.planning import job_mix, kind_sizes
 from control_plane.planning.arrivals import submissions
+from control_plane.planning.sized_kind import SizedKind
 from ft_assets.errors import InvalidRequest
 
 ONE: dict[str, Any] = {"name": "one", "share": 100, "gpu_hours": 2, "gpus": 1}
@@ -63,7 +64,7 @@ def test_large_and_full_jobs_are_of_tiers_that_may_train_them() -> None:
 
 
 def test_a_kind_with_a_model_has_the_size_that_an_estimate_plans() -> None:
-    def sized(**fields: Any) -> kind_sizes.SizedKind:
+    def sized(**fields: Any) -> SizedKind:
         kind = {"name": "m", "share": 100, "model": "llama-3.1-8b", "tokens": 50_000_000, "epochs": 2, **fields}
         (found,) = kind_sizes.sized(job_mix.parse(BODY | {"tiers": {"premium": 100}, "kinds": [kind]}), [POOL])
         return found

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from control_plane.attempts.checkpoint_retention import KEPT_AFTER_END
-from control_plane.planning import job_mix, service
+from control_plane.planning import job_mix, kind_sizes, service
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest
 
@@ -49,7 +49,7 @@ def test_more_gpus_shorten_waits_and_cost_more(settings: Settings) -> None:
 
 def test_checkpoints_stay_for_days_and_the_rest_grows(settings: Settings) -> None:
     stored = service.plan(settings, MIX, at=NOW, days=1.0).storage
-    (kind,) = service.kind_sizes.sized(MIX, ())
+    (kind,) = kind_sizes.sized(MIX, ())
     assert stored.growth_gib_per_day == pytest.approx(96 * kind.kept_gib)
     assert stored.checkpoints_gib == pytest.approx(96 * (KEPT_AFTER_END.days + 2 / 24) * kind.checkpoints_gib)
     assert stored.after(30) == pytest.approx(stored.checkpoints_gib + 30 * stored.growth_gib_per_day)
