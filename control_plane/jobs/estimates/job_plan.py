@@ -94,9 +94,7 @@ def placed_in(
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
-    return Placed(
-        plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
-    )
+    return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier))
 
 
 def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
