@@ -13,10 +13,11 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.scheduler.simulation import plots, policies, report, tables, trace
-from benchmarks.scheduler.simulation.costs import Costs
-from benchmarks.scheduler.simulation.engine import Simulation
 from benchmarks.scheduler.simulation.nodes import place
 from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.costs import Costs
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 LEAST_MTBF_DAYS = Costs().repair_s / 86400
 
@@ -57,7 +58,7 @@ def cluster(num_gpus: int, per_node: int = 8, *, placement: str = "node", reserv
     return Pool(name="gpus", nodes=held, gpu_type="h100-80gb", max_gpus_per_job=num_gpus, reserved_gpus=reserved)
 
 
-def refuse_unplaceable(jobs: Sequence[trace.Job], pool: Pool, path: Path) -> None:
+def refuse_unplaceable(jobs: Sequence[SimulatedJob], pool: Pool, path: Path) -> None:
     """:class:`trace.BadTrace` for the first job that the empty cluster cannot hold: it would wait for ever."""
     empty = {n.name: n.num_gpus for n in pool.nodes}
     held: dict[tuple[int, str], bool] = {}

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduler.simulation import policies, report, synthetic, trace
-from benchmarks.scheduler.simulation.engine import Simulation
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 DRIVER = Path(__file__).with_name("accasim_driver.py")
 RESULT = Path(__file__).parents[1] / "scheduler_accasim_202611.json"
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", type=Path, required=True, help="an interpreter with accasim 1.1.3")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args(argv)
-    cases: dict[str, tuple[list[Job], int]] = {
+    cases: dict[str, tuple[list[SimulatedJob], int]] = {
         name: (synthetic.MADE[name][0](1), synthetic.MADE[name][1]) for name in ("wide-gangs", "diurnal")
     }
     if args.trace:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(one["same_starts"] == one["jobs"] for one in found.values()) else 1
 
 
-def compare(jobs: Sequence[Job], gpus: int, python: Path) -> dict[str, Any]:
+def compare(jobs: Sequence[SimulatedJob], gpus: int, python: Path) -> dict[str, Any]:
     """How many jobs start at the same second in both, and the waits of both."""
     whole = [replace(j, submit_s=float(round(j.submit_s)), duration_s=float(max(1, round(j.duration_s)))) for j in jobs]
     pool = Pool(name="gpus", nodes=nodes(gpus, per_node=gpus), gpu_type="h100-80gb", max_gpus_per_job=gpus)
@@ -68,7 +68,7 @@ def compare(jobs: Sequence[Job], gpus: int, python: Path) -> dict[str, Any]:
     }
 
 
-def _theirs(jobs: Sequence[Job], gpus: int, python: Path) -> dict[str, dict[str, float]]:
+def _theirs(jobs: Sequence[SimulatedJob], gpus: int, python: Path) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         given, result = Path(scratch) / "workload.json", Path(scratch) / "starts.json"
         rows = [[int(j.job_id), int(j.submit_s), j.num_gpus, int(j.duration_s)] for j in jobs]

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduler.simulation import plots, policies, report, synthetic, tables, trace
-from benchmarks.scheduler.simulation.engine import Simulation
 from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
-from benchmarks.scheduler.simulation.outcome import Outcome
-from benchmarks.scheduler.simulation.trace import Job
 from benchmarks.scheduler_sim import cluster
 from control_plane.capacity.pools import Pool
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.outcome import Outcome
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 HERE = Path(__file__).parents[1]
 PICTURES = HERE.parent / "docs" / "pictures"
@@ -44,7 +44,7 @@ class Case:
     """Its table."""
     seed: int
     policy: str
-    jobs: Sequence[Job]
+    jobs: Sequence[SimulatedJob]
     pool: Pool
     error: float = 1.0
     estimates: str = "given"

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scheduler.simulation import synthetic
-from benchmarks.scheduler.simulation.costs import Costs
-from benchmarks.scheduler.simulation.engine import Simulation
-from benchmarks.scheduler.simulation.outcome import Outcome
 from benchmarks.scheduler.simulation.policies import named
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Snapshot
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.costs import Costs
+from control_plane.queue.simulation.outcome import Outcome
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "pools.yaml"
 PROMISED = {"premium": 300.0, "standard": 3600.0}
@@ -60,7 +60,7 @@ def times(pools: Sequence[Pool], k: int) -> list[Pool]:
     ]
 
 
-def mix(seed: int, *, days: float, k: int = 1) -> list[Job]:
+def mix(seed: int, *, days: float, k: int = 1) -> list[SimulatedJob]:
     """`k` independent planned mixes at once, each of tenants of its own."""
     return sorted(
         (
@@ -85,7 +85,7 @@ class Timed:
         return made
 
 
-def replay(jobs: Sequence[Job], pools: Sequence[Pool], *, seed: int = 0) -> tuple[Outcome, Timed]:
+def replay(jobs: Sequence[SimulatedJob], pools: Sequence[Pool], *, seed: int = 0) -> tuple[Outcome, Timed]:
     policy = Timed()
     outcome = Simulation(jobs, pools, policy, costs=Costs(), estimate_error=1.0, seed=seed).run()
     return outcome, policy

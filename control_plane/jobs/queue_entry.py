@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from control_plane.adapters import promotions
 from control_plane.adapters import service as adapters
 from control_plane.adapters.tables import Adapter
+from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import job_class
 from control_plane.jobs import duplicate_requests
 from control_plane.jobs.estimates import expected_time, job_plan
@@ -52,7 +53,7 @@ def mark_packed(
         model = platform.models.get_pinned(job.model, job.base_digest)
         evaluation_s = expected_time.evaluation_s(model)
         evaluation_gpus = job_plan.evaluation_gpus(
-            platform, model, adapter=spec.adapter, rank=spec.lora.rank if spec.lora else 0, tier=job.tier
+            configured_pools.planned(platform), model, adapter=spec.adapter, rank=spec.lora.rank if spec.lora else 0, tier=job.tier
         )
         gpu_seconds = expected_s * spec.world_size + evaluation_s * evaluation_gpus
         if waits and found is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from control_plane.billing import prices
 from control_plane.capacity import configured_pools
 from control_plane.cli.command_tree import build
 from control_plane.http.error_responses import Error
+from control_plane.planning import job_mix, kind_sizes
 from ft_assets.evals.suites import task_files
 from ft_assets.training.memory.gpus import GPUS
 from tests.docs.pages import CANNOT_RUN, FENCE, LANGUAGES, PAGES, ROOT, Block, Command, blocks, commands, of_language
@@ -97,6 +99,15 @@ def test_the_documented_pools_are_pools() -> None:
     for page, nodes in (("docs/pools.md", {"fabric": 29}), ("docs/operations/spot-pools.md", {"steady": 2, "spot": 4})):
         pools = configured_pools.parse(yaml.safe_load(only(page, "yaml").text), gpu_types=[name for name in GPUS if name in priced])
         assert {pool.name: len(pool.nodes) for pool in pools} == nodes
+
+
+def test_the_documented_mix_is_one_that_the_documented_pools_hold() -> None:
+    pools = configured_pools.parse(yaml.safe_load(only("docs/pools.md", "yaml").text), gpu_types=["h100-80gb"])
+    pools = (*pools, replace(pools[0], name="small", takes=frozenset({"lora"}), reserved_gpus=0))
+    mix = job_mix.parse(yaml.safe_load(only("docs/operations/capacity.md", "yaml").text))
+    kinds = kind_sizes.sized(mix, pools)
+    assert [kind.job_class for kind in kinds] == ["lora", "lora", "large", "lora"]
+    assert kinds[-1].gpu_hours > 1.0
 
 
 def test_the_documented_task_is_a_capability_suite(tmp_path: Path) -> None:

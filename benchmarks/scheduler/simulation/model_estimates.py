@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from benchmarks.estimates import published
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.jobs.estimates.rules import Finished, Kind, correction, remaining_s
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 MODELS = 6
 """Base models that the jobs of a class are spread over, by their tenants: as many as the shipped recipes know sizes."""
@@ -35,7 +35,7 @@ NEWEST = 100
 class ModelEstimates:
     """Of one simulation."""
 
-    def __init__(self, jobs: Sequence[Job], *, seed: int, history: bool) -> None:
+    def __init__(self, jobs: Sequence[SimulatedJob], *, seed: int, history: bool) -> None:
         rng = random.Random(f"estimates-{seed}")
         ratios = _ratios()
         self.history = history
@@ -44,7 +44,7 @@ class ModelEstimates:
         self.modelled_s = {job.job_id: job.duration_s / (bias[self.kinds[job.job_id]] * rng.lognormvariate(0.0, RUNS)) for job in jobs}
         self.finished: list[Finished] = []
 
-    def expected_s(self, job: Job) -> float:
+    def expected_s(self, job: SimulatedJob) -> float:
         """Of a job that comes now."""
         modelled, kind = self.modelled_s[job.job_id], self.kinds[job.job_id]
         if not self.history:
@@ -55,11 +55,11 @@ class ModelEstimates:
         seen = sum(one.kind.model == kind.model for one in of_all)
         return correction(kind, [*of_all, *of_model[: NEWEST - seen]]).of(modelled)
 
-    def left_s(self, job: Job, estimate_s: float, *, done_s: float) -> float:
+    def left_s(self, job: SimulatedJob, estimate_s: float, *, done_s: float) -> float:
         """Of a job that comes back: its share of the steps."""
         return estimate_s * max(0.0, 1.0 - done_s / job.duration_s)
 
-    def remaining_s(self, job: Job, estimate_s: float, *, ran_s: float, load_s: float, done_s: float) -> float:
+    def remaining_s(self, job: SimulatedJob, estimate_s: float, *, ran_s: float, load_s: float, done_s: float) -> float:
         """Until an attempt ends that has run for `ran_s`, `load_s` of it before its first step, and took over `done_s`."""
         steps = math.ceil(job.duration_s / STEP_S)
         begun = int(done_s / STEP_S)
@@ -68,7 +68,7 @@ class ModelEstimates:
             step=min(steps, begun + int(max(0.0, ran_s - load_s) / STEP_S)), total_steps=steps,
         )  # fmt: skip
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: SimulatedJob) -> None:
         self.finished.append(Finished(kind=self.kinds[job.job_id], modelled_s=self.modelled_s[job.job_id], took_s=job.duration_s))
 
 
@@ -77,6 +77,6 @@ def _ratios() -> list[float]:
     return published.held_out(published.read())
 
 
-def _kind(job: Job) -> Kind:
+def _kind(job: SimulatedJob) -> Kind:
     model = zlib.crc32((job.tenant if job.tenant != "tenant" else job.job_id).encode()) % MODELS
     return Kind(gpu_type="h100-80gb", model=f"{job.job_class}-{model}", way=f"sft/{job.job_class}", num_gpus=job.num_gpus)

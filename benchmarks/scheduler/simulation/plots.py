@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.scheduler.simulation.outcome import Outcome
+from control_plane.queue.simulation.outcome import Outcome
 
 INCHES, DPI = (7.0, 4.0), 80
 """Small enough to lie in a repository: about 40 KB each."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.scheduler.simulation.outcome import Outcome, Record
 from control_plane.queue.scheduler.model import TIER_ORDER
+from control_plane.queue.simulation.outcome import Outcome, Record, quantile
 
 SHORT_S = 600.0
 """Bound of the bounded slowdown: a job under ten minutes counts as ten, so that seconds of waiting before a short test are no disaster."""
@@ -138,8 +138,3 @@ def _end(record: Record) -> float:
 def mean(values: Iterable[float]) -> float:
     values = list(values)
     return sum(values) / len(values) if values else 0.0
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0

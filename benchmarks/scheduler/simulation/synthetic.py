@@ -5,53 +5,34 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
-from benchmarks.scheduler.simulation.trace import Job
+from control_plane.planning import job_mix, kind_sizes
+from control_plane.planning.arrivals import arrival_times, submissions
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 DAY, HOUR = 86400.0, 3600.0
-JOBS_A_DAY = 500
-MIX: tuple[tuple[float, str, tuple[int, ...], float], ...] = (
-    (0.70, "lora", (1,), 0.5),
-    (0.20, "lora", (1, 2, 4), 4.0),
-    (0.09, "large", (8,), 16.0),
-    (0.01, "full", (16, 32), 768.0),
-)
-"""Share of the jobs, class, widths (each as likely), mean GPU-hours: small and medium LoRA, LoRA of the 70B class, all parameters. Together
-10.3 GPU-hours a job, 5,150 a day, 215 GPUs on average."""
-SPREAD = 0.5
-"""Sigma of the lognormal length around the mean: half of the jobs of a kind are within 0.7 and 1.4 times their median."""
-TENANTS = 40
-"""That submit in one week. Their sizes follow Zipf's law, so that the largest submits a tenth of all jobs or more."""
-PREMIUM_SHARE = 0.10
-"""Of adapters below the 70B class: those of premium tenants. The other classes are premium by the tier's rules."""
-FREE_SHARE = 0.30
+MIX = job_mix.load()
+"""500 jobs a day: 10.3 GPU-hours a job, 214 GPUs on average (``control_plane/planning/planned_mix.yaml``)."""
 
 
-def planned_mix(seed: int, *, days: float = 7.0, premium: str = "rules") -> list[Job]:
+def planned_mix(seed: int, *, days: float = 7.0, premium: str = "rules") -> list[SimulatedJob]:
     """500 jobs a day as planned, most in working hours.
 
     `premium` ``rules``: LoRA of the 70B class and full fine-tuning are premium, as the tiers say: nine tenths of all GPU-hours;
     ``share``: a tenth of the jobs of every class is premium, as if every tier could train everything.
     """
-    rng = random.Random(f"mix-{seed}")
-    weights = [1 / (i + 1) for i in range(TENANTS)]
-    jobs = []
-    for i, submit in enumerate(_diurnal(rng, JOBS_A_DAY * days, days * DAY)):
-        _, kind, widths, gpu_hours = rng.choices(MIX, [m[0] for m in MIX])[0]
-        width = rng.choice(widths)
-        duration = gpu_hours * HOUR / width * rng.lognormvariate(-(SPREAD**2) / 2, SPREAD)
-        tier = "premium" if premium == "rules" and kind != "lora" else _tier(rng)
-        tenant = f"{tier}-{rng.choices(range(TENANTS), weights)[0]}"
-        spot = tier != "premium" and rng.random() < 0.3
-        jobs.append(_job(i, submit, width, duration, tenant=tenant, tier=tier, job_class=kind, spot=spot))
-    return jobs
+    kinds = kind_sizes.sized(MIX, ())
+    if premium == "share":
+        kinds = [replace(kind, tiers={tier: share / 100 for tier, share in MIX.tiers.items()}) for kind in kinds]
+    return submissions(MIX, kinds, seed=seed, days=days)
 
 
 def _tier(rng: random.Random) -> str:
-    return rng.choices(("premium", "standard", "free"), (PREMIUM_SHARE, 1 - PREMIUM_SHARE - FREE_SHARE, FREE_SHARE))[0]
+    return rng.choices(tuple(MIX.tiers), tuple(MIX.tiers.values()))[0]
 
 
-def heavy_tail(seed: int) -> list[Job]:
+def heavy_tail(seed: int) -> list[SimulatedJob]:
     """Lengths over five orders of magnitude (Pareto, 1.1), mostly narrow, at about 0.95 of 128 GPUs."""
     rng = random.Random(f"heavy-{seed}")
     return _loaded(
@@ -64,10 +45,10 @@ def heavy_tail(seed: int) -> list[Job]:
     )
 
 
-def bursts(seed: int) -> list[Job]:
+def bursts(seed: int) -> list[SimulatedJob]:
     """Sweeps: 40 to 120 jobs of a kind at the same minute, quiet between, at about 0.8 of 128 GPUs."""
     rng = random.Random(f"bursts-{seed}")
-    jobs: list[Job] = []
+    jobs: list[SimulatedJob] = []
     now = 0.0
     while len(jobs) < 1500:
         width, length, many = rng.choice((1, 1, 2, 4, 8)), rng.lognormvariate(math.log(2 * HOUR), 1.0), rng.randint(40, 120)
@@ -78,7 +59,7 @@ def bursts(seed: int) -> list[Job]:
     return jobs
 
 
-def wide_gangs(seed: int) -> list[Job]:
+def wide_gangs(seed: int) -> list[SimulatedJob]:
     """Half of the jobs take one to four whole nodes, at about 0.85 of 128 GPUs."""
     rng = random.Random(f"wide-{seed}")
     return _loaded(
@@ -91,13 +72,13 @@ def wide_gangs(seed: int) -> list[Job]:
     )
 
 
-def single_gpus(seed: int) -> list[Job]:
+def single_gpus(seed: int) -> list[SimulatedJob]:
     """One GPU each, at about 0.95 of 64 GPUs."""
     rng = random.Random(f"single-{seed}")
     return _loaded(rng, 64, 0.95, 2000, lambda: rng.lognormvariate(math.log(HOUR), 1.6), lambda: 1)
 
 
-def light(seed: int) -> list[Job]:
+def light(seed: int) -> list[SimulatedJob]:
     """A third of 128 GPUs: hardly anybody waits under any policy."""
     rng = random.Random(f"light-{seed}")
     return _loaded(
@@ -110,7 +91,7 @@ def light(seed: int) -> list[Job]:
     )
 
 
-def overload(seed: int) -> list[Job]:
+def overload(seed: int) -> list[SimulatedJob]:
     """A quarter more is asked for than 128 GPUs can do, for as long as jobs come."""
     rng = random.Random(f"over-{seed}")
     return _loaded(
@@ -123,17 +104,17 @@ def overload(seed: int) -> list[Job]:
     )
 
 
-def diurnal(seed: int) -> list[Job]:
+def diurnal(seed: int) -> list[SimulatedJob]:
     """Days and nights: over capacity in working hours, 0.85 of 128 GPUs on average."""
     rng = random.Random(f"day-{seed}")
     lengths = [rng.lognormvariate(math.log(1.5 * HOUR), 1.2) for _ in range(1500)]
     widths = [rng.choices((1, 2, 4, 8, 16), (40, 15, 20, 20, 5))[0] for _ in lengths]
     days = sum(w * s for w, s in zip(widths, lengths, strict=True)) / (0.85 * 128 * DAY)
-    times = _diurnal(rng, len(lengths), days * DAY)[: len(lengths)]
+    times = arrival_times(MIX, rng, mean=len(lengths), length_s=days * DAY)[: len(lengths)]
     return [_job(i, t, w, s, tenant=f"tenant-{rng.randrange(12)}") for i, (t, w, s) in enumerate(zip(times, widths, lengths, strict=False))]
 
 
-def three_tiers(seed: int) -> list[Job]:
+def three_tiers(seed: int) -> list[SimulatedJob]:
     """As ``diurnal``, with a tenth premium and a third free jobs: tiers under load."""
     rng = random.Random(f"tiers-{seed}")
     made = []
@@ -143,7 +124,7 @@ def three_tiers(seed: int) -> list[Job]:
     return made
 
 
-MADE: dict[str, tuple[Callable[[int], list[Job]], int]] = {
+MADE: dict[str, tuple[Callable[[int], list[SimulatedJob]], int]] = {
     "heavy-tail": (heavy_tail, 128),
     "bursts": (bursts, 128),
     "wide-gangs": (wide_gangs, 128),
@@ -166,8 +147,8 @@ def _job(
     tier: str = "standard",
     job_class: str = "lora",
     spot: bool = False,
-) -> Job:
-    return Job(
+) -> SimulatedJob:
+    return SimulatedJob(
         job_id=f"{number:05d}",
         submit_s=round(submit, 1),
         num_gpus=num_gpus,
@@ -179,7 +160,9 @@ def _job(
     )
 
 
-def _loaded(rng: random.Random, gpus: int, load: float, count: int, length: Callable[[], float], width: Callable[[], int]) -> list[Job]:
+def _loaded(
+    rng: random.Random, gpus: int, load: float, count: int, length: Callable[[], float], width: Callable[[], int]
+) -> list[SimulatedJob]:
     """`count` jobs of twelve tenants, Poisson arrivals, such that they ask for `load` of `gpus` while they come."""
     shapes = [(width(), length()) for _ in range(count)]
     gap = sum(w * s for w, s in shapes) / (load * gpus) / count
@@ -188,15 +171,3 @@ def _loaded(rng: random.Random, gpus: int, load: float, count: int, length: Call
         now += rng.expovariate(1 / gap)
         jobs.append(_job(i, now, w, s, tenant=f"tenant-{rng.randrange(12)}"))
     return jobs
-
-
-def _diurnal(rng: random.Random, mean: float, length: float) -> list[float]:
-    """Poisson arrivals, `mean` of them over `length` seconds, most of them in the afternoon: the rate swings by 0.8 around its mean."""
-    rate, now = 1.8 * mean / length, 0.0
-    times: list[float] = []
-    while True:
-        now += rng.expovariate(rate)
-        if now >= length:
-            return times
-        if rng.random() < (1 - 0.8 * math.cos(2 * math.pi * now / DAY)) / 1.8:
-            times.append(now)

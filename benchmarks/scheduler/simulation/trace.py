@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from control_plane.capacity.pools import JOB_CLASSES
 from control_plane.queue.scheduler.model import TIER_ORDER
+from control_plane.queue.simulation.simulated_job import CHECKPOINT_S, SimulatedJob
 
 REQUIRED = ("job_id", "submit_time_s", "num_gpus", "duration_s")
 OPTIONAL = ("tenant", "tier", "job_class", "spot", "checkpoint_s")
-JOB_CLASSES = ("lora", "large", "full")
-CHECKPOINT_S = 900.0
-"""Seconds between checkpoints where a trace says nothing: every 15 minutes, so that a lost node costs 7.5 minutes on average."""
 TRUE, FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 
@@ -22,23 +21,7 @@ class BadTrace(ValueError):
     """A trace that cannot be replayed; the message says where and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One line of a trace."""
-
-    job_id: str
-    submit_s: float
-    num_gpus: int
-    duration_s: float
-    """Of its work on `num_gpus`, if nothing interrupts it; its first start is part of it."""
-    tenant: str = "tenant"
-    tier: str = "standard"
-    job_class: str = "lora"
-    spot: bool = False
-    checkpoint_s: float = CHECKPOINT_S
-
-
-def read(path: Path, *, num_gpus: int) -> list[Job]:
+def read(path: Path, *, num_gpus: int) -> list[SimulatedJob]:
     """The jobs of a trace by time of submission; :class:`BadTrace` for the first thing that is wrong with it."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -57,12 +40,12 @@ def read(path: Path, *, num_gpus: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
 
 
-def with_cadence(jobs: Sequence[Job], seconds: float) -> list[Job]:
+def with_cadence(jobs: Sequence[SimulatedJob], seconds: float) -> list[SimulatedJob]:
     """The same jobs with a checkpoint every `seconds`; 0: none at all."""
     return [replace(job, checkpoint_s=seconds) for job in jobs]
 
 
-def write(jobs: Sequence[Job], path: Path) -> None:
+def write(jobs: Sequence[SimulatedJob], path: Path) -> None:
     """A trace that :func:`read` reads back."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file)
@@ -72,7 +55,7 @@ def write(jobs: Sequence[Job], path: Path) -> None:
             out.writerow([j.job_id, j.submit_s, j.num_gpus, j.duration_s, j.tenant, j.tier, j.job_class, spot, j.checkpoint_s])
 
 
-def _job(row: Mapping[str | None, str | None], where: str, limit: int) -> Job:
+def _job(row: Mapping[str | None, str | None], where: str, limit: int) -> SimulatedJob:
     if None in row:
         raise BadTrace(f"{where}: more values than columns; quote values that hold a comma")
     width = _number(row, "num_gpus", where)
@@ -89,7 +72,7 @@ def _job(row: Mapping[str | None, str | None], where: str, limit: int) -> Job:
     cadence = _number(row, "checkpoint_s", where) if (row.get("checkpoint_s") or "").strip() else CHECKPOINT_S
     if cadence < 0:
         raise BadTrace(f"{where}: column checkpoint_s: {row['checkpoint_s']!r} is negative; 0 means no checkpoints")
-    return Job(
+    return SimulatedJob(
         job_id=_text(row, "job_id", where),
         submit_s=submit,
         num_gpus=int(width),
@@ -127,7 +110,7 @@ def _one_of(row: Mapping[str | None, str | None], column: str, allowed: Sequence
     return value
 
 
-def _unique(jobs: Sequence[Job], path: Path) -> None:
+def _unique(jobs: Sequence[SimulatedJob], path: Path) -> None:
     seen: set[str] = set()
     for job in jobs:
         if job.job_id in seen:

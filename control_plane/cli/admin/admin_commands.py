@@ -15,6 +15,7 @@ from control_plane.cli.admin import (
     maintenance_commands,
     node_commands,
     operator_commands,
+    plan_commands,
     recipe_admin_commands,
     refund_commands,
     tenant_commands,
@@ -48,6 +49,7 @@ def register(app: typer.Typer) -> None:
     maintenance_commands.register(admin)
     cluster_commands.register(admin)
     whole_queue_commands.register(admin)
+    plan_commands.register(admin)
     admin.command("health")(health)
     doctor_commands.register(admin)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")

@@ -227,6 +227,23 @@ def columns(values: Sequence[tuple[str, float]], *, title: str, form: str, size:
     return svg.format(frame.width, frame.height, title, Markup("".join(parts)))
 
 
+def over_time(lines: Sequence[Points], *, title: str, ends: tuple[str, str, str], limit: float) -> Markup:
+    """Draw one or two lines from zero, with names for the start, middle and end of the axis, and a dashed line at `limit`."""
+    top = max([limit, *(y for line in lines for _, y in line)])
+    last = max((line[-1][0] for line in lines if line), default=0.0)
+    if top <= 0 or last <= 0:
+        return Markup("")
+    frame = Frame(*WIDE, low=0.0, high=_rounded_up(top), last=last)
+    parts = [frame.grid(), *(_drawn(Line(points=line, metric=None, style="second" if at else ""), frame) for at, line in enumerate(lines))]
+    (left, y), (right, _) = frame.at(0.0, limit), frame.at(last, limit)
+    parts.append(f'<line class="limit" x1="{left:.1f}" y1="{y:.1f}" x2="{right:.1f}" y2="{y:.1f}"><title>{limit:,.0f}</title></line>')
+    for share, anchor, name in zip((0.0, 0.5, 1.0), ("start", "middle", "end"), ends, strict=True):
+        x, _ = frame.at(last * share, 0.0)
+        parts.append(f'<text x="{x:.1f}" y="{frame.height - 6}" text-anchor="{anchor}">{escape(name)}</text>')
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(frame.width, frame.height, title, Markup("".join(parts)))
+
+
 def _rounded_up(value: float) -> float:
     """Return the end of an axis: the next number of which the quarters are short."""
     power = 10.0 ** math.floor(math.log10(value))

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from agent.workload import Kind as Workload
 from control_plane.attempts.tables import attempts
 from control_plane.capacity import configured_pools, pools
-from control_plane.capacity.pools import job_class
+from control_plane.capacity.pools import Pool, job_class
 from control_plane.datasets.tables import datasets, files
 from control_plane.jobs.estimates import job_plan
 from control_plane.jobs.estimates.job_plan import Placed
@@ -174,6 +174,12 @@ def training(
     platform: Platform, placed: Placed, model: BaseModel, *, dataset_id: str, num_examples: int, tokens: int, seed: int
 ) -> tuple[TrainingSpec, int, Expectation]:
     """Return the spec of a pack with this many examples and `tokens` per epoch, the pack's rows, and how long it trains."""
+    spec, num_rows = resolved(placed, dataset_id=dataset_id, num_examples=num_examples, tokens=tokens, seed=seed)
+    return spec, num_rows, expect(platform, model, spec, num_rows=num_rows, tokens_per_epoch=tokens)
+
+
+def resolved(placed: Placed, *, dataset_id: str, num_examples: int, tokens: int, seed: int) -> tuple[TrainingSpec, int]:
+    """Return the spec of a pack with this many examples and `tokens` per epoch, and the pack's rows."""
     plan = placed.plan
     windows = methods.get(plan.method).pack == "windows"  # others have a row for each pair or judged answer
     num_rows = max(1, math.ceil(tokens / (plan.max_seq_len * FILL))) if windows else num_examples
@@ -181,8 +187,7 @@ def training(
         fingerprint=THIS, dataset_id=dataset_id, num_examples=num_examples, num_windows=num_rows, num_tokens=tokens,
         max_seq_len=plan.max_seq_len,
     )  # fmt: skip
-    spec = hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement)
-    return spec, num_rows, expect(platform, model, spec, num_rows=num_rows, tokens_per_epoch=tokens)
+    return hyperparameters.resolve(plan, facts, seed=seed, lock_sha256="", commit="", **placed.placement), num_rows
 
 
 NEWEST = 100
@@ -221,11 +226,20 @@ class Expectation:
 
 
 def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows: int, tokens_per_epoch: int) -> Expectation:
-    """Return how long `spec` holds its GPUs on a pack of `num_rows`: by the cost model, corrected by history.
+    """Return how long `spec` holds its GPUs on a pack of `num_rows`: by the cost model, corrected by history."""
+    kind, cost_of, tokens = modelled(
+        configured_pools.planned(platform.whole), model, spec, num_rows=num_rows, tokens_per_epoch=tokens_per_epoch
+    )
+    return Expectation(modelled=cost_of, correction=learned(platform, kind), trained_tokens=tokens)
+
+
+def modelled(
+    available: Sequence[Pool], model: BaseModel, spec: TrainingSpec, *, num_rows: int, tokens_per_epoch: int
+) -> tuple[Kind, Cost, float]:
+    """Return what `spec` costs by the cost model alone in the pools `available`: its kind, its seconds, and the tokens of all epochs.
 
     Steps are always whole: the last one is filled with rows of the next epoch.
     """
-    available = configured_pools.planned(platform.whole)
     kind_of_job = job_class(spec.adapter, model.num_parameters)
     gpu_type = (pools.taking(available, kind_of_job) or available)[0].gpu_type
     case = Case(
@@ -238,8 +252,7 @@ def expect(platform: Platform, model: BaseModel, spec: TrainingSpec, *, num_rows
     rows = steps * spec.optimization.global_batch_size(spec.world_size)
     tokens = tokens_per_epoch * rows / num_rows
     kind = Kind(gpu_type=gpu_type, model=model.id, way=f"{spec.method}/{spec.adapter}", num_gpus=spec.world_size)
-    modelled = cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps)
-    return Expectation(modelled=modelled, correction=learned(platform, kind), trained_tokens=tokens)
+    return kind, cost(case, gpu_type, rows=rows, tokens=tokens, accumulation_steps=spec.optimization.accumulation_steps), tokens
 
 
 def learned(platform: Platform, kind: Kind) -> Correction:

@@ -68,7 +68,16 @@ def placed(
     Gives the same result before and after packing: the memory estimate uses the requested batch, or the recipe's, not the smaller one of a
     small dataset. What no pool could ever give to a job of `tier` is refused, regardless of what is in use or drained now.
     """
-    pool = pool_for(configured_pools.planned(platform), tier, job_class(request.adapter, model.num_parameters))
+    recipes = operator_recipes.known(platform, of_job=chosen) if known is None else known
+    return placed_in(configured_pools.planned(platform), request, model, tier=tier, known=recipes, chosen=chosen)
+
+
+def placed_in(
+    pools: Sequence[Pool], request: JobRequest, model: BaseModel, *, tier: str, known: Mapping[str, Recipe] | None = None,
+    chosen: str | None = None,
+) -> Placed:  # fmt: skip
+    """The same in any pools. `known`: the recipes to choose from, by default those that ship."""
+    pool = pool_for(pools, tier, job_class(request.adapter, model.num_parameters))
     facts = ModelFacts(id=model.id, num_parameters=model.num_parameters, context_length=model.context_length, digest=model.digest)
     plan = hyperparameters.plan(
         request.hyperparameters,
@@ -76,7 +85,7 @@ def placed(
         method=request.method,
         adapter=request.adapter,
         recipe=chosen or request.recipe,
-        known=operator_recipes.known(platform, of_job=chosen) if known is None else known,
+        known=known,
         hardware=request.hardware,
         has_bf16=not pool.gpu_type.startswith(WITHOUT_BF16),
         has_flash=not pool.gpu_type.startswith(WITHOUT_BF16) and not memory.GPUS[pool.gpu_type].is_cpu,
@@ -85,9 +94,7 @@ def placed(
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
-    return Placed(
-        plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(platform, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier)
-    )
+    return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier))
 
 
 def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
@@ -141,12 +148,12 @@ def pool_for(pools: Sequence[Pool], tier: str, kind: str) -> Pool:
     raise InvalidRequest(message, code="no_pool", param="model")
 
 
-def evaluation_gpus(platform: Platform, model: BaseModel, *, adapter: str, rank: int, tier: str) -> int:
+def evaluation_gpus(pools: Sequence[Pool], model: BaseModel, *, adapter: str, rank: int, tier: str) -> int:
     """Return how many GPUs of one node an evaluation of the whole base in bf16 holds: the fewest that it fits on.
 
     ``InvalidRequest`` if no node gives as many to a job: every adapter is evaluated before it can be served.
     """
-    kind, pools = job_class(adapter, model.num_parameters), configured_pools.planned(platform)
+    kind = job_class(adapter, model.num_parameters)
     gpu = memory.GPUS[pool_for(pools, tier, kind).gpu_type]
     if gpu.is_cpu:
         return 1

@@ -9,16 +9,16 @@ import pytest
 
 from benchmarks.estimates import published
 from benchmarks.scheduler.simulation import policies, report, synthetic
-from benchmarks.scheduler.simulation.engine import Simulation
 from benchmarks.scheduler.simulation.model_estimates import RUNS, ModelEstimates
-from benchmarks.scheduler.simulation.outcome import Outcome
-from benchmarks.scheduler.simulation.trace import Job
 from benchmarks.scheduler_sim import cluster
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.outcome import Outcome
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 JOBS = synthetic.planned_mix(5, days=0.5, premium="share")
 
 
-def run(jobs: list[Job], *, history: bool, gpus: int = 216) -> Outcome:
+def run(jobs: list[SimulatedJob], *, history: bool, gpus: int = 216) -> Outcome:
     estimates = ModelEstimates(jobs, seed=5, history=history)
     return Simulation(jobs, [cluster(gpus)], policies.named("ours"), estimates=estimates, seed=5).run()
 

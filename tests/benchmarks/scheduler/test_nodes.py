@@ -7,21 +7,21 @@ import random
 import pytest
 
 from benchmarks.scheduler.simulation import policies
-from benchmarks.scheduler.simulation.costs import Costs
-from benchmarks.scheduler.simulation.engine import Simulation
 from benchmarks.scheduler.simulation.nodes import place
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue import scheduler
 from control_plane.queue.scheduler import Placement, Running, Snapshot, Start, Waiting
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.costs import Costs
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 
 def pool(num_gpus: int, fabrics_of: int = 0) -> Pool:
     return Pool(name="gpus", nodes=nodes(num_gpus, fabrics_of=fabrics_of), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
 
 
-def job(name: str, submit_s: float, num_gpus: int, duration_s: float) -> Job:
-    return Job(job_id=name, submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s)
+def job(name: str, submit_s: float, num_gpus: int, duration_s: float) -> SimulatedJob:
+    return SimulatedJob(job_id=name, submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s)
 
 
 @pytest.mark.parametrize("num_gpus", [4, 8, 12, 20, 27, 44])

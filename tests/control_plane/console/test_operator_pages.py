@@ -31,6 +31,7 @@ OPERATOR_PAGES = {
     "suspended tenant": "/console/operator/tenants/gone",
     "failed deliveries": "/console/operator/deliveries",
     "ledger": "/console/operator/ledger",
+    "plan": "/console/operator/plan",
 }
 HERE = Actor(kind="operator", id="cli:test")
 
@@ -235,4 +236,5 @@ def test_pages_of_a_new_installation_suggest_what_to_do(new_platform: Callable[.
     assert "No job is waiting" in said["/console/operator/queue"]
     assert "Every event arrived" in said["/console/operator/deliveries"]
     assert "No entry yet" in said["/console/operator/ledger"]
+    assert "small adapters" in said["/console/operator/plan"]
     visitor.http.close()

@@ -18,7 +18,7 @@ from control_plane.tenants import rules, sessions
 SECTIONS = (
     (OPERATORS, "home", "Overview"), (f"{OPERATORS}/queue", "queue", "Queue"), (f"{OPERATORS}/nodes", "box", "Nodes"),
     (f"{OPERATORS}/tenants", "people", "Tenants"), (f"{OPERATORS}/deliveries", "hook", "Failed deliveries"),
-    (f"{OPERATORS}/ledger", "usage", "Ledger"),
+    (f"{OPERATORS}/ledger", "usage", "Ledger"), (f"{OPERATORS}/plan", "models", "Plan"),
 )  # fmt: skip
 NOTICES = {
     "drained": "Nothing new is placed on the node. Jobs that run there go on to their end.",

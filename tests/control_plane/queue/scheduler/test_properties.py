@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scheduler.simulation import synthetic
-from benchmarks.scheduler.simulation.engine import Simulation
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting, schedule
+from control_plane.queue.simulation.cluster_simulation import Simulation
 from tests.control_plane.queue.scheduler.queue_cases import HOUR, NOW, Job, play, pool
 
 TIERS = st.sampled_from(["premium", "standard", "standard", "free"])

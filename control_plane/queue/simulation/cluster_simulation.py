@@ -1,7 +1,7 @@
-"""A cluster under a virtual clock: jobs arrive, a policy decides, GPUs are held and released, and every promise is remembered.
+"""A cluster on a virtual clock: jobs arrive, a policy decides, GPUs are held and released, and reservations are checked.
 
-The engine believes no policy. It counts the GPUs of each node itself (none is ever given twice), accepts exactly one Start or Wait for each
-waiting job, keeps work, saving and loading apart, and judges promises by what was said and what then happened.
+The engine trusts no policy. It counts the GPUs of each node itself, so that none is given twice, accepts exactly one Start or Wait for each
+waiting job, counts work, saving and loading separately, and judges reservations by what was promised and what then happened.
 """
 
 from __future__ import annotations
@@ -11,24 +11,39 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from benchmarks.scheduler.simulation.costs import Costs
-from benchmarks.scheduler.simulation.model_estimates import ModelEstimates
-from benchmarks.scheduler.simulation.outcome import Outcome, Record, Span
-from benchmarks.scheduler.simulation.pledges import LATE_S, Pledges
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool
 from control_plane.queue.scheduler import Decision, Placement, Preempt, Reservation, Running, Snapshot, Start, Wait, Waiting
+from control_plane.queue.simulation.costs import Costs
+from control_plane.queue.simulation.outcome import Outcome, Record, Span
+from control_plane.queue.simulation.reservation_watch import LATE_S, ReservationWatch
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 Policy = Callable[[Snapshot, float], Sequence[Decision]]
 ARRIVAL, END, RELEASE, FAILURE, REPAIR, WAKE = range(6)
 HELPFUL = (ARRIVAL, END, RELEASE, REPAIR)
-"""Events that may let a waiting job start. There is always one more failure."""
+"""Events that may let a waiting job start."""
 STUCK_S = 86400.0
-"""A policy may wait for a moment that only it knows; one that leaves all GPUs idle for a day, with nothing to come, waits for ever."""
+"""A policy may wait for a time that only it knows; one that leaves all GPUs idle for a day, with nothing to come, waits forever."""
+MAX_FAILURES = 1000
+"""Of one job: one that saves checkpoints never gets near it."""
 
-MOST_FAILURES = 1000
-"""Of one job: with a checkpoint now and then none comes near it."""
+
+class Estimates(Protocol):
+    """Estimates that change while the simulation runs."""
+
+    def expected_s(self, job: SimulatedJob) -> float:
+        """Return the expected duration of a job that is submitted now."""
+
+    def left_s(self, job: SimulatedJob, estimate_s: float, *, done_s: float) -> float:
+        """Return the expected rest of a job that returns to the queue after `done_s` of work."""
+
+    def remaining_s(self, job: SimulatedJob, estimate_s: float, *, ran_s: float, load_s: float, done_s: float) -> float:
+        """Return the expected rest of an attempt that has run for `ran_s`, `load_s` of it before its first step."""
+
+    def ended(self, job: SimulatedJob) -> None:
+        """A job ended after its duration."""
 
 
 @dataclass(slots=True)
@@ -39,12 +54,12 @@ class _Attempt:
     load_s: float
     expected_end: float
     soonest_end: float
-    """That it was expected to have since promises were last told that it ends later."""
+    """Earliest expected end since reservations were last excused for it."""
     number: int
     stopping_for: str | None = None
     requested_stop: float | None = None
     told: Running | None = None
-    """As the policy saw it last: it changes only when a checkpoint is saved and when it is asked to stop."""
+    """What the policy saw last: it changes only when a checkpoint is saved and when it is asked to stop."""
 
 
 @dataclass(slots=True)
@@ -64,18 +79,18 @@ class Simulation:
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[SimulatedJob],
         pools: Sequence[Pool],
         policy: Policy,
         *,
         costs: Costs | None = None,
         estimate_error: float = 1.0,
-        estimates: ModelEstimates | None = None,
+        estimates: Estimates | None = None,
         seed: int = 0,
         tick_s: float = 900.0,
     ) -> None:
-        """`estimate_error` K: every estimate is the duration times ``exp(U(-ln K, ln K))``, unless `estimates` makes
-        it. `tick_s`: a policy is asked at least that often while somebody waits, since rules know time; 0: only when something happened."""
+        """`estimate_error` K: every estimate is the duration times ``exp(U(-ln K, ln K))``, unless `estimates` makes it. `tick_s`: longest
+        time between decisions while jobs wait, because rules depend on time; 0: decide only when something happened."""
         self.pools, self.policy, self.costs, self.tick_s = list(pools), policy, costs or Costs(), tick_s
         self.random = random.Random(seed)
         self.estimates = estimates
@@ -91,7 +106,7 @@ class Simulation:
         self.events: list[tuple[float, int, int, str, int]] = []
         self.helpful = 0
         self.idle_since: float | None = None
-        self.pledges = Pledges(pools=self.pools, broken=self.outcome.broken)
+        self.reservations = ReservationWatch(pools=self.pools, broken=self.outcome.broken)
         for job in jobs:
             self._at(job.submit_s, ARRIVAL, job.job_id)
         if self.costs.node_mtbf_days < math.inf:
@@ -117,7 +132,7 @@ class Simulation:
                     changed = handlers[kind](key, number) or changed
             if changed:
                 self._decide()
-        self.outcome.slipped = self.pledges.slipped
+        self.outcome.slipped = self.reservations.slipped
         return self.outcome
 
     def _nothing_happens(self) -> RuntimeError:
@@ -129,7 +144,7 @@ class Simulation:
         heapq.heappush(self.events, (time, kind, self.seq, key, number))
 
     def _pass(self, time: float) -> None:
-        """Time goes on to `time`: what tenants used fades, what they hold is added."""
+        """Advance the clock: recent usage decays, and what tenants hold is added."""
         gone = time - self.now
         if gone > 0 and self.shared:
             keep = 0.5 ** (gone / self.costs.use_half_life_s)
@@ -151,7 +166,7 @@ class Simulation:
         record = one.record
         one.since, one.running = self.now, None
         again = self.costs.load_s[record.job.job_class] if one.attempts else 0.0
-        # Past its estimate a job is expected to take a tenth of what it has done: nobody knows better.
+        # Past its estimate, a job is expected to take another tenth of what it has done.
         left = record.estimate_s - one.done_s if record.estimate_s > one.done_s else 0.1 * one.done_s
         if self.estimates is not None:
             left = self.estimates.left_s(record.job, record.estimate_s, done_s=one.done_s)
@@ -186,7 +201,7 @@ class Simulation:
         return True
 
     def _release(self, key: str, number: int) -> bool:
-        """A job that was asked to stop has saved what it did until then."""
+        """A job that was asked to stop has saved its work until then."""
         one = self.live[key]
         attempt = one.running
         if attempt is None or attempt.number != number or attempt.requested_stop is None:
@@ -220,9 +235,9 @@ class Simulation:
         return self.now + self.random.expovariate(1 / (self.costs.node_mtbf_days * 86400))
 
     def _fail(self, key: str, _: int) -> bool:
-        """A node is lost, and with it what its jobs did since their newest checkpoint."""
+        """A node is lost, and with it the work of its jobs since their newest checkpoint."""
         pool, node = key.split("/", 1)
-        self.pledges.disturb(pool, {node}, "")
+        self.reservations.disturb(pool, {node}, "")
         for job_id, one in list(self.held.items()):
             attempt = one.running
             if attempt is None or attempt.pool != pool or node not in dict(attempt.placement):
@@ -233,9 +248,9 @@ class Simulation:
             saved = self._saved(one.record.job, worked)
             one.done_s += saved
             one.record.failures += 1
-            if one.record.failures > MOST_FAILURES:
+            if one.record.failures > MAX_FAILURES:
                 raise RuntimeError(
-                    f"{job_id} lost its node {MOST_FAILURES} times and will never end: let it save sooner or nodes last longer"
+                    f"{job_id} lost its node {MAX_FAILURES} times and will never end: save checkpoints more often, or let nodes last longer"
                 )
             one.record.lost_gpu_s += one.record.job.num_gpus * (worked - saved)
             self._queue(one)
@@ -256,7 +271,7 @@ class Simulation:
         self.pools = [_with_node(p, node, ready) if p.name == pool else p for p in self.pools]
 
     @staticmethod
-    def _saved(job: Job, worked: float) -> float:
+    def _saved(job: SimulatedJob, worked: float) -> float:
         return math.floor(worked / job.checkpoint_s) * job.checkpoint_s if job.checkpoint_s else 0.0
 
     def _running(self, one: _Live, attempt: _Attempt) -> Running:
@@ -289,8 +304,8 @@ class Simulation:
         )
         return attempt.told
 
-    def _follow_pace(self, estimates: ModelEstimates) -> None:
-        """Jobs that run are expected to end by the pace of their steps; promises on the nodes of one that slows down may slip."""
+    def _follow_pace(self, estimates: Estimates) -> None:
+        """Update expected ends by the pace of steps; reservations on the nodes of a job that slows down may slip."""
         for one in self.held.values():
             attempt = one.running
             if attempt is None or attempt.requested_stop is not None:
@@ -312,7 +327,7 @@ class Simulation:
             self._follow_pace(self.estimates)
         waiting = [one.waiting for one in self.queue.values() if one.waiting is not None]
         running = [self._running(one, one.running) for one in self.held.values() if one.running is not None]
-        if self.pledges.of:
+        if self.reservations.of:
             for one in self.held.values():
                 attempt = one.running
                 if attempt is not None and attempt.requested_stop is None and attempt.expected_end < self.now - LATE_S:
@@ -321,7 +336,7 @@ class Simulation:
         decisions = self.policy(snapshot, self.now)
         self.outcome.rounds += 1
         told = [d.job_id for d in decisions if not isinstance(d, Preempt)]
-        assert sorted(told) == sorted(self.queue), "the policy owes each waiting job exactly one Start or Wait"
+        assert sorted(told) == sorted(self.queue), "a policy returns exactly one Start or Wait for each waiting job"
         head: Wait | None = None
         for decision in decisions:
             if isinstance(decision, Start):
@@ -341,7 +356,7 @@ class Simulation:
         self._wake_later()
 
     def _disturb(self, one: _Live, attempt: _Attempt) -> None:
-        self.pledges.disturb(attempt.pool, [name for name, _ in attempt.placement], one.record.job.tier)
+        self.reservations.disturb(attempt.pool, [name for name, _ in attempt.placement], one.record.job.tier)
 
     def _start(self, decision: Start) -> None:
         one = self.queue.pop(decision.job_id)
@@ -355,7 +370,7 @@ class Simulation:
             assert 0 < gpus <= free.get(node, 0), f"{gpus} GPUs of {node} are given to {job.job_id}, {free.get(node, 0)} are free"
             free[node] -= gpus
         one.record.waited_s += self.now - one.since
-        self.pledges.judge(job.job_id, self.now, decision.pool, [name for name, _ in placement], job.tier)
+        self.reservations.judge(job.job_id, self.now, decision.pool, [name for name, _ in placement], job.tier)
         load = self.costs.load_s[job.job_class] if one.attempts else 0.0
         one.attempts += 1
         assert one.waiting is not None
@@ -382,7 +397,7 @@ class Simulation:
     def _wait(self, decision: Wait) -> None:
         one = self.queue[decision.job_id]
         if decision.promise is not None:
-            self.pledges.hear(decision.job_id, one.record.job.tier, decision.promise)
+            self.reservations.note(decision.job_id, one.record.job.tier, decision.promise)
         if one.waiting is not None and (one.due_at != decision.due_at or one.promise != decision.promise):
             one.due_at, one.promise = decision.due_at, decision.promise
             one.waiting = _told(one.waiting, decision)
@@ -398,7 +413,7 @@ class Simulation:
         self.outcome.spans.append(Span(start=self.now, used=ready - free, ready=ready, queued=queued, unusable=unusable))
 
     def _wake_later(self) -> None:
-        """Rules know time: a policy is asked again when a job is due, at a promised start, and after a tick."""
+        """Decide again when a job is due, when a reservation starts, and after a tick."""
         if not self.queue or not self.tick_s:
             return
         wake = self.now + self.tick_s
@@ -406,7 +421,7 @@ class Simulation:
             for time in (one.due_at, one.promise.start if one.promise else None):
                 if time is not None and self.now < time < wake:
                     wake = time
-        self._at(max(wake, self.now + LATE_S / 2), WAKE, "", self.outcome.rounds)  # a moment that rounding shifts is no reason to spin
+        self._at(max(wake, self.now + LATE_S / 2), WAKE, "", self.outcome.rounds)  # a time shifted by rounding must not spin
 
 
 def _told(waiting: Waiting, decision: Wait) -> Waiting:

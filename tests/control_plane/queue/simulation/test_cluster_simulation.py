@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.scheduler.simulation import policies, report, synthetic
-from benchmarks.scheduler.simulation.costs import Costs
-from benchmarks.scheduler.simulation.engine import Simulation
-from benchmarks.scheduler.simulation.outcome import Outcome
 from benchmarks.scheduler.simulation.policies import easy, fifo, first_fit, shortest_first
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Preempt, Reason, Reservation, Snapshot, Start, Wait
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.costs import Costs
+from control_plane.queue.simulation.outcome import Outcome
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 NO_COSTS = Costs(save_s=0.0, load_s={"lora": 0.0, "large": 0.0, "full": 0.0})
 
@@ -23,11 +23,13 @@ def pool(num_gpus: int, per_node: int = 8) -> Pool:
     return Pool(name="gpus", nodes=nodes(num_gpus, per_node=per_node), gpu_type="h100-80gb", max_gpus_per_job=num_gpus)
 
 
-def job(name: str, submit_s: float, num_gpus: int, duration_s: float, *, tier: str = "standard", checkpoint_s: float = 900.0) -> Job:
-    return Job(job_id=name, submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s, tier=tier, checkpoint_s=checkpoint_s)
+def job(
+    name: str, submit_s: float, num_gpus: int, duration_s: float, *, tier: str = "standard", checkpoint_s: float = 900.0
+) -> SimulatedJob:
+    return SimulatedJob(job_id=name, submit_s=submit_s, num_gpus=num_gpus, duration_s=duration_s, tier=tier, checkpoint_s=checkpoint_s)
 
 
-def starts(jobs: Sequence[Job], policy: object, gpus: int = 4) -> dict[str, float | None]:
+def starts(jobs: Sequence[SimulatedJob], policy: object, gpus: int = 4) -> dict[str, float | None]:
     outcome = Simulation(jobs, [pool(gpus, per_node=gpus)], policy, tick_s=0).run()  # type: ignore[arg-type]
     return {r.job.job_id: r.first_start for r in outcome.records}
 
@@ -63,7 +65,7 @@ def test_easy_lets_a_long_job_overtake_beside_the_promised_gpus() -> None:
     assert starts(jobs, easy) == {"a": 0, "b": 100, "c": 2}
 
 
-def brute_force_easy(jobs: Sequence[Job], gpus: int) -> dict[str, float]:
+def brute_force_easy(jobs: Sequence[SimulatedJob], gpus: int) -> dict[str, float]:
     """EASY by counts, second by second, as one would explain it: no events, no shared code."""
     start: dict[str, float] = {}
     now = 0.0
@@ -85,7 +87,7 @@ def brute_force_easy(jobs: Sequence[Job], gpus: int) -> dict[str, float]:
     return start
 
 
-def _head_start(head: Job, held: dict[str, Job], start: dict[str, float], gpus: int, now: float) -> float:
+def _head_start(head: SimulatedJob, held: dict[str, SimulatedJob], start: dict[str, float], gpus: int, now: float) -> float:
     moment = now
     while gpus - sum(j.num_gpus for n, j in held.items() if start[n] + j.duration_s > moment) < head.num_gpus:
         moment += 1.0

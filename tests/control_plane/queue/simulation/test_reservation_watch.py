@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.scheduler.simulation.engine import Simulation
-from benchmarks.scheduler.simulation.pledges import Pledges
 from benchmarks.scheduler.simulation.policies import Policy
-from benchmarks.scheduler.simulation.trace import Job
 from control_plane.capacity.pools import Pool, nodes
 from control_plane.queue.scheduler import Decision, Reason, Reservation, Snapshot, Start, Wait
+from control_plane.queue.simulation.cluster_simulation import Simulation
+from control_plane.queue.simulation.reservation_watch import ReservationWatch
+from control_plane.queue.simulation.simulated_job import SimulatedJob
 
 HEARD = 0.0
 
@@ -22,10 +22,10 @@ def promise(at: float, *names: str) -> Reservation:
     return Reservation(start=at, pool="gpus", placement=tuple((name, 8) for name in names), made_at=HEARD)
 
 
-def heard(*, reserved: int = 0, tier: str = "standard") -> Pledges:
-    pledges = Pledges(pools=[pool(reserved=reserved)])
-    pledges.hear("late", tier, promise(100.0, "node-0", "node-1"))
-    return pledges
+def heard(*, reserved: int = 0, tier: str = "standard") -> ReservationWatch:
+    reservations = ReservationWatch(pools=[pool(reserved=reserved)])
+    reservations.note("late", tier, promise(100.0, "node-0", "node-1"))
+    return reservations
 
 
 @pytest.mark.parametrize(
@@ -39,38 +39,38 @@ def heard(*, reserved: int = 0, tier: str = "standard") -> Pledges:
     ],
 )
 def test_only_what_held_its_nodes_or_its_budget_excuses(nodes_of: list[str], by: str, tier: str, reserved: int, excused: bool) -> None:
-    pledges = heard(reserved=reserved, tier=tier)
-    pledges.disturb("gpus", nodes_of, by)
-    pledges.disturb("another pool", ["node-0"], by)
-    pledges.judge("late", 200.0, "gpus", ["node-0", "node-1"], tier)
-    assert (len(pledges.broken), pledges.slipped) == ((0, 1) if excused else (1, 0))
+    reservations = heard(reserved=reserved, tier=tier)
+    reservations.disturb("gpus", nodes_of, by)
+    reservations.disturb("another pool", ["node-0"], by)
+    reservations.judge("late", 200.0, "gpus", ["node-0", "node-1"], tier)
+    assert (len(reservations.broken), reservations.slipped) == ((0, 1) if excused else (1, 0))
 
 
 def test_what_happened_before_the_promise_excuses_nothing() -> None:
-    pledges = Pledges(pools=[pool()])
-    pledges.disturb("gpus", ["node-0"], "standard")
-    pledges.hear("late", "standard", promise(100.0, "node-0"))
-    pledges.judge("late", 200.0, "gpus", ["node-0"], "standard")
-    assert pledges.broken == [("late", 100.0, 200.0)]
+    reservations = ReservationWatch(pools=[pool()])
+    reservations.disturb("gpus", ["node-0"], "standard")
+    reservations.note("late", "standard", promise(100.0, "node-0"))
+    reservations.judge("late", 200.0, "gpus", ["node-0"], "standard")
+    assert reservations.broken == [("late", 100.0, 200.0)]
 
 
 def test_a_later_word_takes_no_earlier_promise_back() -> None:
-    pledges = heard()
-    pledges.hear("late", "standard", promise(300.0, "node-3"))
-    pledges.judge("late", 200.0, "gpus", ["node-3"], "standard")
-    assert pledges.broken == [("late", 100.0, 200.0)]
+    reservations = heard()
+    reservations.note("late", "standard", promise(300.0, "node-3"))
+    reservations.judge("late", 200.0, "gpus", ["node-3"], "standard")
+    assert reservations.broken == [("late", 100.0, 200.0)]
 
 
 def test_who_starts_late_for_a_good_reason_excuses_those_behind_it() -> None:
-    pledges = heard()
-    pledges.hear("behind", "standard", promise(150.0, "node-1"))
-    pledges.hear("beside", "standard", promise(150.0, "node-2"))
-    pledges.disturb("gpus", ["node-0"], "standard")
-    pledges.judge("late", 120.0, "gpus", ["node-0", "node-1"], "standard")
-    pledges.judge("behind", 170.0, "gpus", ["node-1"], "standard")
-    pledges.judge("beside", 170.0, "gpus", ["node-2"], "standard")
-    assert pledges.slipped == 2
-    assert [job for job, _, _ in pledges.broken] == ["beside"]
+    reservations = heard()
+    reservations.note("behind", "standard", promise(150.0, "node-1"))
+    reservations.note("beside", "standard", promise(150.0, "node-2"))
+    reservations.disturb("gpus", ["node-0"], "standard")
+    reservations.judge("late", 120.0, "gpus", ["node-0", "node-1"], "standard")
+    reservations.judge("behind", 170.0, "gpus", ["node-1"], "standard")
+    reservations.judge("beside", 170.0, "gpus", ["node-2"], "standard")
+    assert reservations.slipped == 2
+    assert [job for job, _, _ in reservations.broken] == ["beside"]
 
 
 def scripted(orders: dict[str, tuple[float, str]]) -> Policy:
@@ -94,7 +94,7 @@ def scripted(orders: dict[str, tuple[float, str]]) -> Policy:
 
 @pytest.mark.parametrize(("where", "broken", "slipped"), [("node-0", 0, 1), ("node-1", 1, 0)])
 def test_a_job_that_overruns_elsewhere_excuses_no_late_start(where: str, broken: int, slipped: int) -> None:
-    jobs = [Job(job_id=name, submit_s=at, num_gpus=8, duration_s=150.0) for name, at in (("long", 0.0), ("late", 1.0))]
+    jobs = [SimulatedJob(job_id=name, submit_s=at, num_gpus=8, duration_s=150.0) for name, at in (("long", 0.0), ("late", 1.0))]
     simulation = Simulation(jobs, [pool()], scripted({"long": (0.0, where), "late": (150.0, "node-0")}))
     simulation.live["long"].record.estimate_s = 60.0
     outcome = simulation.run()
@@ -102,7 +102,7 @@ def test_a_job_that_overruns_elsewhere_excuses_no_late_start(where: str, broken:
 
 
 def test_a_node_that_is_lost_elsewhere_excuses_no_late_start() -> None:
-    jobs = [Job(job_id=name, submit_s=at, num_gpus=8, duration_s=150.0) for name, at in (("long", 0.0), ("late", 1.0))]
+    jobs = [SimulatedJob(job_id=name, submit_s=at, num_gpus=8, duration_s=150.0) for name, at in (("long", 0.0), ("late", 1.0))]
     for lost, broken in (("node-3", 1), ("node-0", 0)):
         simulation = Simulation(jobs, [pool()], scripted({"long": (0.0, "node-1"), "late": (5000.0, "node-0")}))
         simulation._at(50.0, 3, f"gpus/{lost}")

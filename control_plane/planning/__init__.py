@@ -1,0 +1,1 @@
+"""Capacity planning: GPUs, storage, waits, cost, price and margin of a mix of jobs, before anything is bought."""

@@ -1,0 +1,224 @@
+"""Plans capacity: what a mix of jobs needs on average and at peak, how long jobs wait on given pools, what that costs and earns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from control_plane.attempts.checkpoint_retention import KEPT_AFTER_END
+from control_plane.billing import prices as price_lists
+from control_plane.billing.prices import MICROS, PriceList
+from control_plane.capacity import configured_pools
+from control_plane.capacity.configured_pools import MAX_NODES
+from control_plane.capacity.pools import Pool
+from control_plane.planning import kind_sizes, rules, waits
+from control_plane.planning.job_mix import DAY_S, JobMix
+from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
+from control_plane.planning.sized_kind import SizedKind
+from control_plane.planning.waits import Simulated
+from control_plane.platform.settings import Settings
+from ft_assets.errors import InvalidRequest
+
+MAX_DAYS = 60.0
+MAX_GPUS = MAX_NODES * 8
+MAX_LAYOUTS = 5
+"""Other numbers of GPUs that one plan compares; each is a simulation."""
+Layout = Mapping[str, int]
+"""GPUs by pool; pools that it does not name stay as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolPlan:
+    """One pool; the peaks of pools are at different times, so their sum is more than the peak of all."""
+
+    name: str
+    gpu_type: str
+    gpus: int
+    demand: Demand
+    kinds: tuple[str, ...]
+    """Kinds whose jobs count here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    checkpoints_gib: float
+    """Of running jobs and of those that ended within days; stays the same."""
+    growth_gib_per_day: float
+    """Datasets, packs and models, kept until tenants delete them."""
+
+    def after(self, days: float) -> float:
+        """Return the GiB stored after `days` if nothing is deleted."""
+        return self.checkpoints_gib + self.growth_gib_per_day * days
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """The mix on one layout of the pools."""
+
+    gpus: Layout
+    money: Money
+    simulated: Simulated
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(self.gpus.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityPlan:
+    kinds: tuple[SizedKind, ...]
+    jobs_a_day: float
+    total: Demand
+    pools: tuple[PoolPlan, ...]
+    storage: Storage
+    scenarios: tuple[Scenario, ...]
+    """The pools as they are, then each of the requested layouts."""
+    assumptions: tuple[str, ...]
+
+    @property
+    def gpu_hours_a_job(self) -> float:
+        return sum(kind.share * kind.gpu_hours for kind in self.kinds)
+
+    @property
+    def gpu_hours_a_day(self) -> float:
+        return self.jobs_a_day * self.gpu_hours_a_job
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON: GPU-hours, GiB, seconds, integer micro-dollars per month of 30 days."""
+        return {
+            "jobs_a_day": self.jobs_a_day, "gpu_hours_a_job": self.gpu_hours_a_job, "gpu_hours_a_day": self.gpu_hours_a_day,
+            "average_gpus": self.total.average, "peak_gpus": self.total.peak, "gpus_by_hour": _by_hour(self.total),
+            "kinds": [asdict(kind) for kind in self.kinds],
+            "pools": [
+                {"name": p.name, "gpu_type": p.gpu_type, "gpus": p.gpus, "average_gpus": p.demand.average, "peak_gpus": p.demand.peak,
+                 "kinds": p.kinds}
+                for p in self.pools
+            ],
+            "storage": asdict(self.storage)
+            | {"after_month_gib": self.storage.after(MONTH_DAYS), "after_year_gib": self.storage.after(YEAR_DAYS)},
+            "scenarios": [
+                {"gpus": dict(s.gpus), "num_gpus": s.num_gpus,
+                 "money": asdict(s.money)
+                 | {"cost_micros": s.money.cost_micros, "margin_micros": s.money.margin_micros, "margin": s.money.margin},
+                 "simulated": asdict(s.simulated)}
+                for s in self.scenarios
+            ],
+            "assumptions": self.assumptions,
+        }  # fmt: skip
+
+
+def plan(
+    settings: Settings, mix: JobMix, *, at: datetime, layouts: Sequence[Layout] = (), gpu_usd_per_hour: float | None = None,
+    days: float = 14.0, seed: int = 1, max_jobs: int = waits.MAX_JOBS,
+) -> CapacityPlan:  # fmt: skip
+    """Plan `mix` on the pools of `settings`, as they are and with the GPUs of each of `layouts`, at the prices of `at`.
+
+    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated; `max_jobs`
+    bounds their jobs. Raises ``InvalidRequest`` with the first mistake (``invalid_mix``, ``invalid_plan``, ``invalid_pools``, ``no_pool``).
+    """
+    _check(days, layouts, gpu_usd_per_hour)
+    pools = configured_pools.configured(settings, at)
+    prices = price_lists.load(settings.prices_file).at(at)
+    kinds = kind_sizes.sized(mix, pools)
+    found = rules.parts(mix, kinds, pools)
+    storage = _storage(mix, kinds)
+    return CapacityPlan(
+        kinds=tuple(kinds),
+        jobs_a_day=mix.jobs_a_day,
+        total=rules.demand(mix, found),
+        pools=tuple(_of_pool(mix, pool, found) for pool in pools),
+        storage=storage,
+        scenarios=tuple(
+            _scenario(
+                resized,
+                rules.parts(mix, kinds, resized),
+                prices,
+                gpu_usd_per_hour=gpu_usd_per_hour,
+                stored_gib=storage.after(YEAR_DAYS),
+                simulated=waits.simulate(mix, kinds, resized, days=days, seed=seed, max_jobs=max_jobs),
+            )
+            for resized in (pools, *(_resized(pools, layout) for layout in layouts))
+        ),
+        assumptions=_assumptions(prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, days=days, seed=seed),
+    )
+
+
+def _check(days: float, layouts: Sequence[Layout], gpu_usd_per_hour: float | None) -> None:
+    if not 1.0 <= days <= MAX_DAYS:
+        raise InvalidRequest(f"days is {days:g}; simulate 1 to {MAX_DAYS:g}", code="invalid_plan", param="days")
+    if len(layouts) > MAX_LAYOUTS:
+        raise InvalidRequest(
+            f"{len(layouts)} layouts are given, and a plan compares {MAX_LAYOUTS}; plan the others on their own", code="invalid_plan",
+            param="gpus",
+        )  # fmt: skip
+    if gpu_usd_per_hour is not None and not 0.0 <= gpu_usd_per_hour <= 1000.0:
+        raise InvalidRequest(
+            f"the cost of a GPU-hour is {gpu_usd_per_hour:g} USD; it can be 0 to 1,000", code="invalid_plan", param="gpu_cost"
+        )
+
+
+def _scenario(
+    pools: Sequence[Pool], found: Sequence[Part], prices: PriceList, *, gpu_usd_per_hour: float | None, stored_gib: float,
+    simulated: Simulated,
+) -> Scenario:  # fmt: skip
+    cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
+    return Scenario(
+        gpus={pool.name: pool.total_gpus for pool in pools},
+        money=rules.money(found, pools, prices, gpu_cost=cost, stored_gib=stored_gib),
+        simulated=simulated,
+    )
+
+
+def _of_pool(mix: JobMix, pool: Pool, found: Sequence[Part]) -> PoolPlan:
+    here = [part for part in found if part.pool.name == pool.name]
+    names = tuple(dict.fromkeys(part.kind.name for part in here))
+    return PoolPlan(name=pool.name, gpu_type=pool.gpu_type, gpus=pool.total_gpus, demand=rules.demand(mix, here), kinds=names)
+
+
+def _resized(pools: Sequence[Pool], layout: Layout) -> list[Pool]:
+    known = {pool.name for pool in pools}
+    if unknown := next((name for name in layout if name not in known), None):
+        raise InvalidRequest(
+            f"pool {unknown[:40]!r} is unknown; the pools are {', '.join(sorted(known))}", code="invalid_plan", param="gpus"
+        )
+    if wrong := next((f"{name}={gpus}" for name, gpus in layout.items() if not 1 <= gpus <= MAX_GPUS), None):
+        raise InvalidRequest(f"{wrong}: a pool has 1 to {MAX_GPUS:,} GPUs", code="invalid_plan", param="gpus")
+    return [rules.resized(pool, layout.get(pool.name, pool.total_gpus)) for pool in pools]
+
+
+def _storage(mix: JobMix, kinds: Sequence[SizedKind]) -> Storage:
+    checkpoints = growth = 0.0
+    for kind in kinds:
+        jobs = mix.jobs_a_day * kind.share
+        runs = sum(kind.gpu_hours / gpus for gpus in kind.gpus) / len(kind.gpus) / 24
+        checkpoints += jobs * (runs + KEPT_AFTER_END.total_seconds() / DAY_S) * kind.checkpoints_gib
+        growth += jobs * kind.kept_gib
+    return Storage(checkpoints_gib=checkpoints, growth_gib_per_day=growth)
+
+
+def _by_hour(demand: Demand) -> list[dict[str, float]]:
+    """Return each hour's mean, and the mean plus one standard deviation."""
+    each = rules.SLOTS // 24
+    hours = [demand.by_slot[hour * each : (hour + 1) * each] for hour in range(24)]
+    return [
+        {"hour": hour, "average": sum(m for m, _ in slots) / each, "high": sum(m + s for m, s in slots) / each}
+        for hour, slots in enumerate(hours)
+    ]
+
+
+def _assumptions(prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, days: float, seed: int) -> tuple[str, ...]:
+    hourly = {pool.gpu_type: rules.hourly_cost(pool, prices, gpu_usd_per_hour) / MICROS for pool in pools}
+    cost = ", ".join(f"{usd:g} USD per hour of {gpu_type}" for gpu_type, usd in hourly.items())
+    origin = "as given" if gpu_usd_per_hour is not None else "half of the on-demand price; give your own"
+    return (
+        f"cost: every GPU of the pools for {MONTH_DAYS} days, used or not, at {cost} ({origin}), and what is stored after a year without "
+        f"deletions, at {prices.storage.micros_per_gib_month / MICROS:g} USD per GiB-month; no staff, network or CPU nodes",
+        f"price: GPU time by the price list of {prices.valid_from}, if tenants submit no less when they wait, for what the pools can "
+        "do; storage within allowances",
+        "demand: lengths spread lognormally (sigma 0.5); peak is the mean at the busiest time of day plus one standard deviation",
+        f"waits: {days:g} days simulated with seed {seed} after {waits.WARM_UP_DAYS:g} days that are not counted; estimates are exact, no "
+        "node fails, no tenant reaches a limit",
+        "lengths by model: the estimates' cost model and the recipes' defaults, without this installation's history",
+    )

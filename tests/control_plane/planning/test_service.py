@@ -1,0 +1,78 @@
+"""Plans as a whole: scenarios, waits on few and on many GPUs, storage, and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from control_plane.attempts.checkpoint_retention import KEPT_AFTER_END
+from control_plane.planning import job_mix, kind_sizes, service
+from control_plane.platform.settings import Settings
+from ft_assets.errors import InvalidRequest
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+POOLS = "pools: [{name: all, gpu_type: h100-80gb, nodes: [{count: 2, gpus: 8}]}]"
+KIND = {"name": "one", "share": 100, "gpu_hours": 2, "gpus": 1}
+MIX = job_mix.parse({"jobs_a_day": 96, "arrivals": "even", "tiers": {"premium": 20, "standard": 80}, "kinds": [KIND]})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "pools.yaml").write_text(POOLS)
+    return replace(Settings(home=tmp_path), pools_file=tmp_path / "pools.yaml")
+
+
+def test_more_gpus_shorten_waits_and_cost_more(settings: Settings) -> None:
+    found = service.plan(settings, MIX, at=NOW, layouts=[{"all": 8}, {"all": 32}], days=6.0)
+    assert found.total.average == pytest.approx(8.0)
+    given, few, many = found.scenarios
+    assert [s.num_gpus for s in found.scenarios] == [16, 8, 32]
+    late = {s.num_gpus: {w.tier: w for w in s.simulated.waits} for s in found.scenarios}
+    assert late[32]["standard"].max_s == 0.0
+    assert late[32]["standard"].within == 1.0
+    assert late[8]["standard"].p95_s > late[16]["standard"].p95_s
+    assert late[8]["standard"].within is not None
+    assert late[8]["standard"].within < 1.0
+    assert late[8]["premium"].p95_s < late[8]["standard"].p95_s
+    assert few.simulated.utilisation > 0.85 > given.simulated.utilisation > many.simulated.utilisation
+    assert given.money.price_micros == few.money.price_micros == many.money.price_micros
+    assert few.money.margin_micros > given.money.margin_micros > many.money.margin_micros
+    assert given.money.gpu_cost_micros == 16 * 24 * 30 * 2_000_000
+    busy = given.simulated.busy
+    assert len(busy) == 6 * 24 + 1
+    assert sum(used for _, used, _ in busy) / len(busy) / 16 == pytest.approx(given.simulated.utilisation, abs=0.1)
+
+
+def test_checkpoints_stay_for_days_and_the_rest_grows(settings: Settings) -> None:
+    stored = service.plan(settings, MIX, at=NOW, days=1.0).storage
+    (kind,) = kind_sizes.sized(MIX, ())
+    assert stored.growth_gib_per_day == pytest.approx(96 * kind.kept_gib)
+    assert stored.checkpoints_gib == pytest.approx(96 * (KEPT_AFTER_END.days + 2 / 24) * kind.checkpoints_gib)
+    assert stored.after(30) == pytest.approx(stored.checkpoints_gib + 30 * stored.growth_gib_per_day)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"days": 0.0}, "simulate 1 to 60"),
+        ({"layouts": [{"other": 8}]}, "pool 'other' is unknown; the pools are all"),
+        ({"layouts": [{"all": 0}]}, "all=0: a pool has 1 to 80,000 GPUs"),
+        ({"layouts": [{"all": 8}] * 6}, "a plan compares 5"),
+        ({"gpu_usd_per_hour": -1.0}, "it can be 0 to 1,000"),
+        ({"max_jobs": 100}, "at most 100 here; simulate fewer days"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_refused_with_its_limit(settings: Settings, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        service.plan(settings, MIX, at=NOW, **given)
+    assert refused.value.code == "invalid_plan"
+    assert says in refused.value.message
+
+
+def test_a_mix_that_submits_nothing_is_refused(settings: Settings) -> None:
+    with pytest.raises(InvalidRequest, match="no job is submitted in 1 days"):
+        service.plan(settings, replace(MIX, jobs_a_day=1e-6), at=NOW, days=1.0)
