@@ -62,7 +62,7 @@ class TemplateReasoning:
     in_content: bool
     """Whether it renders ``<think>...</think>`` inside the content of an answer."""
     loss: Loss
-    """``last_turn`` if it writes earlier answers differently from when they were the last."""
+    """``last_turn`` if it writes earlier answers, with reasoning or without, differently from when they were the last."""
     switch: Switch | None
 
 
