@@ -71,7 +71,7 @@ def preview(
         int | None, Query(description="Sequence length in tokens to truncate at. Default: the context length of the model.")
     ] = None,
 ) -> http_schemas.ObjectList:
-    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
+    """Return the first examples exactly as a job would train on them: rendered text, tokens, spans with loss or reasoning, truncation."""
     shown = previews.preview_dataset(platform, tenant, dataset_id, model=model, num_examples=num_examples, max_seq_len=max_seq_len)
     return http_schemas.ObjectList(data=[asdict(one) for one in shown])
 

@@ -101,6 +101,8 @@ class EvaluationSample(ApiModel):
     """Answer of the adapter, shortened if long; empty for capability suites."""
     previous: str | None = None
     """Answer of the last accepted adapter, shortened if long; null if it was not evaluated."""
+    reasoning: dict[str, str] | None = None
+    """Reasoning of the answers by model (`base`, `adapter`, `previous`), shortened if long; null if none has any."""
     change: Literal["better", "worse", "changed", "same"]
     """How the adapter compares with the base: `better`, `worse`, `changed` (a different answer with the same score) or `same`."""
     metric: str | None = None

@@ -21,15 +21,19 @@ from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.split import automatic_fraction, held_out
+from ft_assets.datasets.tokens.reasoning import Openings, Switch
 from ft_assets.training.spec import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))
 """Warnings about a dataset that depend on the job that trains on it."""
 
 
-def findings(platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec) -> list[Event]:
+def findings(
+    platform: Platform, tenant: str, job: Job, packs: Sequence[PackManifest], spec: TrainingSpec, *, switch: Switch | None
+) -> list[Event]:
     """Return warnings that depend on the job: too many epochs over many rows, validation rows that are trained on, turns and rows
-    without loss; and how much of each file a mixture reads."""
+    without loss, answers that begin in two ways over all files; and how much of each file a mixture reads. `switch` of the base model's
+    chat template is the fix for these."""
     overlapping, num_validation = _overlap(platform, tenant, job) if job.validation_file or job.training_files else (0, 0)
     found: list[Event] = []
     epochs, times = spec.optimization.num_epochs, [1.0] * len(packs)
@@ -37,6 +41,10 @@ def findings(platform: Platform, tenant: str, job: Job, packs: Sequence[PackMani
         times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(spec.sources, packs, strict=True)]
         read = "; ".join(mixture.described(job.training_files, spec.sources, packs))
         found.append(Event(code="mixture_planned", message=f"An epoch of the mixture reads {read}."))
+    openings = Openings()
+    for built in packs:
+        openings.merge(Openings(counts=built.openings))
+    found += [Event(code=code, message=message, level="warn") for code, message in openings.warnings(switch)]
     for file_id, built, n in zip(job.trained_on, packs, times, strict=True):
         counted = dataset_of(platform, tenant, file_id).report["stats"]["quality"]
         first = file_id == job.training_file

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ft_assets.datasets.readers.json_rows import parse_json
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, ToolCall
+from ft_assets.datasets.schema import REASONING_FIELDS, ROLES, Message, Role, TemplateValue, ToolCall
 from ft_assets.typed_json import JsonObject
 
 ROLE_OF: Mapping[str, Role] = {
@@ -29,11 +31,21 @@ SHAREGPT_ROLE_OF: Mapping[str, Role] = {
 """Values of `from` in rows written for FastChat, Axolotl and LLaMA-Factory."""
 MESSAGE_FIELDS = frozenset(("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", *REASONING_FIELDS))
 SHAREGPT_FIELDS = frozenset(("from", "value", "weight", "name"))
+TRUTH = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
+"""True or false; as text, for CSV."""
 CALL_FIX = 'write {"type": "function", "function": {"name": ..., "arguments": "{...}"}}'
 
 
 MAX_MESSAGES = 10_000
 """Messages per conversation: at a dozen tokens per message, a context of 128k tokens is full before that."""
+KWARGS, THINKING = "chat_template_kwargs", "enable_thinking"
+"""Fields of a row with variables for the chat template, as vLLM's API and TRL name them; the second stands for the variable of its name."""
+KWARG_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
+KWARG_TEXT = re.compile(r"[A-Za-z0-9 _.,:-]{0,200}", re.ASCII)
+"""Texts that cannot hold a control token or markup: whatever a template does with them, they forge no turn."""
+TEMPLATES_OWN = re.compile(r"messages|tools|documents|add_generation_prompt|raise_exception|strftime_now|\w+_token")
+"""Variables that a row must not set."""
+MAX_KWARGS = 16
 MAX_PROBLEMS = 100
 """Problems reported per row: a 16 MiB row could have millions, and the next report shows the rest."""
 
@@ -193,6 +205,32 @@ class Reading:
             self.add(f"{path}{name}", "wrong_type", f"{path}{name} must be a list of objects", fix)
             return ()
         return tuple(value) if name == "tools" else tuple([{"type": "function", "function": f} for f in value])
+
+    def template_kwargs(self, row: JsonObject) -> dict[str, TemplateValue]:
+        """Parses `chat_template_kwargs`, an object or its JSON, and `enable_thinking`; null stands for absent."""
+        given = row.get(KWARGS)
+        if isinstance(given, str):
+            given = parse_json(given.encode("utf-8", "surrogatepass")) if given.strip() else None
+        fix = 'write {"enable_thinking": false}'
+        if not isinstance(given, dict | None):
+            self.add(KWARGS, "invalid_template_kwargs", f"{KWARGS} is {kind_of(given)}, not an object", fix)
+            return {}
+        found = {str(name): value for name, value in (given or {}).items() if value is not None}
+        if row.get(THINKING) is not None:
+            thinking = TRUTH.get(row[THINKING]) if isinstance(row[THINKING], bool | str) else None
+            if thinking is None or found.get(THINKING, thinking) != thinking:
+                self.add(THINKING, "invalid_template_kwargs", f"{THINKING} is not true or false, or {KWARGS} differs", "write it once")
+                return {}
+            found[THINKING] = thinking
+        for name, value in found.items():
+            if not KWARG_NAME.fullmatch(name) or TEMPLATES_OWN.fullmatch(name):
+                self.add(KWARGS, "invalid_template_kwargs", f"{name[:40]!a} is not a variable that a row may set", fix)
+            elif not (KWARG_TEXT.fullmatch(value) if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)):
+                wanted = "true, false, a number, or at most 200 letters, digits, spaces and _.,:-"
+                self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is {kind_of(value)} of another form", f"use {wanted}")
+        if len(found) > MAX_KWARGS:
+            self.add(KWARGS, "invalid_template_kwargs", f"{len(found)} variables, more than {MAX_KWARGS}", "leave some out")
+        return found
 
     def turns(self, value: Any, path: str, role: Role) -> tuple[Message, ...]:
         """Returns a text as one message of `role`, or messages unchanged (a single one may come without its list)."""

@@ -5,6 +5,7 @@ Uses the same encoding as packs; a preference is shown as its two sides, and a j
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens.answer_sides import judged_answer, preference_sides
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
 from ft_assets.errors import InvalidRequest
@@ -25,8 +27,8 @@ MAX_CHARS = 1_000_000
 """Most characters of an example, over all fields: rendering and tokenizing may take seconds per million characters."""
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters with which content could control a terminal or reorder its lines; line feed and tab stay."""
-TRAINED, CUT, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
-"""Green, faint and reset."""
+TRAINED, REASONING, CUT, PLAIN = "\x1b[32m", "\x1b[3m", "\x1b[2m", "\x1b[0m"
+"""Green, italic, faint and reset."""
 WITHOUT_LOSS = {
     "weight_0": "weight 0, or part of a prompt",
     "rewritten_in_history": "the chat template writes it differently once more messages follow",
@@ -35,11 +37,11 @@ WITHOUT_LOSS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LossSpan:
+class TokenSpan:
     start: int
-    """First token with loss."""
+    """First token."""
     end: int
-    """First following token without loss."""
+    """First token after it."""
     start_char: int
     """Range of characters in the preview's text."""
     end_char: int
@@ -55,10 +57,15 @@ class Preview:
     text: str
     """As rendered by the template, before truncation."""
     input_ids: list[int]
-    loss_spans: list[LossSpan]
+    loss_spans: tuple[TokenSpan, ...]
+    """Tokens with loss."""
+    reasoning_spans: tuple[TokenSpan, ...]
+    """Tokens of the answers' reasoning, with or without loss; without the marks around it. A token at an edge belongs to it."""
     num_tokens: int
     """Number of tokens before truncation."""
     num_trained_tokens: int
+    num_reasoning_tokens: int
+    """Number of tokens in `reasoning_spans`."""
     truncated: bool
     turns: list[str]
     """For each assistant turn: ``loss``, or why it carries none, ``weight_0`` or ``rewritten_in_history``."""
@@ -81,15 +88,16 @@ def preview(
         _refuse_huge(example)
         if example.kind == "preference":
             sides = tokenizer.encode_preference(example, max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
-            out += (_preview(example, encoded, tokenizer, side) for encoded, side in zip(sides, ("chosen", "rejected"), strict=True))
+            shown = zip(preference_sides(example), sides, ("chosen", "rejected"), strict=True)
+            out += (_preview(example, one, encoded, tokenizer, side) for one, encoded, side in shown)
         elif example.kind == "kto":
             (encoded,) = tokenizer.encode_judged_batch([example], max_seq_len=max_seq_len, escape_control_tokens=escape_control_tokens)
-            out.append(_preview(example, encoded, tokenizer, "good" if example.label else "bad"))
+            out.append(_preview(example, judged_answer(example), encoded, tokenizer, "good" if example.label else "bad"))
         else:
             encoded = tokenizer.encode(
                 example, max_seq_len=max_seq_len, train_on_inputs=train_on_inputs, escape_control_tokens=escape_control_tokens
             )
-            out.append(_preview(example, encoded, tokenizer, None))
+            out.append(_preview(example, example, encoded, tokenizer, None))
     return out
 
 
@@ -102,14 +110,16 @@ def _refuse_huge(example: Example) -> None:
         )
 
 
-def _preview(example: Example, encoded: TokenizedExample, tokenizer: ChatTokenizer, side: Any) -> Preview:
+def _preview(example: Example, shown: Example, encoded: TokenizedExample, tokenizer: ChatTokenizer, side: Any) -> Preview:
+    """Returns the preview of `shown`, which is `example` or one side of it."""
     ids = encoded.input_ids.tolist()
     edges = np.flatnonzero(np.diff(np.concatenate(([0], encoded.labels != IGNORE, [0])).astype(np.int8))).reshape(-1, 2).tolist()
-    spans: list[LossSpan] = []
+    spans: list[TokenSpan] = []
     for start, end in edges:
         said = tokenizer.decode(ids[start:end])
         first = _place(encoded.text, tokenizer.decode(ids[:start]), said, spans[-1].end_char if spans else 0)
-        spans.append(LossSpan(start=start, end=end, start_char=first, end_char=min(first + len(said), len(encoded.text)), text=said))
+        spans.append(TokenSpan(start=start, end=end, start_char=first, end_char=min(first + len(said), len(encoded.text)), text=said))
+    reasoning = _reasoning_spans(shown, encoded, tokenizer)
     kept = len(tokenizer.decode(ids)) if encoded.truncated else len(encoded.text)
     return Preview(
         row=example.row,
@@ -117,13 +127,41 @@ def _preview(example: Example, encoded: TokenizedExample, tokenizer: ChatTokeniz
         side=side,
         text=encoded.text,
         input_ids=ids,
-        loss_spans=spans,
+        loss_spans=tuple(spans),
+        reasoning_spans=tuple(reasoning),
         num_tokens=encoded.num_tokens,
         num_trained_tokens=encoded.num_trained_tokens,
+        num_reasoning_tokens=sum(span.end - span.start for span in reasoning),
         truncated=encoded.truncated,
         turns=list(encoded.turns),
         kept_chars=min(kept, len(encoded.text)),
     )
+
+
+def _reasoning_spans(shown: Example, encoded: TokenizedExample, tokenizer: ChatTokenizer) -> list[TokenSpan]:
+    """Returns the tokens of the reasoning that truncation left."""
+    spans: list[TokenSpan] = []
+    ids = encoded.input_ids.tolist()
+
+    def decoded_chars(num_tokens: int) -> int:
+        return len(tokenizer.decode(ids[:num_tokens]))
+
+    for first, last in tokenizer.reasoning_spans(shown):
+        start = bisect.bisect_right(range(len(ids) + 1), first, key=decoded_chars) - 1
+        end = min(bisect.bisect_left(range(len(ids) + 1), last, key=decoded_chars), len(ids))
+        if end > start:
+            text = encoded.text[first : min(last, decoded_chars(end))]
+            spans.append(TokenSpan(start=start, end=end, start_char=first, end_char=first + len(text), text=text))
+    return spans
+
+
+def pieces(shown: Preview) -> Iterator[tuple[str, bool, bool]]:
+    """Yields the text that the tokens cover in pieces, each with whether it carries loss and whether it is reasoning."""
+    both = (shown.loss_spans, shown.reasoning_spans)
+    edges = {0, shown.kept_chars, *(edge for spans in both for span in spans for edge in (span.start_char, span.end_char))}
+    for start, end in itertools.pairwise(sorted(edge for edge in edges if edge <= shown.kept_chars)):
+        loss, reasoning = (any(s.start_char <= start and end <= s.end_char for s in spans) for spans in both)
+        yield shown.text[start:end], loss, reasoning
 
 
 def _place(text: str, before: str, said: str, after: int) -> int:
@@ -134,24 +172,36 @@ def _place(text: str, before: str, said: str, after: int) -> int:
 
 
 def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:
-    """Returns the preview for a terminal: text with loss is green, or between ``{+`` and ``+}``; truncated text is faint, or after
-    ``{-``."""
+    """Returns the preview for a terminal: text with loss is green, or between ``{+`` and ``+}``; reasoning is italic, or between ``{?``
+    and ``?}``; truncated text is faint, or after ``{-``."""
     side = f", {shown.side}" if shown.side else ""
     cut = f", cut to {len(shown.input_ids)}" if shown.truncated else ""
     yield f"row {shown.row} ({shown.kind}{side}): {shown.num_tokens} tokens{cut}, {shown.num_trained_tokens} with loss"
     for reason, words in WITHOUT_LOSS.items():
         if quiet := [str(number) for number, turn in enumerate(shown.turns, start=1) if turn == reason]:
             yield f"  no loss on assistant turn {', '.join(quiet)} of {len(shown.turns)}: {words}"
-    opens, closes, drops, ends = (TRAINED, PLAIN, CUT, PLAIN) if colour else ("{+", "+}", "{-", "-}")
-    place, parts = 0, []
-    for span in shown.loss_spans:
-        parts += [_printable(shown.text[place : span.start_char]), opens, _printable(shown.text[span.start_char : span.end_char]), closes]
-        place = span.end_char
-    kept = max(place, shown.kept_chars)
-    parts.append(_printable(shown.text[place:kept]))
-    if kept < len(shown.text):
-        parts += [drops, _printable(shown.text[kept:]), ends]
+    if shown.reasoning_spans:
+        yield f"  {shown.num_reasoning_tokens} tokens of reasoning{'' if colour else ', between {? and ?}'}"
+    parts = list(_marked(shown, colour=colour))
+    if shown.kept_chars < len(shown.text):
+        rest = _printable(shown.text[shown.kept_chars :])
+        parts.append(f"{CUT}{rest}{PLAIN}" if colour else f"{{-{rest}-}}")
     yield from "".join(parts).split("\n")
+
+
+def _marked(shown: Preview, *, colour: bool) -> Iterator[str]:
+    """Yields the text that the tokens cover, with marks around loss and reasoning."""
+    in_loss = False
+    for text, loss, reasoning in pieces(shown):
+        said = _printable(text)
+        if colour:
+            yield f"{REASONING * reasoning}{TRAINED * loss}{said}{PLAIN}" if loss or reasoning else said
+            continue
+        if loss != in_loss:
+            yield "{+" if loss else "+}"
+        in_loss = loss
+        yield f"{{?{said}?}}" if reasoning else said
+    yield "+}" * in_loss
 
 
 def _printable(text: str) -> str:

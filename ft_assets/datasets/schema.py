@@ -16,6 +16,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 REASONING_FIELDS = ("reasoning_content", "thinking")
 """Names of an assistant's reasoning in rows and in chat templates: DeepSeek's and Qwen's, and that of gpt-oss."""
+TemplateValue = bool | int | float | str
+"""Value of a chat template's own variable."""
 Kind = Literal["chat", "preference", "kto", "text"]
 Format = Literal["chat", "prompt_completion", "preference", "kto", "text"]
 
@@ -73,6 +75,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     text: str | None = None
     label: bool | None = None
     row: int = 0
+    template_kwargs: dict[str, TemplateValue] = {}
+    """Variables for the chat template, such as ``enable_thinking``, as the row gives them and as inference must send them."""
 
     @property
     def prompt(self) -> tuple[Message, ...]:

@@ -1,6 +1,6 @@
 """Recognises the accepted row shapes and converts each to an :class:`Example`, reporting every field that is wrong.
 
-chat               {"messages": [...], "tools"?: [...]}
+chat               {"messages": [...], "tools"?: [...], "enable_thinking"?: bool, "chat_template_kwargs"?: {...}}
                    {"conversations": [{"from": "human", "value": "..."}, ...]} (ShareGPT)
 prompt_completion  {"prompt": text or messages, "completion": text or messages}
                    {"instruction": "...", "input"?: "...", "output": "..."} (Alpaca)
@@ -24,22 +24,25 @@ from typing import Any
 
 import msgspec
 
-from ft_assets.datasets.fields import MAX_MESSAGES, MESSAGE_FIELDS, SHAREGPT_FIELDS, Reading, TooManyProblemsError
+from ft_assets.datasets.fields import KWARGS, MAX_MESSAGES, MESSAGE_FIELDS, SHAREGPT_FIELDS, THINKING, TRUTH, Reading, TooManyProblemsError
 from ft_assets.datasets.readers.column_map import Mapped
 from ft_assets.datasets.readers.transcripts import begins_as_transcript, transcript_marks
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example, Format, Message
 from ft_assets.typed_json import JsonObject
 
-TOOLS = ("tools", "functions", "parallel_tool_calls")
+BESIDE_MESSAGES = ("tools", "functions", "parallel_tool_calls", KWARGS, THINKING)
+"""Fields of a row that its chat template reads beside the messages."""
 FROM_OPENAI = ("preferred_output", "non_preferred_output")
 PROMPTING = ("instruction", "system", "history")
 """Fields that make up a prompt in other forms than ``prompt``."""
 USED: Mapping[Format, frozenset[str]] = {
-    "chat": frozenset(("messages", "conversations", "system", *TOOLS)),
-    "prompt_completion": frozenset(("prompt", "completion", "input", "output", *PROMPTING, *TOOLS)),
-    "preference": frozenset(("prompt", "chosen", "rejected", *FROM_OPENAI, "input", "conversations", "messages", *PROMPTING, *TOOLS)),
-    "kto": frozenset(("prompt", "completion", "label", *TOOLS)),
+    "chat": frozenset(("messages", "conversations", "system", *BESIDE_MESSAGES)),
+    "prompt_completion": frozenset(("prompt", "completion", "input", "output", *PROMPTING, *BESIDE_MESSAGES)),
+    "preference": frozenset(
+        ("prompt", "chosen", "rejected", *FROM_OPENAI, "input", "conversations", "messages", *PROMPTING, *BESIDE_MESSAGES)
+    ),
+    "kto": frozenset(("prompt", "completion", "label", *BESIDE_MESSAGES)),
     "text": frozenset(("text",)),
 }
 BESIDE_NO_PROMPT = frozenset(("instruction", "input", "output", "history"))
@@ -63,8 +66,6 @@ ANSWERING = (
 """Column names, in order of preference, that the suggested map uses for prompt and completion."""
 NO_TEXT = frozenset(("id", "uuid", "split", "url", "source_url", "timestamp", "date", "created_at", "updated_at"))
 """Column names that are neither."""
-LABELS = {True: True, False: False, "true": True, "True": True, "false": False, "False": False}
-"""Labels of KTO rows; as text, for CSV."""
 
 
 def detect(value: JsonObject) -> tuple[Format, str] | None:
@@ -166,7 +167,7 @@ def to_example(value: JsonObject, fmt: Format, *, row: int) -> tuple[Example | N
 def _chat(reading: Reading, value: JsonObject, row: int) -> Example:
     name = "messages" if value.get("messages") is not None else "conversations"
     messages = _system(reading, value) + reading.messages(value.get(name), name)
-    return Example(kind="chat", messages=messages, tools=reading.tools(value), row=row)
+    return _example(reading, value, messages, row)
 
 
 def _completion(reading: Reading, value: JsonObject, row: int) -> Example:
@@ -174,12 +175,16 @@ def _completion(reading: Reading, value: JsonObject, row: int) -> Example:
         return _alpaca(reading, value, row)
     prompt = _system(reading, value) + tuple([_unweighted(m) for m in reading.turns(value.get("prompt"), "prompt", "user")])
     completion = reading.turns(value.get("completion"), "completion", "assistant")
-    return Example(kind="chat", messages=prompt + completion, tools=reading.tools(value), row=row)
+    return _example(reading, value, prompt + completion, row)
 
 
 def _alpaca(reading: Reading, value: JsonObject, row: int) -> Example:
     answer = Message(role="assistant", content=reading.text(value.get("output"), "output"))
-    return Example(kind="chat", messages=(*_alpaca_prompt(reading, value), answer), tools=reading.tools(value), row=row)
+    return _example(reading, value, (*_alpaca_prompt(reading, value), answer), row)
+
+
+def _example(reading: Reading, value: JsonObject, messages: tuple[Message, ...], row: int) -> Example:
+    return Example(kind="chat", messages=messages, tools=reading.tools(value), template_kwargs=reading.template_kwargs(value), row=row)
 
 
 def _alpaca_prompt(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
@@ -209,7 +214,7 @@ def _history(reading: Reading, value: Any) -> list[Message]:
 
 def _kto(reading: Reading, value: JsonObject, row: int) -> Example:
     example = _completion(reading, value, row)
-    return Example(kind="kto", messages=example.messages, tools=example.tools, label=_label(value), row=row)
+    return msgspec.structs.replace(example, kind="kto", label=_label(value))
 
 
 def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
@@ -235,6 +240,7 @@ def _preference(reading: Reading, value: JsonObject, row: int) -> Example:
         chosen=chosen,
         rejected=rejected,
         tools=reading.tools(tools, path if tools is not value else ""),
+        template_kwargs=reading.template_kwargs(value),
         row=row,
     )
 
@@ -284,7 +290,7 @@ def _system(reading: Reading, value: JsonObject) -> tuple[Message, ...]:
 
 def _label(value: JsonObject) -> bool | None:
     label = value.get("label")
-    return LABELS.get(label) if isinstance(label, bool | str) else None
+    return TRUTH.get(label) if isinstance(label, bool | str) else None
 
 
 def _unweighted(message: Message) -> Message:
@@ -313,7 +319,7 @@ def _transcript_problem(value: JsonObject, fmt: Format) -> Problem | None:
         options = f"--map {shlex.quote(f'{source}=messages:transcript')}"
         fix = f"split it with {options}, or train on the plain text with --map {source}=text"
     else:
-        kept = (n for n in (*TEXTS[fmt], "label", *TOOLS, "input") if value.get(n) is not None and n in USED[fmt])
+        kept = (n for n in (*TEXTS[fmt], "label", *BESIDE_MESSAGES, "input") if value.get(n) is not None and n in USED[fmt])
         mapped = ",".join(f"{_source(value, n)}={n}{':transcript' if n in marks else ''}" for n in kept)
         options = f"--map {shlex.quote(mapped)}"
         fix = f"split it with {options}"

@@ -57,6 +57,7 @@ from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.reasoning import Switch
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters
@@ -239,7 +240,7 @@ def pack(
         spec = replace(spec, reference=reference_logps.key_for(spec))
         compared = _reference(platform, tenant, spec)
     if job.state is JobState.VALIDATING:  # else they are recorded
-        findings = training_data.findings(platform, tenant, job, packs, spec)
+        findings = training_data.findings(platform, tenant, job, packs, spec, switch=_switch(model))
         with platform.engine.begin() as conn:
             for event in findings:
                 record(conn, job.id, event, now=platform.clock())
@@ -283,6 +284,12 @@ def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) ->
         num_windows=sum(source.rows_per_epoch for source in sources),
         num_tokens=sum(round(n * pack.num_tokens) for n, pack in zip(times, packs, strict=True)),
     ), sources
+
+
+def _switch(model: BaseModel) -> Switch | None:
+    """Returns the variable of the base model's chat template that turns reasoning on or off, if there is one."""
+    template = None if model.directory is None else ChatTokenizer.load(model.directory).reasoning
+    return None if template is None else template.facts.switch
 
 
 def _reference(platform: Platform, tenant: str, spec: TrainingSpec) -> Reference:
@@ -413,4 +420,5 @@ def _held_out_examples(platform: Platform, tenant: str, job: Job, file_id: str) 
 
 def _as_row(example: Example) -> JsonObject:
     wanted = () if example.kind == "kto" and not example.label else (*example.messages, *example.chosen)
-    return {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
+    row = {"messages": [m.as_template() for m in wanted], "tools": list(example.tools)}
+    return row | ({"chat_template_kwargs": example.template_kwargs} if example.template_kwargs else {})

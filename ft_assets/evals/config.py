@@ -14,6 +14,7 @@ TaskMetric = Literal[
 ]
 TASK_METRICS: tuple[str, ...] = get_args(TaskMetric)
 Mode = Literal["gate", "monitor"]
+ReasoningMode = Literal["strip", "score"]
 Approval = Literal["none", "required"]
 LONG_RULES = ("capability", "safety", "judge")
 """Rules whose suites a monitored job's promotion does not wait for."""
@@ -43,6 +44,9 @@ class EvalConfig:
     """Most holdout items; 200 give an interval of a difference within about 7 points."""
     max_new_tokens: int = 256
     """Most tokens per answer."""
+    reasoning: ReasoningMode = "strip"
+    """``strip``: reasoning is taken off the answers before they are scored and judged. ``score``: holdout answers are compared with it,
+    and so is what the rows expect. Both ways it counts towards the token limit, and the report keeps it."""
     capability: tuple[str, ...] | None = None
     """Capability suites by name (``GET /v1/capability_suites``); None: the operator's default, ``[]``: none."""
     capability_limit: int = 1000
@@ -90,6 +94,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 WHOLE = frozenset({"max_items", "max_new_tokens", "capability_limit", "judge_max_items"})
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "task_metric": TASK_METRICS,
+    "reasoning": get_args(ReasoningMode),
     "mode": get_args(Mode),
     "approval": get_args(Approval),
     "judge": (True, False, None),

@@ -49,6 +49,7 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.scoring.review import Review, Verdicts
 from ft_assets.evals.suites import answer_metrics, safety, suite_items
+from ft_assets.evals.suites.answer_reasoning import AnswerReader
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods
@@ -139,7 +140,8 @@ def run_evaluation(
         _answer(platform, launcher, held, judged, items)
     answered = workloads.result(platform, tenant, job_id, evaluation_id)
     progress = ReviewProgress(platform=platform, tenant=tenant, job_id=job_id, evaluation_id=evaluation_id)
-    result = _reviewed(platform, judged, items, answered, progress=progress, retries=retries)
+    reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning)
+    result = _reviewed(platform, judged, items, answered, reader=reader, progress=progress, retries=retries)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None
     built = report.build(
@@ -152,6 +154,7 @@ def run_evaluation(
         previous_manifest_sha256=answer_cache.manifest_of(result),
         metric=metric,
         num_gpus=int(result.get("num_gpus") or 0),
+        reader=reader,
     )
     verdict, lines = gates.judge(built, requested), metric_lines(platform, judged.job.id)
     evaluated = Evaluated(
@@ -160,7 +163,7 @@ def run_evaluation(
         advice=tuple(advise(lines, report=built, verdict=verdict, run=_last_run(platform, judged.job))),
         key=judged.key,
     )
-    rows = report.sample_rows(result, items, metric=metric)
+    rows = report.sample_rows(result, items, metric=metric, reader=reader)
     platform.objects.put_bytes(evaluated.samples_key, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     platform.objects.put_bytes(result_key(judged.key), json.dumps(result).encode())
     platform.objects.put_bytes(evaluated.key, json.dumps(evaluated.to_dict()).encode())
@@ -222,6 +225,7 @@ def _reviewed(
     items: Sequence[suite_items.Item],
     result: Mapping[str, Any],
     *,
+    reader: AnswerReader,
     progress: ReviewProgress,
     retries: RetryPolicy,
 ) -> Mapping[str, Any]:
@@ -242,7 +246,8 @@ def _reviewed(
         known.update(store.read())
         reviewers = Review(
             classifier=platform.settings.safety_classifier or safety.BUILTIN,
-            judge=_judge(platform.settings, judged.eval_config, items, _compared(platform, judged)),
+            judge=_judge(platform.settings, judged.eval_config, reader.items(items), _compared(platform, judged)),
+            reader=reader,
             decoding=suite_items.Decoding.limited(judged.eval_config.max_new_tokens),
             known=known,
             keep=keep,

@@ -43,7 +43,7 @@ class Datasets(Resource):
         return self._api.content(at("/v1/datasets/{dataset_id}/report", dataset_or_file_id), accept="text/html")
 
     def preview(self, dataset_or_file_id: str, *, model: str, num_examples: int = 5, max_seq_len: int | None = None) -> Record:
-        """Returns the first examples exactly as trained: text, token ids, spans with loss, truncated parts."""
+        """Returns the first examples exactly as trained: text, token ids, spans with loss or reasoning, truncated parts."""
         params = given(model=model, num_examples=num_examples, max_seq_len=max_seq_len)
         return self._api.call("GET", at("/v1/datasets/{dataset_id}/preview", dataset_or_file_id), params=params)
 

@@ -38,7 +38,7 @@ class Jobs(Resource):
         return self._api.call("POST", at("/v1/fine_tuning/jobs/estimate"), json=body, repeatable=True)
 
     def preview(self, *, model: str, training_file: str, **options: Any) -> Record:
-        """Returns the first examples exactly as a job would train on them: text, token ids, spans with loss, truncated parts.
+        """Returns the first examples exactly as a job would train on them: text, token ids, spans with loss or reasoning, truncated parts.
 
         Options: `num_examples`, `max_seq_len`.
         """

@@ -8,6 +8,8 @@ STATISTICS: Mapping[str, str] = {
     "bad_rows": "Rows with problems",
     "trained_turns": "Answers that are trained",
     "untrained_turns": "Answers without loss",
+    "reasoning.rows": "Rows with reasoning",
+    "reasoning.left_out_turns": "Turns whose reasoning the template leaves out",
     "over_long": "Examples over the sequence length",
     "dedup_removed": "Duplicates dropped",
     "duplicates.exact": "Exact duplicates",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -17,7 +16,7 @@ from control_plane.http.authentication import Approver
 from control_plane.jobs import service as jobs
 from control_plane.jobs.job_filters import JobFilter
 from control_plane.models import service as models
-from ft_assets.datasets.preview import Preview
+from ft_assets.datasets.preview import pieces
 
 DATASETS = "/console/datasets"
 RECENT_FILES = 10
@@ -73,7 +72,7 @@ def dataset_page(page: PageDep, dataset_id: str, model: Annotated[str | None, Qu
     return page.show(
         "dataset.html",
         dataset=responses.dataset(found),
-        examples=[(one, _parts(one)) for one in shown],
+        examples=[(one, pieces(one)) for one in shown],
         model=model,
         bases=bases,
         versions=datasets.versions(page.platform, page.tenant, found.name),
@@ -82,16 +81,6 @@ def dataset_page(page: PageDep, dataset_id: str, model: Annotated[str | None, Qu
         is_alone=False,
         **report_values(report),
     )
-
-
-def _parts(example: Preview) -> Iterator[tuple[str, bool]]:
-    """Yield the example's text in pieces, each with whether the model is trained to write it."""
-    at = 0
-    for span in example.loss_spans:
-        yield example.text[at : span.start_char], False
-        yield example.text[span.start_char : span.end_char], True
-        at = span.end_char
-    yield example.text[at : example.kept_chars], False
 
 
 @router.post("/datasets/{dataset_id}/approve")

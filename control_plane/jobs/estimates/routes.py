@@ -30,7 +30,7 @@ def estimate(platform: PlatformDep, tenant: Reader, body: schemas.CreateJob) -> 
 
 @router.post("/preview", summary="Preview training examples")
 def preview(platform: PlatformDep, tenant: Reader, body: PreviewRequest) -> http_schemas.ObjectList:
-    """Return the first examples exactly as a job would train on them: rendered text, token ids, spans with loss, and truncation."""
+    """Return the first examples exactly as a job would train on them: rendered text, tokens, spans with loss or reasoning, truncation."""
     check_storable(body.model_dump())
     shown = previews.preview_dataset(
         platform, tenant, body.training_file, model=body.model, num_examples=body.num_examples, max_seq_len=body.max_seq_len

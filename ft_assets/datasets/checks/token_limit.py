@@ -11,7 +11,6 @@ from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
 from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.report.problems import Problem
 from ft_assets.datasets.schema import Example
-from ft_assets.datasets.tokens.assistant_turns import reasoning_of
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import PREFIX_CHARS
 from ft_assets.errors import InvalidRequest
@@ -23,7 +22,10 @@ TOO_LONG = Finding(
     fix="shorten it, raise max_seq_len, or choose the policy 'truncate'",
 )
 REORDER = "order or join the messages as the chat template wants them, remove the row, or choose another base model"
-OMIT_REASONING = "remove the reasoning from the row, or choose a base model whose chat template renders it"
+OMIT_REASONING = (
+    "remove the reasoning, choose a base model whose chat template renders it, or write it into the content as <think>...</think>, if "
+    "stats.reasoning.template.in_content is true and the model shall show it"
+)
 TEMPLATE_FIX = "change the row so that the model's chat template takes it"
 OF_TEMPLATE = (
     Finding("template_refused", "a conversation that the base model's chat template refuses", fix=REORDER),
@@ -44,7 +46,6 @@ class TokenLimit(Check):
 
         if self.setup.tokenizer is None:
             result.totals["consecutive_turns"] += sum(has_consecutive_turns(row.example) for row in rows)
-            result.totals["reasoning"] += sum(any(map(reasoning_of, row.example.all_messages())) for row in rows)
             return rows
         if self.setup.options.max_seq_len is None:
             return rows
@@ -57,11 +58,12 @@ class TokenLimit(Check):
             rows = [row for row in rows if self._may_fit(row, tokenizer.fewest_tokens(row.example), max_seq_len, result)]
         escape = self.policies.options["control_tokens"] == "escape"
         measured = tokenizer.measure_batch([row.example for row in rows], escape_control_tokens=escape, most=max_seq_len)
-        for row, num_tokens, untrained in zip(rows, *(m.tolist() for m in measured), strict=True):
+        counts = (measured.num_tokens, measured.untrained_turns, measured.left_out)
+        for row, num_tokens, untrained, left_out in zip(rows, *(m.tolist() for m in counts), strict=True):
             if num_tokens < 0 and (problem := _why_uncounted(tokenizer, row.example, escape)) is not None:
                 result.refuse(row, [problem])
                 continue
-            row.num_tokens, row.untrained_turns = num_tokens, untrained
+            row.num_tokens, row.untrained_turns, row.reasoning_left_out = num_tokens, untrained, left_out
             if num_tokens > max_seq_len:
                 at_least = row.example.num_characters() > PREFIX_CHARS * max_seq_len
                 if not self._over_long(row, num_tokens, max_seq_len, result, at_least=at_least):
@@ -93,12 +95,9 @@ class TokenLimit(Check):
             done = "will be cut" if self.action == "truncate" else "were left out"
             limit = self.setup.options.max_seq_len
             yield "truncated_examples", f"{totals['over_long']} examples are over {limit} tokens and {done}"
-        check = "name the base model (--model) to check the rows with its template"
         if count := totals["consecutive_turns"]:
             message = f"{count} rows hold two user or two assistant messages in a row, which some chat templates refuse"
-            yield "consecutive_turns", f"{message}; join them, or {check}"
-        if count := totals["reasoning"]:
-            yield "reasoning_not_checked", f"{count} rows hold reasoning, which some chat templates leave out; {check}"
+            yield "consecutive_turns", f"{message}; join them, or name the base model (--model) to check the rows with its template"
         if count := totals["rows_with_untrained_turns"]:
             message = (
                 f"{totals['untrained_turns']} earlier assistant turns in {count} rows carry no loss: the base model's chat template writes "

@@ -105,6 +105,7 @@ def write_answers(
             trained = all(side.num_trained_tokens for side in sides)
             if tally.keep(example.row, cut=cut, trained=trained, drop_over_long=drop_over_long):
                 tally.untrained_turns += sum(side.turns.count("rewritten_in_history") for side in sides)
+                tally.open(example, tokenizer.reasoning)
                 rows.append(_row(example, sides, answers.prefixes))
     table = pa.Table.from_pylist(rows, schema=_schema(kind))
     with new_shard(directory, tally) as unfinished, pa.ipc.new_file(unfinished / FILE, table.schema) as writer:

@@ -88,6 +88,7 @@ def build_pack(
         truncated=tally.truncated,
         split=tally.split,
         untrained_turns=tally.untrained_turns,
+        openings=tally.openings,
         dropped=tally.dropped,
         dropped_rows=tally.dropped_rows,
         lengths=train.lengths,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,6 +54,8 @@ class PackManifest:
     """Answers labeled bad."""
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss: the chat template writes them differently once more messages follow."""
+    openings: dict[str, dict[str, int]] = field(default_factory=dict)
+    """How the answers begin, by variables of the template (``reasoning.Openings``)."""
     format: int = 1
 
     @property

@@ -36,6 +36,8 @@ class ReadRow:
     num_tokens: int = 0
     untrained_turns: int = 0
     """Turns of weight 1 without loss: the base model's template writes them differently once more messages follow."""
+    reasoning_left_out: int = 0
+    """Turns without loss whose reasoning the template leaves out."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,6 +13,7 @@
  "warnings": [{"code","message"}],
  "stats": {"bad_rows", "dedup_removed", "over_long", "trained_turns", "untrained_turns", "duplicates": {"exact","near"},
            "contamination": {"flagged": int|null,"suites": {name: rows},"checked": [name]}, "personal_data": {"rows","kinds": {kind: rows}},
+           "reasoning": {"rows","left_out_turns","template": ``TemplateReasoning``|null,"openings": [{"template_kwargs",...}]},
            "toxicity": {"flagged"}, "characters": lengths, "tokens": lengths|null, "histogram": {"unit","counts","edges"},
            "splits": {"by","fraction"?,"train","validation"}, "quality": {...}},
                                   lengths = {"min","max","mean","p50","p95","p99","total"}; of characters also "histogram"

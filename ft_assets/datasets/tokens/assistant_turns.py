@@ -11,13 +11,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ft_assets.datasets.schema import Message
-from ft_assets.datasets.tokens.templates import ChatTemplate, Span
+from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Rendered, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest
 from ft_assets.typed_json import JsonObject
 
@@ -34,6 +36,14 @@ class RenderedTurns:
     """Span of each assistant turn, including its end-of-turn token."""
     rewritten: tuple[bool, ...]
     """For each span: whether the template wrote it differently while it was the last."""
+    reasoning: tuple[Span, ...] = ()
+    """What of the messages' reasoning is in the text."""
+    num_left_out: int = 0
+    """Turns without loss whose reasoning the template leaves out, as it does at inference."""
+
+
+Render = Callable[..., Rendered]
+"""The template's ``render`` with the tools and the variables of one conversation."""
 
 
 class Turns:
@@ -44,25 +54,40 @@ class Turns:
         self._control = control
         self._ending: tuple[str, str] | None = None
 
-    def render(self, messages: Sequence[Message], tools: Sequence[JsonObject] = (), *, weighted: bool = False) -> RenderedTurns:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[JsonObject] = (),
+        *,
+        kwargs: Mapping[str, Any] = NO_KWARGS,
+        weighted: bool = False,
+    ) -> RenderedTurns:
         """Returns the conversation and its turns; with `weighted`, one turn for each assistant message whatever the marks say."""
         dicts = [m.as_template() for m in messages]
-        whole = self._template.render(dicts, tools=tools)
+        render = functools.partial(self._template.render, tools=tools, kwargs=kwargs)
+        whole = render(dicts)
         num_turns = sum(m.role == "assistant" for m in messages)
         marked: Sequence[Span] = whole.spans
         unchanged = False
         if not self._template.marks_generation or (weighted and len(whole.spans) != num_turns):
-            added = self._by_difference(dicts, tools, whole.text)
+            added = self._by_difference(dicts, render, whole.text)
             unchanged = added is not None
-            marked = self._by_ending(dicts, tools, whole.text) if added is None else added
+            marked = self._by_ending(dicts, render, whole.text) if added is None else added
         spans = tuple(self._with_end_of_turn(whole.text, s) for s in marked)
         rewritten = (False,) * len(spans)
-        if len(spans) == num_turns:  # marks may enclose more or less than whole messages
-            rewritten = rewritten if unchanged else tuple(self._rewritten(dicts, tools, whole.text, spans))
-            self._check_reasoning(messages, whole.text, spans, rewritten)
-        return RenderedTurns(text=whole.text, spans=spans, rewritten=rewritten)
+        if len(spans) != num_turns:  # marks may enclose more or less than whole messages
+            return RenderedTurns(text=whole.text, spans=spans, rewritten=rewritten)
+        rewritten = rewritten if unchanged else tuple(self._rewritten(dicts, render, whole.text, spans))
+        found = list(_reasoning_places(messages, whole.text, spans, rewritten))
+        return RenderedTurns(
+            text=whole.text,
+            spans=spans,
+            rewritten=rewritten,
+            reasoning=tuple(place for places in found for place in places or ()),
+            num_left_out=found.count(None),
+        )
 
-    def _rewritten(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str, spans: Sequence[Span]) -> Iterator[bool]:
+    def _rewritten(self, dicts: Sequence[JsonObject], render: Render, whole: str, spans: Sequence[Span]) -> Iterator[bool]:
         """Yields for each assistant turn in order whether the conversation up to its end is rendered differently when it ends there."""
         places = (index for index, message in enumerate(dicts) if message["role"] == "assistant")
         for index, (_, end) in zip(places, spans, strict=True):
@@ -70,44 +95,33 @@ class Turns:
                 yield False
                 continue
             try:
-                upto = self._template.render(dicts[: index + 1], tools=tools).text
+                upto = render(dicts[: index + 1]).text
             except InvalidDataset:
                 yield True  # it can never be the answer
                 continue
             yield upto[:end] != whole[:end]
 
-    def _check_reasoning(self, messages: Sequence[Message], text: str, spans: Sequence[Span], rewritten: Sequence[bool]) -> None:
-        """Refuses a turn that would carry loss without the reasoning in its row."""
-        turns = ((index, message) for index, message in enumerate(messages) if message.role == "assistant")
-        for (index, message), (start, end), changed in zip(turns, spans, rewritten, strict=True):
-            if message.weight and not changed and any(part not in text[start:end] for part in reasoning_of(message)):
-                raise InvalidDataset(
-                    f"the base model's chat template leaves out the reasoning of messages[{index}], so the model would learn to answer "
-                    "without it",
-                    code="reasoning_not_rendered",
-                )
-
-    def _by_difference(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str) -> list[Span] | None:
+    def _by_difference(self, dicts: Sequence[JsonObject], render: Render, whole: str) -> list[Span] | None:
         """Returns what each turn adds to the prompt before it; None if later messages change earlier text."""
         spans: list[Span] = []
         for index, message in enumerate(dicts):
             if message["role"] != "assistant":
                 continue
-            before = self._template.render(dicts[:index], tools=tools, add_generation_prompt=True).text
-            upto = whole if index + 1 == len(dicts) else self._template.render(dicts[: index + 1], tools=tools).text
+            before = render(dicts[:index], add_generation_prompt=True).text
+            upto = whole if index + 1 == len(dicts) else render(dicts[: index + 1]).text
             if not upto.startswith(before) or not whole.startswith(upto):
                 return None
             spans.append((len(before), max(len(before), len(upto.rstrip("\n")))))
         return spans
 
-    def _by_ending(self, dicts: Sequence[JsonObject], tools: Sequence[JsonObject], whole: str) -> list[Span]:
+    def _by_ending(self, dicts: Sequence[JsonObject], render: Render, whole: str) -> list[Span]:
         """Returns each turn between the start and the end-of-turn token around its content."""
         start, end = self._turn_ends(len(dicts) - 1)
         spans: list[Span] = []
         for index, message in enumerate(dicts):
             if message["role"] == "assistant":
-                said = self._place(dicts, index, tools, whole)
-                before = self._template.render(dicts[:index], tools=tools, add_generation_prompt=True).text
+                said = self._place(dicts, index, render, whole)
+                before = render(dicts[:index], add_generation_prompt=True).text
                 known = whole.startswith(before) and len(before) <= said
                 found, last = whole.rfind(start, 0, said), whole.find(end, said)
                 first = len(before) if known else found + len(start)
@@ -133,7 +147,7 @@ class Turns:
             self._ending = start, after.group()
         return self._ending
 
-    def _place(self, dicts: Sequence[JsonObject], index: int, tools: Sequence[JsonObject], whole: str) -> int:
+    def _place(self, dicts: Sequence[JsonObject], index: int, render: Render, whole: str) -> int:
         """Returns a position in `whole` inside message `index`: the end of its content, or of the name of its last call."""
         message = dict(dicts[index])
         if content := message.get("content"):
@@ -142,7 +156,7 @@ class Turns:
         elif message.get("tool_calls"):
             *calls, last = message["tool_calls"]
             message["tool_calls"] = [*calls, {**last, "function": {**last["function"], "name": last["function"]["name"] + MARKER}}]
-        marked = self._template.render([*dicts[:index], message, *dicts[index + 1 :]], tools=tools).text
+        marked = render([*dicts[:index], message, *dicts[index + 1 :]]).text
         place = marked.find(MARKER)
         if place < 0 or marked.count(MARKER) != 1 or marked.replace(MARKER, "") != whole:
             raise _unstable(index, "its content cannot be separated from the rest")
@@ -156,6 +170,32 @@ class Turns:
             return span
         match = self._control.match(text, end)
         return (start, match.end()) if match else span
+
+
+def _reasoning_places(
+    messages: Sequence[Message], text: str, spans: Sequence[Span], rewritten: Sequence[bool]
+) -> Iterator[list[Span] | None]:
+    """Yields for each assistant turn where its reasoning stands in `text`; None if the template left it out of a turn without loss.
+
+    Refuses a turn that would carry loss without the reasoning in its row.
+    """
+    turns = ((index, message) for index, message in enumerate(messages) if message.role == "assistant")
+    for (index, message), (start, end), changed in zip(turns, spans, rewritten, strict=True):
+        found: list[Span] = []
+        for part in reasoning_of(message):
+            at = text.find(part, start, end)
+            if at >= 0:
+                found.append((at, at + len(part)))
+        if len(found) == len(reasoning_of(message)):
+            yield found
+            continue
+        if message.weight and not changed:
+            raise InvalidDataset(
+                f"the base model's chat template leaves out the reasoning of messages[{index}], so the model would learn to answer "
+                "without it",
+                code="reasoning_not_rendered",
+            )
+        yield None
 
 
 def reasoning_of(message: Message) -> list[str]:

@@ -19,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -27,13 +26,15 @@ from tokenizers import Tokenizer
 from ft_assets.base_models import read_template, template_digest, tokenizer_digest
 from ft_assets.datasets.checks.control_tokens import control_token_pattern, control_token_problems
 from ft_assets.datasets.report.problems import Problem
-from ft_assets.datasets.schema import Example, Message
-from ft_assets.datasets.tokens.assistant_turns import Turns, without_thinking
+from ft_assets.datasets.schema import Example, Message, TemplateValue
+from ft_assets.datasets.tokens.answer_sides import judged_answer, preference_sides
+from ft_assets.datasets.tokens.assistant_turns import RenderedTurns, Turns, reasoning_of, without_thinking
 from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, Segments, encoder_for, is_byte_level
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss, labels, turn_loss
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
-from ft_assets.datasets.tokens.templates import ChatTemplate
+from ft_assets.datasets.tokens.reasoning import Reasoning
+from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 from ft_assets.typed_json import JsonObject
 
@@ -60,6 +61,18 @@ class TokenizedExample:
         return int(np.count_nonzero(self.labels != IGNORE))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One number for each example."""
+
+    num_tokens: NDArray[np.int64]
+    """Before truncation; -1 if the template refuses the example."""
+    untrained_turns: NDArray[np.int64]
+    """Turns of weight 1 without loss, because the template rewrites them."""
+    left_out: NDArray[np.int64]
+    """Turns without loss whose reasoning the template leaves out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """One example, ready to be tokenized."""
@@ -71,6 +84,8 @@ class _Layout:
     rewritten: tuple[bool, ...]
     """For each turn: it carries no loss, because the template writes it differently once more messages follow."""
     is_text: bool
+    num_left_out: int = 0
+    """Turns without loss whose reasoning the template leaves out."""
 
     @property
     def num_rewritten(self) -> int:
@@ -223,13 +238,11 @@ class ChatTokenizer:
 
     def count_tokens_batch(self, examples: Sequence[Example], *, escape_control_tokens: bool = False) -> NDArray[np.int64]:
         """Does :meth:`count_tokens` for `examples` together; -1 if it raises (a template that refuses the row)."""
-        return self.measure_batch(examples, escape_control_tokens=escape_control_tokens)[0]
+        return self.measure_batch(examples, escape_control_tokens=escape_control_tokens).num_tokens
 
-    def measure_batch(
-        self, examples: Sequence[Example], *, escape_control_tokens: bool = False, most: int = UNCUT
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Does :meth:`count_tokens_batch`, and counts each example's turns of weight 1 without loss because the template rewrites them."""
-        out, rewritten = np.full(len(examples), -1, dtype=np.int64), np.zeros(len(examples), dtype=np.int64)
+    def measure_batch(self, examples: Sequence[Example], *, escape_control_tokens: bool = False, most: int = UNCUT) -> Measured:
+        """Does :meth:`count_tokens_batch`, and counts each example's turns without loss."""
+        out, rewritten, left_out = (np.full(len(examples), value, dtype=np.int64) for value in (-1, 0, 0))
         layouts: list[_Layout] = []
         owners: list[int] = []
         for index, example in enumerate(examples):
@@ -240,17 +253,20 @@ class ChatTokenizer:
                 continue
             layouts += made
             rewritten[index] = sum(layout.num_rewritten for layout in made)
+            left_out[index] = max(layout.num_left_out for layout in made)
             owners += [index] * len(made)
         np.maximum.at(out, np.asarray(owners, dtype=np.int64), np.asarray(self._lengths(layouts, most), dtype=np.int64))
-        return out, rewritten
+        return Measured(num_tokens=out, untrained_turns=rewritten, left_out=left_out)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = ()) -> list[int]:
         """Returns the ids of `messages` followed by the start of the assistant's turn: the input for an answer."""
         return self.render_turns([m.as_template() for m in messages], tools=tools)
 
-    def render_turns(self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = ()) -> list[int]:
-        """Does :meth:`render_prompt` for messages in template form."""
-        text = self.render_text(turns, tools=tools)
+    def render_turns(
+        self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), kwargs: Mapping[str, TemplateValue] = NO_KWARGS
+    ) -> list[int]:
+        """Does :meth:`render_prompt` for messages in template form, with further variables of the template."""
+        text = self._chat_template().render(turns, tools=tools, kwargs=kwargs, add_generation_prompt=True).text
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def render_text(self, turns: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), add_generation_prompt: bool = True) -> str:
@@ -286,6 +302,16 @@ class ChatTokenizer:
     @cached_property
     def _turns(self) -> Turns:
         return Turns(self._chat_template(), self.control_token_pattern)
+
+    @cached_property
+    def reasoning(self) -> Reasoning | None:
+        """What the template does with reasoning; None without a template."""
+        special = [t.content for t in self._tokenizer.get_added_tokens_decoder().values() if t.special]
+        return None if self._template is None else Reasoning(self._template, self._turns, special)
+
+    def reasoning_spans(self, example: Example) -> tuple[Span, ...]:
+        """Returns the characters of a chat's rendered text that are reasoning of its answers."""
+        return self._render(example).reasoning if any(map(reasoning_of, example.messages)) else ()
 
     @cached_property
     def _patterns(self) -> Patterns:
@@ -342,7 +368,7 @@ class ChatTokenizer:
         contents = plain_contents(example)
         if contents is None:
             return None
-        pattern = self._patterns.find(tuple([m.role for m in example.messages]))
+        pattern = self._patterns.find(tuple([m.role for m in example.messages]), example.template_kwargs)
         weights = tuple([m.weight != 0 for m in example.messages if m.role == "assistant"])
         if pattern is None or not pattern.holds(contents):
             return None
@@ -356,13 +382,18 @@ class ChatTokenizer:
     def _rendered(self, example: Example, spelled: Mapping[str, str]) -> _Layout:
         """Returns the layout by the template itself."""
         weights = tuple(m.weight != 0 for m in example.messages if m.role == "assistant")
-        rendered = self._turns.render(example.messages, example.tools, weighted=not all(weights))
+        rendered = self._render(example)
         if spelled and not placeholders_kept(example, rendered.text):
             message = "the chat template rewrites content that holds a control token, so that it cannot be escaped; remove the token"
             raise InvalidDataset(message, code="control_token_in_content")
         weights = weights if len(rendered.spans) == len(weights) else (True,) * len(rendered.spans)
         plan = self._encoder.plan(literal_pieces(rendered.text, rendered.spans), reused=False)
-        return _Layout(Job(plan, (), spelled), spell_out(rendered.text, spelled), weights, rendered.rewritten, False)
+        text = spell_out(rendered.text, spelled)
+        return _Layout(Job(plan, (), spelled), text, weights, rendered.rewritten, False, rendered.num_left_out)
+
+    def _render(self, example: Example) -> RenderedTurns:
+        weighted = any(m.weight == 0 for m in example.messages if m.role == "assistant")
+        return self._turns.render(example.messages, example.tools, kwargs=example.template_kwargs, weighted=weighted)
 
     def _plan_of(self, pattern: Pattern) -> Plan:
         """Returns the plan of `pattern`, made once."""
@@ -404,23 +435,6 @@ class ChatTokenizer:
             text=text,
             turns=() if layout.is_text else turns,
         )
-
-
-def preference_sides(example: Example) -> tuple[Example, Example]:
-    """Returns the chosen and the rejected conversation as chats of which only the answer carries loss."""
-    prompt = tuple(msgspec.structs.replace(m, weight=0) for m in example.messages)
-    chosen, rejected = (
-        Example(kind="chat", messages=(*prompt, *answers), tools=example.tools, row=example.row)
-        for answers in (example.chosen, example.rejected)
-    )
-    return chosen, rejected
-
-
-def judged_answer(example: Example) -> Example:
-    """Returns a judged answer as a chat of which only the answer carries loss, whether it is good or bad."""
-    *prompt, answer = example.messages
-    quiet = (msgspec.structs.replace(m, weight=0) for m in prompt)
-    return Example(kind="chat", messages=(*quiet, answer), tools=example.tools, row=example.row)
 
 
 def _read_stop_ids(file: Path) -> tuple[int, ...]:

@@ -8,13 +8,14 @@ guesses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ft_assets.datasets.schema import Example, Message, Role
+from ft_assets.datasets.schema import Example, Message, Role, TemplateValue
 from ft_assets.datasets.tokens.assistant_turns import Turns
 from ft_assets.datasets.tokens.probes import OPEN, PROBE, Guard, Opaque, Slot, Watch, spell
-from ft_assets.datasets.tokens.templates import ChatTemplate, Span
+from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Span
 from ft_assets.errors import InvalidRequest
 
 MAX_PATTERNS = 1024
@@ -47,28 +48,29 @@ class Patterns:
     def __init__(self, template: ChatTemplate, turns: Turns) -> None:
         self._template = template
         self._turns = turns
-        self._known: dict[tuple[Role, ...], Pattern | None] = {}
+        self._known: dict[Any, Pattern | None] = {}
 
-    def find(self, roles: tuple[Role, ...]) -> Pattern | None:
-        """Returns the pattern of `roles`; None if the template does more than copy."""
-        if roles not in self._known:
+    def find(self, roles: tuple[Role, ...], kwargs: Mapping[str, TemplateValue] = NO_KWARGS) -> Pattern | None:
+        """Returns the pattern of `roles` under `kwargs`; None if the template does more than copy."""
+        key = roles, tuple([(name, type(value), value) for name, value in kwargs.items()])
+        if key not in self._known:
             if len(self._known) >= MAX_PATTERNS:
                 self._known.clear()
-            self._known[roles] = self._make(roles) if self._template.can_be_watched else None
-        return self._known[roles]
+            self._known[key] = self._make(roles, kwargs) if self._template.can_be_watched else None
+        return self._known[key]
 
-    def _make(self, roles: tuple[Role, ...]) -> Pattern | None:
+    def _make(self, roles: tuple[Role, ...], kwargs: Mapping[str, TemplateValue]) -> Pattern | None:
         watch = Watch()
         try:
             probed = [{"role": role, "content": watch.probe(Slot(index))} for index, role in enumerate(roles)]
-            written = self._template.render(probed).text
+            written = self._template.render(probed, kwargs=kwargs).text
             found = [watch.slots[int(m.group(1))] for m in PROBE.finditer(written)]
             if written.count(OPEN) != len(found):
                 return None
             for index, role in enumerate(roles[:-1]):
                 if role == "assistant":  # the template's conditions on an answer may differ from those on history
-                    self._template.render(probed[: index + 1])
-            plain = self._turns.render([Message(role=role, content=spell(index)) for index, role in enumerate(roles)])
+                    self._template.render(probed[: index + 1], kwargs=kwargs)
+            plain = self._turns.render([Message(role=role, content=spell(index)) for index, role in enumerate(roles)], kwargs=kwargs)
         except (Opaque, InvalidRequest):
             return None
         if plain.text != PROBE.sub(lambda m: spell(watch.slots[int(m.group(1))].index), written):
@@ -77,13 +79,13 @@ class Patterns:
         if pieces is None:
             return None
         pattern = Pattern(pieces=pieces, num_turns=len(plain.spans), rewritten=plain.rewritten, guards=tuple(watch.guards))
-        return pattern if self._agrees(pattern, roles) else None
+        return pattern if self._agrees(pattern, roles, kwargs) else None
 
-    def _agrees(self, pattern: Pattern, roles: tuple[Role, ...]) -> bool:
+    def _agrees(self, pattern: Pattern, roles: tuple[Role, ...], kwargs: Mapping[str, TemplateValue]) -> bool:
         """Returns whether `pattern` and the template render a sample the same way."""
         contents = [f"{SAMPLE}{index}{SAMPLE}" for index in range(len(roles))]
         messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        return not pattern.holds(contents) or pattern.text(contents) == self._template.render(messages).text
+        return not pattern.holds(contents) or pattern.text(contents) == self._template.render(messages, kwargs=kwargs).text
 
 
 def plain_contents(example: Example) -> list[str] | None:

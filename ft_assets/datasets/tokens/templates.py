@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -31,6 +32,7 @@ TRACKED_FILTERS = frozenset(
     ("trim", "tojson", "length", "count", "default", "d", "string", "list", "first", "last", "reverse", "selectattr", "rejectattr", "items")
 )
 """Filters that keep a probe, or record that it was examined."""
+NO_KWARGS: Mapping[str, Any] = MappingProxyType({})
 Span = tuple[int, int]
 """Characters of the rendered text from start to end (exclusive)."""
 
@@ -112,12 +114,19 @@ class ChatTemplate:
             or any(n.name not in TRACKED_FILTERS for n in self._ast.find_all(nodes.Filter))
         )
 
-    def render(self, messages: Sequence[JsonObject], *, tools: Sequence[JsonObject] = (), add_generation_prompt: bool = False) -> Rendered:
-        """Returns the conversation as text; ``InvalidDataset`` if the template refuses it."""
+    def render(
+        self,
+        messages: Sequence[JsonObject],
+        *,
+        tools: Sequence[JsonObject] = (),
+        add_generation_prompt: bool = False,
+        kwargs: Mapping[str, Any] = NO_KWARGS,
+    ) -> Rendered:
+        """Returns the conversation as text, with `kwargs` as further variables; ``InvalidDataset`` if the template refuses it."""
         tracker = _Tracker()
         self._environment.tracker = tracker  # type: ignore[attr-defined]
         parts: list[str] = []
-        variables = {**self._variables, "documents": None, "add_generation_prompt": add_generation_prompt}
+        variables = {**kwargs, **self._variables, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
             for part in self._template.generate(messages=list(messages), tools=list(tools) or None, **variables):
                 parts.append(part)

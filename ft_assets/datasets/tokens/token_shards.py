@@ -24,6 +24,7 @@ from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
+from ft_assets.datasets.tokens.reasoning import Openings, Reasoning
 from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import InvalidDataset
 
@@ -50,6 +51,8 @@ class Tally:
     """Message of the base model's chat template for the first omitted row, by reason code."""
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss, because the template writes them differently once more messages follow."""
+    openings: dict[str, dict[str, int]] = field(default_factory=dict)
+    """How the answers begin (``reasoning.Openings``)."""
 
     def drop(self, code: str, row: int, reason: str | None = None) -> None:
         if reason is not None:
@@ -71,7 +74,12 @@ class Tally:
             return True
         return False
 
+    def open(self, example: Example, template: Reasoning | None) -> None:
+        """Counts how the answer of a kept example begins."""
+        Openings(counts=self.openings).add(template and template.opening(example))
+
     def add(self, other: Tally) -> None:
+        Openings(counts=self.openings).merge(Openings(counts=other.openings))
         self.num_examples += other.num_examples
         self.truncated += other.truncated
         self.split += other.split
@@ -129,6 +137,7 @@ def write_shard(
             trained = bool(tokens.num_trained_tokens)
             if tally.keep(example.row, cut=tokens.truncated, trained=trained, drop_over_long=drop_over_long):
                 tally.untrained_turns += tokens.turns.count("rewritten_in_history")
+                tally.open(example, tokenizer.reasoning)
                 cuts = piece_starts(tokens.num_tokens, max_seq_len) if split else [0]
                 tally.num_examples += len(cuts) - 1
                 tally.split += len(cuts) > 1

@@ -7,11 +7,13 @@ equals the one measured there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ft_assets.datasets.schema import TemplateValue
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.templates import NO_KWARGS
 from ft_assets.evals.suites.model_requests import Generate, Likelihood, Request
 from ft_assets.typed_json import JsonObject
 
@@ -58,7 +60,7 @@ class Encoder:
     def prompt(self, request: Generate) -> Prompt:
         """Returns the prompt, cut at its start to leave positions for the answer, but never below half of the model's positions."""
         if id(request) not in self._prompts:
-            ids = self.render(request.messages, request.tools) if request.messages else self.encode(request.text)
+            ids = self.render(request.messages, request.tools, request.template_kwargs) if request.messages else self.encode(request.text)
             space = max(self.context - request.max_new_tokens, self.context // 2)
             budget = max(1, min(request.max_new_tokens, self.context - space))
             found = Prompt(ids=tuple(ids[-space:]), budget=budget, cut=max(0, len(ids) - space))
@@ -81,9 +83,11 @@ class Encoder:
         texts = [self.prompt(r).cut for r in requests if isinstance(r, Generate)]
         return sum(n > 0 for n in [*texts, *(self.scored(r).cut for r in requests if isinstance(r, Likelihood))])
 
-    def render(self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = ()) -> list[int]:
+    def render(
+        self, messages: Sequence[JsonObject], tools: Sequence[JsonObject] = (), kwargs: Mapping[str, TemplateValue] = NO_KWARGS
+    ) -> list[int]:
         """Returns the token ids of a conversation and the start of the answer, by the model's own chat template."""
-        return self._chat.render_turns([dict(m) for m in messages], tools=[dict(t) for t in tools])
+        return self._chat.render_turns([dict(m) for m in messages], tools=[dict(t) for t in tools], kwargs=kwargs)
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a plain text, with the tokenizer's prefix unless the text begins with that."""

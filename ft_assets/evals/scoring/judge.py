@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 from ft_assets.evals.scoring.significance import binomial_at_most
 from ft_assets.evals.suites.answer_metrics import Interval, mean, paired_difference
+from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
-from ft_assets.evals.suites.suite_items import Item, without_reasoning
+from ft_assets.evals.suites.suite_items import HOLDOUT, Item
 from ft_assets.typed_json import JsonObject
 
 VERSION = "judge-1"
@@ -162,15 +163,23 @@ class Judged:
         return binomial_at_most(math.ceil(self.wins + POINTS["draw"] * self.draws), self.n, share)
 
 
-def pairs_of(items: Sequence[Item], candidate: Mapping[str, Any], base: Mapping[str, Any], *, limit: int) -> list[Pair]:
-    """Returns at most `limit` pairs of two subjects' answers, without their reasoning, evenly spread over the items that both have
+def pairs_of(
+    items: Sequence[Item],
+    candidate: Mapping[str, Any],
+    base: Mapping[str, Any],
+    *,
+    limit: int,
+    reader: AnswerReader = STRIP,
+    suite: str = HOLDOUT,
+) -> list[Pair]:
+    """Returns at most `limit` pairs of two subjects' answers to `suite` as `reader` reads them, evenly spread over the items that both have
     answered."""
     both = [item for item in items if item.id in candidate and item.id in base]
     chosen = both if len(both) <= limit else [both[at * len(both) // limit] for at in range(limit)]
     return [
         Pair(id=i.id, messages=i.messages, candidate=own, base=other, expected=i.expected)
         for i in chosen
-        for own, other in [(without_reasoning(str(candidate[i.id])), without_reasoning(str(base[i.id])))]
+        for own, other in [[reader.text(str(given[i.id]), suite=suite) for given in (candidate, base)]]
     ]
 
 

@@ -30,6 +30,7 @@ from ft_assets.evals.scoring.scores import (
 from ft_assets.evals.suites import answer_metrics as metrics
 from ft_assets.evals.suites import golden
 from ft_assets.evals.suites import suite_items as suites
+from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader, ReasoningSummary
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
 from ft_assets.training.methods import Method
 from ft_assets.typed_json import from_json
@@ -99,6 +100,8 @@ class EvalReport:
     unclassified: int = 0
     """Safety answers of the adapter without a verdict."""
     cost: Cost = Cost()
+    reasoning: ReasoningSummary | None = None
+    """Reasoning in the answers, and how it was read; None if nothing was answered."""
     error: Mapping[str, Any] | None = None
     """Why the adapter was not evaluated: ``{"code", "message"}``."""
     format: int = FORMAT
@@ -153,16 +156,18 @@ def build(
     previous_manifest_sha256: str | None = None,
     metric: str | None = None,
     num_gpus: int = 0,
+    reader: AnswerReader = STRIP,
 ) -> EvalReport:
     """Returns the report of one runner result (format 2); without scores for an adapter that was not applied.
 
     `metric` (None: the one that fits the expected answers) determines which holdout items are called better or worse, and what the controls
-    are measured by.
+    are measured by. `reader` takes reasoning off the answers, or leaves it on.
     """
     if result.get("format") != FORMAT:
         raise InvalidRequest(
             f"the eval result has format {result.get('format')!r}, which is not a supported format; evaluate again", code="bad_eval_result"
         )
+    reasoning, holdout, result = reader.summary(result), reader.items(holdout), reader.read(result)
     subjects, proof, judge = result["subjects"], result.get("applied") or {}, result.get("judge") or {}
     scored = bool(subjects.get("base")) and bool(subjects.get("adapter"))
     metric = metric or metrics.of_answers(literal=suites.is_literal(holdout))
@@ -194,12 +199,17 @@ def build(
             judge_prompt_tokens=int(judge.get("tokens_in") or 0),
             judge_completion_tokens=int(judge.get("tokens_out") or 0),
         ),
+        reasoning=reasoning if scored else None,
         error=result.get("error"),
     )
 
 
-def sample_rows(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None) -> list[Mapping[str, Any]]:
-    """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric` as for :func:`build`."""
+def sample_rows(
+    result: Mapping[str, Any], holdout: Sequence[Item], *, metric: str | None = None, reader: AnswerReader = STRIP
+) -> list[Mapping[str, Any]]:
+    """Yields every item as a row of ``samples.jsonl``; none for an adapter that was not evaluated. `metric` and `reader` as for
+    :func:`build`."""
+    holdout, result = reader.items(holdout), reader.read(result)
     subjects = result["subjects"]
     if not subjects.get("base") or not subjects.get("adapter"):
         return []
@@ -263,6 +273,9 @@ def _remarks(report: EvalReport) -> list[str]:
             f"Judge {j.model}: win rate {j.win_rate:.1%} ({j.wins} won, {j.draws} draws, {j.losses} lost, {j.failed} failed); "
             f"{j.order_bias:.0%} of its verdicts turned with the places."
         )
+    if report.reasoning and (some := {n: c for n, c in report.reasoning.subjects.items() if c.with_reasoning or c.unfinished}):
+        counts = [f"{n} {c.with_reasoning} of {c.num_answers}, {c.unfinished} without an end" for n, c in some.items()]
+        found.append(f"Answers with reasoning ({report.reasoning.mode}): {'; '.join(counts)}.")
     for control in report.controls:
         found.append(f"{controls.MEANING[control.name]}: {control.metric} {control.value:.3f}; against their own: {control.adapter:.3f}.")
     if report.classifiers:

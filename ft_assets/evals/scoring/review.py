@@ -15,6 +15,7 @@ from typing import Any
 from ft_assets.evals.scoring import judge
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import safety, suite_items
+from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader
 from ft_assets.evals.suites.endpoint import Endpoint
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Decoding, Item
 
@@ -36,6 +37,8 @@ class Review:
     """The refusal classifier, as :func:`ft_assets.evals.suites.safety.load_classifier` names it."""
     judge: JudgeSettings | None = None
     """The model that compares answers; None: no judge."""
+    reader: AnswerReader = STRIP
+    """How reasoning in answers is read."""
     decoding: Decoding
     """With which the answers were given."""
     known: Verdicts = field(default_factory=dict)
@@ -80,7 +83,7 @@ class Review:
         left = {id_: text for id_, text in texts.items() if id_ not in found}
         if left:
             self.begin("classifying", subject, SAFETY)
-        for batch in safety.classify(safety.items(), left, self.classifier) if left else ():
+        for batch in safety.classify(safety.items(), left, self.classifier, marks=self.reader.marks) if left else ():
             if self.classifier != safety.BUILTIN:
                 self.keep({keys[id_]: verdict for id_, verdict in batch.items()})
             found |= batch
@@ -93,8 +96,9 @@ class Review:
         base, adapter = (result["subjects"].get(name) for name in ("base", "adapter"))
         if self.judge is None or suite is None or not adapter:
             return None
-        items = holdout if suite == HOLDOUT else suite_items.golden_suite(self.decoding).items
-        pairs = judge.pairs_of(items, adapter[suite]["answers"], base[suite]["answers"], limit=self.judge.max_items)
+        items = self.reader.items(holdout) if suite == HOLDOUT else suite_items.golden_suite(self.decoding).items
+        given = (adapter[suite]["answers"], base[suite]["answers"])
+        pairs = judge.pairs_of(items, *given, limit=self.judge.max_items, reader=self.reader, suite=suite)
         self.begin("judging", "adapter", suite)
         with Endpoint(self.judge.url, model=self.judge.model) as endpoint:
             found = judge.judge_pairs(

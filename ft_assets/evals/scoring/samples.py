@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ft_assets.evals.scoring.judge import PairOutcome, pair_outcome
 from ft_assets.evals.scoring.scores import SUBJECTS, Subjects, answers_of, primary
 from ft_assets.evals.suites import answer_metrics, golden, safety
+from ft_assets.evals.suites.answer_reasoning import REASONING
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
 
 SAMPLE_ROWS = 20
@@ -47,6 +48,8 @@ class Sample:
     """By subject, then metric."""
     judge: PairOutcome | None = None
     """The judge's verdict on the adapter's answer against the base's."""
+    reasoning: Mapping[str, str] | None = None
+    """Reasoning of the answers by subject, as far as they have any; part of the texts too if it is scored."""
     why: Why | None = None
     """Why a report shows it."""
 
@@ -63,13 +66,15 @@ def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: s
     """Yields every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
     subjects: Subjects = result["subjects"]
     pairs = (result.get("judge") or {}).get("items") or {}
-    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs)
+    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs, (result.get(REASONING) or {}).get(HOLDOUT) or {})
     yield from _safety(subjects)
     yield from _golden(subjects)
     yield from _capability(result.get("scored") or {})
 
 
-def _answered(subjects: Subjects, suite: str, items: Sequence[Item], metric: str, pairs: Mapping[str, Any]) -> Iterator[Sample]:
+def _answered(
+    subjects: Subjects, suite: str, items: Sequence[Item], metric: str, pairs: Mapping[str, Any], thoughts: Mapping[str, Mapping[str, str]]
+) -> Iterator[Sample]:
     answers = answers_of(subjects, suite)
     for item in items if answers else ():
         assert answers is not None
@@ -78,7 +83,13 @@ def _answered(subjects: Subjects, suite: str, items: Sequence[Item], metric: str
             name: {m: score(text, item.expected or "") for m, score in answer_metrics.METRICS.items()} for name, text in texts.items()
         }
         judged = pair_outcome(pairs[item.id]) if item.id in pairs else None
-        yield _sample(suite, item.id, _prompt(item), item.expected or "", texts, scores, metric, judge=judged)
+        yield _sample(
+            suite, item.id, _prompt(item), item.expected or "", texts, scores, metric, judge=judged, reasoning=_thoughts(thoughts, item.id)
+        )
+
+
+def _thoughts(thoughts: Mapping[str, Mapping[str, str]], id_: str) -> Mapping[str, str] | None:
+    return {name: given[id_][:ROW_CHARS] for name, given in thoughts.items() if given.get(id_)} or None
 
 
 def _safety(subjects: Subjects) -> Iterator[Sample]:
@@ -162,4 +173,5 @@ def most_telling(samples: Sequence[Sample], rows: int = SAMPLE_ROWS) -> tuple[Sa
 
 def _short(sample: Sample, why: Why) -> Sample:
     texts = {name: getattr(sample, name) for name in ("prompt", "expected", "base", "adapter", "previous")}
-    return replace(sample, why=why, **{name: text and text[:SAMPLE_CHARS] for name, text in texts.items()})
+    reasoning = sample.reasoning and {name: text[:SAMPLE_CHARS] for name, text in sample.reasoning.items()}
+    return replace(sample, why=why, reasoning=reasoning, **{name: text and text[:SAMPLE_CHARS] for name, text in texts.items()})

@@ -12,7 +12,7 @@ from typing import Any
 
 from ft_assets.evals.scoring.significance import Difference, difference, mean_difference
 from ft_assets.evals.suites import answer_metrics, golden, preferences, safety
-from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item, without_reasoning
+from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, HOLDOUT, SAFETY, UNWANTED, VALIDATION, Item
 from ft_assets.training.methods import Method
 
 PREFERENCE_ACCURACY, PREFERENCE_MARGIN = "preference_accuracy", "preference_margin"
@@ -120,15 +120,11 @@ def all_scores(result: Mapping[str, Any], holdout: Sequence[Item], *, method: Me
 
 
 def answers_of(subjects: Subjects, suite: str) -> dict[str, Mapping[str, Any]] | None:
-    """Returns answers to `suite` by subject, texts without their reasoning: of base and adapter at least, else None."""
+    """Returns answers to `suite` by subject: of base and adapter at least, else None."""
     found = {name: (subjects.get(name) or {}).get(suite) for name in SUBJECTS}
     if not found["base"] or not found["adapter"]:
         return None
-    return {name: {id_: _answer(given) for id_, given in section["answers"].items()} for name, section in found.items() if section}
-
-
-def _answer(given: Any) -> Any:
-    return without_reasoning(given) if isinstance(given, str) else given
+    return {name: section["answers"] for name, section in found.items() if section}
 
 
 def _by_item(answers: Mapping[str, Mapping[str, Any]], ids: Sequence[str], score: Callable[[str, Any], float]) -> dict[str, PerItem | None]:

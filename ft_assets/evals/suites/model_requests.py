@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ft_assets.datasets.schema import TemplateValue
 from ft_assets.typed_json import JsonObject
 
 
@@ -25,6 +26,8 @@ class Generate:
     """Rendered by the model's own chat template; empty where `text` is given."""
     tools: tuple[JsonObject, ...] = ()
     """Tools that the conversation offers; rendered with it."""
+    template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
+    """Further variables of the chat template."""
     text: str = ""
     """Plain text to continue."""
     max_new_tokens: int
@@ -64,5 +67,7 @@ def digest(suite: str, requests: Sequence[Request], *, protocol: int) -> str:
     whole = hashlib.sha256(json.dumps([suite, protocol]).encode())
     for request in requests:
         body = {"kind": type(request).__name__, **asdict(request)}
+        if not body.get("template_kwargs"):  # absent from the digests of requests without them
+            body.pop("template_kwargs", None)
         whole.update(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
     return whole.hexdigest()

@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from ft_assets.datasets.tokens.reasoning import THINK_MARKS, Marks
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals.suites.endpoint import SAFETY_KEY, Endpoint, EndpointFailed
-from ft_assets.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite, without_reasoning
+from ft_assets.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite
 
 VERSION = "1"
 """Version of ``safety.jsonl``: raised with any change to it."""
@@ -175,12 +176,12 @@ def _not_loaded(spec: str, why: str) -> InvalidRequest:
 
 
 def classify(
-    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, **options: Any
+    requested: Sequence[Item], texts: Mapping[str, str], spec: str = BUILTIN, *, marks: Marks = THINK_MARKS, **options: Any
 ) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Yields ``{"text", "refused", "by"}`` of each answer in `texts` (by item id), in batches that can be stored one by one.
 
-    `spec` and `options` as for :func:`load_classifier`. Raises ``Unavailable`` (``classifier_unavailable``) if the classifier gives no
-    verdict: an answer without a verdict never counts.
+    `spec` and `options` as for :func:`load_classifier`; `marks` stand around reasoning, which no classifier sees. Raises
+    ``Unavailable`` (``classifier_unavailable``) if the classifier gives no verdict: an answer without a verdict never counts.
     """
     chosen, rule = load_classifier(spec, **options), RuleClassifier()
     requests = {item.id: str(item.messages[-1].get("content") or "") for item in requested}
@@ -191,7 +192,7 @@ def classify(
             for controls in (False, True):
                 by = rule if controls and isinstance(chosen, GuardClassifier) else chosen
                 some = [id_ for id_ in ids[at : at + BATCH] if is_control(id_) == controls]
-                reported = by.refused([(requests[id_], without_reasoning(texts[id_])) for id_ in some]) if some else []
+                reported = by.refused([(requests[id_], marks.split(texts[id_])[1]) for id_ in some]) if some else []
                 found |= {id_: {"text": texts[id_], "refused": bool(r), "by": by.name} for id_, r in zip(some, reported, strict=True)}
             yield {id_: found[id_] for id_ in ids[at : at + BATCH]}
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ft_assets.datasets.schema import REASONING_FIELDS
-from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK
+from ft_assets.datasets.schema import REASONING_FIELDS, TemplateValue
+from ft_assets.datasets.tokens.reasoning import Marks
 from ft_assets.evals.suites import answer_metrics, golden, preferences
 from ft_assets.evals.suites import model_requests as requests
 from ft_assets.typed_json import JsonObject, from_json
@@ -42,11 +42,14 @@ class Item:
     tools: tuple[JsonObject, ...] = ()
     """Tools that the prompt offers."""
     reasoning: str = ""
-    """Reasoning in the row before this answer: it needs tokens, and is not scored."""
+    """Reasoning in the row before this answer: it needs tokens, and is scored only if the job asks for it."""
+    template_kwargs: Mapping[str, TemplateValue] = field(default_factory=dict)
+    """Variables of the row for the chat template."""
 
     def to_dict(self) -> Mapping[str, Any]:
         body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
         body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
+        body |= {"template_kwargs": dict(self.template_kwargs)} if self.template_kwargs else {}
         return body | ({"reasoning": self.reasoning} if self.reasoning else {})
 
 
@@ -89,7 +92,10 @@ def conversation_suite(
     kind: Kind, items: Sequence[Item], *, max_new_tokens: int, version: str | None = None, suite_id: str | None = None
 ) -> Suite:
     """A suite with a conversation for every item."""
-    requested = tuple(requests.Generate(id=i.id, messages=i.messages, tools=i.tools, max_new_tokens=max_new_tokens) for i in items)
+    requested = tuple(
+        requests.Generate(id=i.id, messages=i.messages, tools=i.tools, template_kwargs=i.template_kwargs, max_new_tokens=max_new_tokens)
+        for i in items
+    )
     return Suite(id=suite_id or kind, kind=kind, requests=requested, version=version, items=tuple(items), num_items=len(items))
 
 
@@ -162,11 +168,13 @@ def _item(row: JsonObject) -> Item | None:
     if len(messages) < 2 or answer.get("role") != "assistant" or not isinstance(answer.get("content"), str) or answer.get("tool_calls"):
         return None
     prompt, tools = tuple(messages[:-1]), tuple(row.get("tools") or ())
-    expected = without_reasoning(answer["content"])
+    expected = Marks().split(answer["content"])[1]
     inline = answer["content"].removesuffix(expected)
     reasoning = next((str(answer[name]) for name in REASONING_FIELDS if answer.get(name)), inline)
-    digest = _sha256({"messages": prompt, "expected": expected} | ({"tools": tools} if tools else {}))
-    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=expected, tools=tools, reasoning=reasoning)
+    kwargs = dict(row.get("chat_template_kwargs") or {})
+    more = ({"tools": tools} if tools else {}) | ({"template_kwargs": kwargs} if kwargs else {})
+    digest = _sha256({"messages": prompt, "expected": expected} | more)
+    return Item(id=f"item-{digest[:16]}", messages=prompt, expected=expected, tools=tools, reasoning=reasoning, template_kwargs=kwargs)
 
 
 def _turns(value: str | Sequence[JsonObject], role: str) -> Sequence[JsonObject]:
@@ -195,20 +203,3 @@ def is_literal(items: Sequence[Item]) -> bool:
 
 def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()).hexdigest()
-
-
-def without_reasoning(text: str) -> str:
-    """Returns `text` after its leading ``<think>...</think>``; unchanged if there is none, or if the reasoning has no end.
-
-    Some templates write ``<think>`` at the end of the prompt, so the model writes only its end: on a line of its own, or it is text.
-    """
-    reasoning, end, answer = text.partition(END_OF_THINKING)
-    begins = reasoning.lstrip().startswith(THINK)
-    if not end or reasoning.count(THINK) != begins or not (begins or _ends_line(reasoning, answer)):
-        return text
-    return answer.lstrip()
-
-
-def _ends_line(before: str, after: str) -> bool:
-    """Returns whether only white space is between the end of the reasoning and the ends of its line."""
-    return not before.rpartition("\n")[2].strip() and not after.partition("\n")[0].strip()

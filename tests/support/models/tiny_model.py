@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tiny_model(directory: Path, *, seed: int = 0) -> Path:
+def build_tiny_model(directory: Path, *, seed: int = 0, template: str = CHAT_TEMPLATE) -> Path:
     """Write ``config.json``, ``model.safetensors``, ``tokenizer.json`` and ``tokenizer_config.json`` into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_config(), indent=1))
@@ -39,7 +39,7 @@ def build_tiny_model(directory: Path, *, seed: int = 0) -> Path:
                 "pad_token": "<|pad|>",
                 "model_max_length": CONTEXT,
                 "clean_up_tokenization_spaces": False,
-                "chat_template": CHAT_TEMPLATE,
+                "chat_template": template,
             },
             indent=1,
         )

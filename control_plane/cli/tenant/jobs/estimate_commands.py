@@ -129,11 +129,11 @@ def preview(
     if as_json:
         print_json(shown)
         return
-    from ft_assets.datasets.preview import LossSpan, Preview, render_lines
+    from ft_assets.datasets.preview import Preview, render_lines
+    from ft_assets.typed_json import from_json
 
     for one in shown:
-        spans = [LossSpan(**span) for span in one["loss_spans"]]
-        for line in render_lines(Preview(**{**one, "loss_spans": spans}), colour=sys.stdout.isatty()):
+        for line in render_lines(from_json(Preview, one), colour=sys.stdout.isatty()):
             print(line)
 
 

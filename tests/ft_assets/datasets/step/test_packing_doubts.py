@@ -21,6 +21,7 @@ from ft_assets.datasets import step
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.step.test_packing_builders import platform_on
+from tests.support.models.reasoning_templates import SWITCHED
 from tests.support.models.tiny_model import CHAT_TEMPLATE, build_tiny_model
 
 
@@ -114,6 +115,26 @@ def test_a_job_reports_the_turns_that_its_base_model_rewrites_in_history(new_dat
     assert [(code, message[:46]) for code, message in warned(platform, job_id)] == [
         ("turns_without_loss", "120 earlier assistant turns carry no loss: the")
     ]
+    platform.engine.dispose()
+
+
+def test_a_job_reports_answers_that_begin_in_two_ways_after_one_prompt(new_database: Callable[[], str], tmp_path: Path) -> None:
+    """The file was checked without a base model, so the job is the first to know its template."""
+    model = build_tiny_model(tmp_path / "tiny-base", template=SWITCHED)
+    platform = platform_on(new_database(), tmp_path / "objects", tmp_path / "home", model)
+    tenant = tenants.create(platform, "thinker")[0]
+    path = chats(tmp_path / "chats.jsonl", {"reasoning_content": "Twice."})
+    job_id, manifest = packed(platform, tenant, training_file=uploaded(platform, tenant, path))
+    assert sum(manifest.openings["{}"].values()) == 120
+    told = dict(warned(platform, job_id))
+    assert told["mixed_reasoning"].startswith("2 answers with reasoning and 118 without follow the same generation prompt")
+    assert told["mixed_reasoning"].endswith('give the rows without reasoning "enable_thinking": false')
+    assert told["turns_without_loss"].startswith("120 earlier assistant turns")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    marked = [row if "reasoning_content" in row["messages"][-1] else {**row, "enable_thinking": False} for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in marked))
+    job_id, _ = packed(platform, tenant, training_file=uploaded(platform, tenant, path))
+    assert [code for code, _ in warned(platform, job_id)] == ["turns_without_loss"]
     platform.engine.dispose()
 
 

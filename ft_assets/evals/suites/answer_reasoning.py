@@ -1,0 +1,105 @@
+"""How reasoning in answers is read: taken off before they are scored, or scored with them.
+
+1. The marks around reasoning are those of the base model's chat template: ``<think>``, or the channels of gpt-oss.
+2. ``strip``: scores, controls and the judge see the answers without their reasoning. ``score``: holdout answers and what is expected of
+   them keep it; golden prompts ask for a form, and a refusal is in the answer, so that both are read without it.
+3. Reasoning without an end stays in the answer, which was never reached: its tokens count like any others, and the report counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
+from ft_assets.datasets.tokens.reasoning import THINK_MARKS, Marks
+from ft_assets.evals.config import ReasoningMode
+from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
+
+REASONING = "reasoning"
+"""Key of the reasoning in a result that was read: ``{suite: {subject: {item: text}}}``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasoningCount:
+    """The reasoning of one subject's answers to a suite."""
+
+    num_answers: int
+    with_reasoning: int
+    unfinished: int
+    """Answers that begin with reasoning that did not end within the token limit."""
+    mean_chars: float
+    """Characters of reasoning per answer that has any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasoningSummary:
+    mode: ReasoningMode
+    suite: str
+    subjects: Mapping[str, ReasoningCount]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerReader:
+    mode: ReasoningMode = "strip"
+    marks: Marks = THINK_MARKS
+
+    @classmethod
+    def of_model(cls, directory: Path, *, mode: ReasoningMode) -> AnswerReader:
+        """Returns the reader with the marks of the model's chat template; ``<think>`` without one."""
+        template = ChatTokenizer.load(directory).reasoning if (directory / "tokenizer.json").is_file() else None
+        return cls(mode=mode, marks=THINK_MARKS if template is None else template.marks)
+
+    def text(self, answer: str, *, suite: str) -> str:
+        """Returns what counts of an answer; with reasoning in one form, whatever white space was around its marks."""
+        reasoning, said = self.marks.split(answer)
+        return self.marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
+
+    def items(self, items: Sequence[Item]) -> list[Item]:
+        """Returns holdout items with what is expected in the form of :meth:`text`."""
+        if self.mode == "strip":
+            return list(items)
+        return [i if i.expected is None else replace(i, expected=self.marks.join(_unmarked(i.reasoning), i.expected)) for i in items]
+
+    def read(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a runner's result with texts as they count, and their reasoning under :data:`REASONING`."""
+        subjects = {name: dict(sections) if sections else sections for name, sections in result["subjects"].items()}
+        thoughts: dict[str, dict[str, dict[str, str]]] = {}
+        for name, sections in subjects.items():
+            for suite in (HOLDOUT, GOLDEN) if sections else ():
+                if suite in sections:
+                    answers = {id_: str(text) for id_, text in sections[suite]["answers"].items()}
+                    thoughts.setdefault(suite, {})[name] = {id_: self.marks.split(text)[0] for id_, text in answers.items()}
+                    read = {id_: self.text(text, suite=suite) for id_, text in answers.items()}
+                    sections[suite] = {**sections[suite], "answers": read}
+        return {**result, "subjects": subjects, REASONING: thoughts}
+
+    def summary(self, result: Mapping[str, Any]) -> ReasoningSummary | None:
+        """Returns the counts of a raw result over its holdout, or else its golden set; None without both."""
+        answered = {name: sections for name, sections in result["subjects"].items() if sections}
+        suite = next((s for s in (HOLDOUT, GOLDEN) if any(s in sections for sections in answered.values())), None)
+        if suite is None:
+            return None
+        counts = {name: self._count(sections[suite]["answers"].values()) for name, sections in answered.items() if suite in sections}
+        return ReasoningSummary(mode=self.mode, suite=suite, subjects=counts)
+
+    def _count(self, answers: Any) -> ReasoningCount:
+        texts = [str(answer) for answer in answers]
+        sizes = [len(reasoning) for text in texts if (reasoning := self.marks.split(text)[0])]
+        return ReasoningCount(
+            num_answers=len(texts),
+            with_reasoning=len(sizes),
+            unfinished=sum(map(self.marks.is_unfinished, texts)),
+            mean_chars=sum(sizes) / len(sizes) if sizes else 0.0,
+        )
+
+
+STRIP = AnswerReader()
+"""Takes ``<think>`` off."""
+
+
+def _unmarked(reasoning: str) -> str:
+    """Returns a row's reasoning without the marks that it has if it was part of the content."""
+    return THINK_MARKS.split(reasoning)[0] or reasoning
