@@ -39,7 +39,7 @@ def findings(
     epochs, times = spec.optimization.num_epochs, [1.0] * len(packs)
     if spec.sources:
         times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(spec.sources, packs, strict=True)]
-        read = "; ".join(mixture.described(job.training_files, spec.sources, packs))
+        read = "; ".join(mixture.described(job.training_files, [source.rows_per_epoch for source in spec.sources], packs))
         found.append(Event(code="mixture_planned", message=f"An epoch of the mixture reads {read}."))
     openings = Openings()
     for built in packs:

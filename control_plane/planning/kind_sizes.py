@@ -70,7 +70,7 @@ def _tiers(mix: JobMix, kind: JobKind, of_class: JobClass) -> Mapping[str, float
             code="invalid_mix",
             param="mix",
         )
-    return {name: given[name] / total for name in reversed(TIERS) if given.get(name)}
+    return {name: given[name] / total for name in reversed([*TIERS]) if given.get(name)}
 
 
 def _base_model(kind: JobKind) -> tuple[ModelShape, BaseModel]:

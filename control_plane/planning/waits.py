@@ -82,7 +82,7 @@ def simulate(
 
 def _waits(records: Sequence[Record]) -> Iterable[Wait]:
     """Yield the waits of each tier, premium first, then of each of its kinds if it has several."""
-    for tier in reversed(TIERS):
+    for tier in reversed([*TIERS]):
         of_tier = [r for r in records if r.job.tier == tier]
         kinds = list(dict.fromkeys(r.job.kind for r in of_tier))
         if of_tier:

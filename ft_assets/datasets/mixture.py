@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ft_assets.errors import InvalidRequest
-from ft_assets.training.spec import Source
 
 FIELD = "training_files"
 FIELDS = ("file", "weight", "tokens")
@@ -117,30 +116,23 @@ class Packed(Protocol):
     """What a mixture needs to know of a pack."""
 
     @property
-    def fingerprint(self) -> str: ...
-    @property
-    def dataset_id(self) -> str: ...
-    @property
     def num_rows(self) -> int: ...
     @property
     def num_tokens(self) -> int: ...
 
 
-def sources(files: Sequence[MixedFile], packs: Sequence[Packed]) -> tuple[Source, ...]:
-    """Returns the sources of a mixture of these packs; an epoch reads at least one row of each."""
+def rows_per_epoch(files: Sequence[MixedFile], packs: Sequence[Packed]) -> list[int]:
+    """Returns how many rows of each pack an epoch reads, at least one; :func:`check_repeats` says what it refuses."""
     found = repeats(files, [pack.num_tokens for pack in packs])
     check_repeats(files, found)
-    return tuple(
-        Source(dataset_id=pack.dataset_id, pack_fingerprint=pack.fingerprint, rows_per_epoch=max(1, round(times * pack.num_rows)))
-        for pack, times in zip(packs, found, strict=True)
-    )
+    return [max(1, round(times * pack.num_rows)) for pack, times in zip(packs, found, strict=True)]
 
 
-def described(files: Sequence[MixedFile], mixed: Sequence[Source], packs: Sequence[Packed]) -> Iterator[str]:
-    """Yields for each file, in words, how much of it an epoch reads."""
-    tokens = [source.rows_per_epoch * pack.num_tokens / pack.num_rows for source, pack in zip(mixed, packs, strict=True)]
-    for one, source, pack, count in zip(files, mixed, packs, tokens, strict=True):
-        yield f"{one.file} {source.rows_per_epoch / pack.num_rows:.3g} times ({count:,.0f} tokens, {count / sum(tokens):.1%})"
+def described(files: Sequence[MixedFile], rows: Sequence[int], packs: Sequence[Packed]) -> Iterator[str]:
+    """Yields for each file, in words, how much of it an epoch of so many `rows` reads."""
+    tokens = [count * pack.num_tokens / pack.num_rows for count, pack in zip(rows, packs, strict=True)]
+    for one, count, pack, read in zip(files, rows, packs, tokens, strict=True):
+        yield f"{one.file} {count / pack.num_rows:.3g} times ({read:,.0f} tokens, {read / sum(tokens):.1%})"
 
 
 def too_often(times: float) -> str:

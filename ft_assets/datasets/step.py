@@ -276,12 +276,16 @@ def _read_an_epoch(files: Sequence[MixedFile], packs: Sequence[PackManifest]) ->
     facts = hyperparameters.PackFacts(**{k: getattr(packs[0], k) for k in hyperparameters.PackFacts.__slots__})
     if not files:
         return facts, ()
-    sources = mixture.sources(files, packs)
-    times = [source.rows_per_epoch / pack.num_rows for source, pack in zip(sources, packs, strict=True)]
+    rows = mixture.rows_per_epoch(files, packs)
+    sources = tuple(
+        Source(dataset_id=pack.dataset_id, pack_fingerprint=pack.fingerprint, rows_per_epoch=count)
+        for pack, count in zip(packs, rows, strict=True)
+    )
+    times = [count / pack.num_rows for count, pack in zip(rows, packs, strict=True)]
     return replace(
         facts,
         num_examples=sum(round(n * pack.num_examples) for n, pack in zip(times, packs, strict=True)),
-        num_windows=sum(source.rows_per_epoch for source in sources),
+        num_windows=sum(rows),
         num_tokens=sum(round(n * pack.num_tokens) for n, pack in zip(times, packs, strict=True)),
     ), sources
 

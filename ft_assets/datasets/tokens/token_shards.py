@@ -76,7 +76,7 @@ class Tally:
 
     def open(self, example: Example, template: Reasoning | None) -> None:
         """Counts how the answer of a kept example begins."""
-        Openings(counts=self.openings).add(template and template.opening(example))
+        Openings(counts=self.openings).add(None if template is None else template.opening(example))
 
     def add(self, other: Tally) -> None:
         Openings(counts=self.openings).merge(Openings(counts=other.openings))

@@ -47,7 +47,7 @@ class Item:
     """Variables of the row for the chat template."""
 
     def to_dict(self) -> Mapping[str, Any]:
-        body = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
+        body: dict[str, Any] = {"id": self.id, "messages": [dict(m) for m in self.messages], "expected": self.expected}
         body |= {"tools": [dict(t) for t in self.tools]} if self.tools else {}
         body |= {"template_kwargs": dict(self.template_kwargs)} if self.template_kwargs else {}
         return body | ({"reasoning": self.reasoning} if self.reasoning else {})

@@ -16,13 +16,8 @@ from ft_assets.errors import InvalidRequest
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    fingerprint: str
     num_rows: int
     num_tokens: int
-
-    @property
-    def dataset_id(self) -> str:
-        return f"ds_{self.fingerprint}"
 
 
 def weighted(*weights: float) -> list[MixedFile]:
@@ -62,17 +57,17 @@ def test_only_the_ratio_of_weights_counts(drawn: list[tuple[float, int]], factor
 
 
 def test_sources_count_rows_by_tokens_and_read_at_least_one() -> None:
-    packs = [Pack(fingerprint="a", num_rows=10, num_tokens=1000), Pack(fingerprint="b", num_rows=50, num_tokens=1000)]
+    packs = [Pack(num_rows=10, num_tokens=1000), Pack(num_rows=50, num_tokens=1000)]
     files = [MixedFile(file="a", tokens=300), MixedFile(file="b", tokens=1)]
-    found = mixture.sources(files, packs)
-    assert [(s.dataset_id, s.pack_fingerprint, s.rows_per_epoch) for s in found] == [("ds_a", "a", 3), ("ds_b", "b", 1)]
+    found = mixture.rows_per_epoch(files, packs)
+    assert found == [3, 1]
     assert next(iter(mixture.described(files, found, packs))) == "a 0.3 times (300 tokens, 93.8%)"
 
 
 def test_a_file_that_would_be_read_a_hundred_times_an_epoch_is_refused() -> None:
-    packs = [Pack(fingerprint="a", num_rows=10, num_tokens=1000), Pack(fingerprint="b", num_rows=1, num_tokens=1)]
+    packs = [Pack(num_rows=10, num_tokens=1000), Pack(num_rows=1, num_tokens=1)]
     with pytest.raises(InvalidRequest, match="an epoch would read file-1 500 times, at most 100; lower its weight") as refused:
-        mixture.sources(weighted(1, 1), packs)
+        mixture.rows_per_epoch(weighted(1, 1), packs)
     assert (refused.value.code, refused.value.param) == ("invalid_training_files", "training_files[1].weight")
 
 

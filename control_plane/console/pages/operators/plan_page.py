@@ -54,7 +54,7 @@ def plan_capacity(request: Request, page: OperatorPageDep) -> HTMLResponse:
 def _show(page: OperatorPage, *, form: Mapping[str, Any], gpus: Mapping[str, str], **found: Any) -> HTMLResponse:
     values: dict[str, Any] = {"error": None, "plan": None, "charts": (), **found}
     return page.show(
-        "plan.html", form=form, gpus=gpus, tiers=tuple(reversed(TIERS)), classes=JOB_CLASSES, models=tuple(model_shapes.NAMED), **values
+        "plan.html", form=form, gpus=gpus, tiers=tuple(reversed([*TIERS])), classes=JOB_CLASSES, models=tuple(model_shapes.NAMED), **values
     )
 
 

@@ -61,7 +61,7 @@ def text_decoder(model: Any) -> Any:
 
 def backbone_name(text: Any, decoder: Any) -> str:
     """Returns the name of the child of `text` that is `decoder` or holds it."""
-    return next(name for name, child in text.named_children() if any(module is decoder for module in child.modules()))
+    return next(str(name) for name, child in text.named_children() if any(module is decoder for module in child.modules()))
 
 
 def packed_inputs(decoder: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def balance_loss(text: Any, router_logits: tuple[torch.Tensor, ...], is_token: t
     count = next((n for name in EXPERTS if (n := getattr(config, name, None))), None)
     if define is None or count is None or not router_logits:
         return is_token.new_zeros((), dtype=torch.float32)
-    loss = define(router_logits, count, config.num_experts_per_tok, is_token)
+    loss: torch.Tensor = define(router_logits, count, config.num_experts_per_tok, is_token)
     return float(getattr(config, "router_aux_loss_coef", 0.0)) * loss
 
 
