@@ -50,6 +50,7 @@ from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
 from control_plane.tenants import routes_audit as audit_log
 from control_plane.tenants import routes_keys as api_keys
+from control_plane.tracking import routes as tracking
 
 VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
@@ -96,6 +97,7 @@ def _routes() -> Sequence[BaseRoute]:
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+        whole.include_router(tracking.job_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     whole.add_api_route("/v1/fine-tunes/estimate-price", fine_tuning.estimate, methods=["POST"], include_in_schema=False)
     for router in (

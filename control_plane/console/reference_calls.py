@@ -78,6 +78,7 @@ FT: Mapping[str, str] = {
     "POST /v1/fine_tuning/jobs/{job_id}/resume": "ft resume {job_id}", "GET /v1/fine_tuning/jobs/{job_id}/events": "ft logs {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/logs": "ft logs {job_id} --training",
     "GET /v1/fine_tuning/jobs/{job_id}/metrics.csv": "ft metrics {job_id}",
+    "GET /v1/fine_tuning/jobs/{job_id}/tensorboard": "ft metrics {job_id} --tensorboard DIR",
     "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": "ft checkpoints {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/cost": "ft cost {job_id}", "GET /v1/fine_tuning/jobs/{job_id}/evaluation": "ft eval {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/evaluation/samples": "ft eval {job_id} --samples",

@@ -44,7 +44,7 @@ NEEDED: Mapping[str, str] = {
     "read": f"""
         POST /v1/fine_tuning/jobs/estimate, POST /v1/fine_tuning/jobs/estimate-price, POST /v1/fine-tunes/estimate-price,
         GET /v1/fine_tuning/jobs, GET /v1/fine_tuning/jobs/compare, GET {JOB}, GET {JOB}/events, GET {JOB}/checkpoints, GET {JOB}/metrics,
-        GET {JOB}/metrics.csv, GET {JOB}/logs, GET {JOB}/evaluation, GET {JOB}/evaluation/samples, GET {JOB}/cost,
+        GET {JOB}/metrics.csv, GET {JOB}/tensorboard, GET {JOB}/logs, GET {JOB}/evaluation, GET {JOB}/evaluation/samples, GET {JOB}/cost,
         POST /v1/fine_tuning/estimate, POST /v1/fine_tuning/preview, GET /v1/fine_tuning/model_limits,
         POST /v1/fine_tuning/alpha/graders/run, POST /v1/fine_tuning/alpha/graders/validate,
         GET /v1/fine_tuning/sweeps, GET /v1/fine_tuning/sweeps/{{sweep_id}}, GET /v1/fine_tuning/sweeps/{{sweep_id}}/compare,

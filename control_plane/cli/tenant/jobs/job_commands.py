@@ -231,10 +231,25 @@ def logs(
                 print(f"{_clock(event['created_at'])}  {event['level']:<5} {in_commands(event['message'])}", flush=True)
 
 
-def metrics(job_id: JobId, as_json: Json = False) -> None:
+def metrics(
+    job_id: JobId,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write an event file for `tensorboard --logdir DIR` instead.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Print the metrics of each step as CSV, during the job or afterwards; with --json as one list."""
     with connect() as client:
-        if as_json:
+        if tensorboard is not None:
+            run = tensorboard / job_id
+            run.mkdir(parents=True, exist_ok=True)
+            file = run / f"events.out.tfevents.0.{job_id}"  # of one name, so that a later call replaces it
+            file.write_bytes(client.jobs.tensorboard(job_id))
+            if as_json:
+                print_json({"file": str(file)})
+            else:
+                print(file)
+        elif as_json:
             print_json(client.jobs.metrics(job_id)["data"])
         else:
             print(client.jobs.metrics_csv(job_id).decode(), end="")

@@ -1,0 +1,1 @@
+"""A job's metrics in other tools: as a file for TensorBoard."""
