@@ -119,7 +119,8 @@ FT: Mapping[str, str] = {
     "GET /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries": "ft webhooks deliveries {webhook_endpoint_id}",
     "POST /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay":
         "ft webhooks replay {webhook_endpoint_id} {delivery_id}",
-    "GET /v1/webhook_event_types": "ft webhooks types",
+    "GET /v1/webhook_event_types": "ft webhooks types", "PUT /v1/integrations/wandb": "ft wandb set",
+    "GET /v1/integrations/wandb": "ft wandb show", "DELETE /v1/integrations/wandb": "ft wandb remove",
 }  # fmt: skip
 """By method and path: the command with the path's parameters; words in capitals are for the reader to fill in."""
 

@@ -255,6 +255,36 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WandbRun:
+    """A job as a run of Weights & Biases."""
+
+    id: str
+    """The job's id."""
+    project: str
+    entity: str | None
+    """User or team that owns the project; None: the default of the key."""
+    name: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+
+
+class Wandb(Protocol):
+    """Weights & Biases, with a tenant's key. Every call raises ``Unavailable`` with the reason if it fails, and may be repeated."""
+
+    def open(self, run: WandbRun, *, key: str) -> str:
+        """Create the run unless it exists, and return its entity."""
+
+    def append(
+        self, run: WandbRun, lines: Sequence[Mapping[str, Any]], *, entity: str, offset: int, summary: Mapping[str, Any],
+        exit_code: int | None, key: str,
+    ) -> None:  # fmt: skip
+        """Write `lines` of the history from line `offset` on, replace the summary, and end the run if there is an `exit_code`."""
+
+    def address(self, run: WandbRun, *, entity: str) -> str:
+        """Return the URL at which people look at the run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WebhookAnswer:
     """What became of one webhook that was sent, or that was not."""
 

@@ -101,6 +101,9 @@ def submit(
         bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code shows how it ended.")
     ] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    wandb_project: Annotated[
+        str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
+    ] = None,
     warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your adapter, job or checkpoint to start from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
     as_json: Json = False,
@@ -118,6 +121,7 @@ def submit(
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
             validation_file=file_id_of(client, validation_file, options),
+            integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
         ))  # fmt: skip
         quota = made.get("quota")
         if quota is not None and quota["goes_into_overage"]:
