@@ -366,4 +366,5 @@ def track(platform: Platform, tenant: str, job_id: str) -> None:
     with platform.engine.connect() as conn:
         attempt = job_row(conn, tenant, job_id).attempt
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)
-    health.attach(platform, run, load_evaluated(platform, tenant, job_id).files)
+    evaluated = load_evaluated(platform, tenant, job_id)
+    health.attach(platform, run, evaluated.files, evaluated.tables)
