@@ -49,7 +49,7 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.scoring.review import Review, Verdicts
 from ft_assets.evals.suites import answer_metrics, safety, suite_items
-from ft_assets.evals.suites.answer_reasoning import AnswerReader
+from ft_assets.evals.suites.answer_reader import AnswerReader
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods

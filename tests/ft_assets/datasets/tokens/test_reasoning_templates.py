@@ -18,7 +18,7 @@ from ft_assets.datasets.schema import Example, Message, canonical, parse_canonic
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
-from ft_assets.datasets.tokens.reasoning import Marks, Openings, Switch
+from ft_assets.datasets.tokens.reasoning_probe import Marks, Openings, Switch
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.models.reasoning_templates import TEMPLATES
