@@ -26,6 +26,7 @@ from resources.mail import SmtpMailer
 from resources.tenant_records import DagsterRecords, MlflowRecords
 from resources.tracking.mlflow_tracker import MlflowTracker
 from resources.tracking.model_registry import MlflowRegistry
+from resources.tracking.wandb_server import HttpWandb
 from resources.webhook_sender import HttpWebhookSender
 
 
@@ -64,6 +65,7 @@ def _open(_pid: int, settings: Settings, client_options: tuple[tuple[str, Any], 
         settings=settings,
         tracker=MlflowTracker(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
         registry=MlflowRegistry(uri=settings.mlflow_uri) if settings.mlflow_uri else None,
+        wandb=HttpWandb(url=settings.wandb_url) if settings.wandb_url else None,
         webhooks=HttpWebhookSender(allowed=parse_networks(settings.webhook_allow)),
         records=_records(settings),
         identity=identity_provider(settings),

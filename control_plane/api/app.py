@@ -50,6 +50,7 @@ from control_plane.tenant_data import routes as deletions
 from control_plane.tenants import routes_admin, routes_members
 from control_plane.tenants import routes_audit as audit_log
 from control_plane.tenants import routes_keys as api_keys
+from control_plane.tracking import routes as integrations
 
 VERSION = "0.1.0"
 JOB_PATHS = ("/v1/fine_tuning/jobs", "/v1/fine-tuning/jobs", "/v1/jobs")
@@ -96,6 +97,7 @@ def _routes() -> Sequence[BaseRoute]:
     for path in JOB_PATHS:
         whole.include_router(jobs.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(evaluations.router, prefix=path, include_in_schema=path == JOB_PATHS[0])
+        whole.include_router(integrations.job_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
         whole.include_router(usage.cost_router, prefix=path, include_in_schema=path == JOB_PATHS[0])
     whole.add_api_route("/v1/fine-tunes/estimate-price", fine_tuning.estimate, methods=["POST"], include_in_schema=False)
     for router in (
@@ -103,8 +105,8 @@ def _routes() -> Sequence[BaseRoute]:
         datasets.datasets_router, datasets.suites_router, evaluations.suites_router, models.router, queue.router, quota.router,
         routes_recipes.router, routes_recipes.admin_router, routes_exports.router, adapters.manifests_router, evaluations.adapters_router,
         adapters.router, completions.model_routes_router, completions.router, api_keys.router, routes_members.router, audit_log.router,
-        webhook_endpoints.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router, routes_budgets.router,
-        routes_operators.router, deletions.router, routes_health.router, metrics.router, console.router,
+        webhook_endpoints.router, integrations.router, routes_admin.router, admin_nodes.router, usage.router, invoices.router,
+        routes_budgets.router, routes_operators.router, deletions.router, routes_health.router, metrics.router, console.router,
     ):  # fmt: skip
         whole.include_router(router)
     return whole.routes

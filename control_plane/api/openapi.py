@@ -43,6 +43,7 @@ TAGS: Mapping[str, str] = {
     "members": "Members of a tenant and their roles.",
     "audit_log": "Record of who changed what.",
     "webhooks": "Endpoints that events are sent to, and their deliveries.",
+    "integrations": "Your accounts at other services that jobs report to.",
     "deletions": "Export or delete everything a tenant has, with proof.",
     "operators": "Administration of the whole platform. Requires an operator key.",
     "health": "State of this process, for orchestrators and monitoring.",

@@ -41,7 +41,7 @@ from control_plane.jobs.transitions import locked, record
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import FOR_OPERATORS, Event
 from control_plane.platform.job_states import FINAL, JobState
-from control_plane.platform.protocols import RunLog, TrackedRun
+from control_plane.platform.protocols import RunLog, Tables, TrackedRun
 from control_plane.queue.tables import reservations
 from ft_assets.telemetry.redaction import without_credentials
 from ft_assets.training.loss_curve_svg import loss_curve_svg
@@ -197,11 +197,11 @@ def track_again(platform: Platform, held: Claim, *, outcome: str) -> None:
         tracked.end(outcome=outcome)
 
 
-def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes]) -> None:
-    """Attach `files` to a tracked run that has ended; :func:`flush` waits for them."""
+def attach(platform: Platform, run: TrackedRun, files: Mapping[str, bytes], tables: Tables) -> None:
+    """Attach `files` and `tables` to a tracked run that has ended; :func:`flush` waits for them."""
     if platform.tracker is not None:
         with _unharmed("tracking"):
-            platform.tracker.attach(run, files)
+            platform.tracker.attach(run, files, tables)
 
 
 def flush(platform: Platform) -> None:

@@ -41,6 +41,7 @@ MODULES = {
     "tenant.account.quota_commands": ("quota",),
     "tenant.account.usage_commands": ("usage", "cost", "invoice", "invoices", "budgets"),
     "tenant.account.webhook_commands": ("webhooks",),
+    "tenant.account.wandb_commands": ("wandb",),
     "tenant.account.audit_commands": ("audit",),
     "admin.admin_commands": ("admin",),
 }

@@ -19,6 +19,7 @@ from control_plane.client.resources.account import (
     Members,
     Queues,
     Quotas,
+    WandbIntegration,
 )
 from control_plane.client.resources.adapters import Adapters
 from control_plane.client.resources.admin import Admin
@@ -89,6 +90,7 @@ class FtClient:
         self.members = Members(connection)
         self.api_keys = ApiKeys(connection)
         self.audit_log = AuditLog(connection)
+        self.wandb = WandbIntegration(connection)
         self.webhook_endpoints = WebhookEndpoints(connection)
         self.data_export = DataExport(connection)
         self.deletions = Deletions(connection)

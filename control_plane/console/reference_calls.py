@@ -78,6 +78,7 @@ FT: Mapping[str, str] = {
     "POST /v1/fine_tuning/jobs/{job_id}/resume": "ft resume {job_id}", "GET /v1/fine_tuning/jobs/{job_id}/events": "ft logs {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/logs": "ft logs {job_id} --training",
     "GET /v1/fine_tuning/jobs/{job_id}/metrics.csv": "ft metrics {job_id}",
+    "GET /v1/fine_tuning/jobs/{job_id}/tensorboard": "ft metrics {job_id} --tensorboard DIR",
     "GET /v1/fine_tuning/jobs/{job_id}/checkpoints": "ft checkpoints {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/cost": "ft cost {job_id}", "GET /v1/fine_tuning/jobs/{job_id}/evaluation": "ft eval {job_id}",
     "GET /v1/fine_tuning/jobs/{job_id}/evaluation/samples": "ft eval {job_id} --samples",
@@ -118,7 +119,8 @@ FT: Mapping[str, str] = {
     "GET /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries": "ft webhooks deliveries {webhook_endpoint_id}",
     "POST /v1/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/replay":
         "ft webhooks replay {webhook_endpoint_id} {delivery_id}",
-    "GET /v1/webhook_event_types": "ft webhooks types",
+    "GET /v1/webhook_event_types": "ft webhooks types", "PUT /v1/integrations/wandb": "ft wandb set",
+    "GET /v1/integrations/wandb": "ft wandb show", "DELETE /v1/integrations/wandb": "ft wandb remove",
 }  # fmt: skip
 """By method and path: the command with the path's parameters; words in capitals are for the reader to fill in."""
 

@@ -16,6 +16,7 @@ from control_plane.jobs import service as jobs
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import Event
 from control_plane.platform.pagination import Page
+from control_plane.platform.protocols import Tables
 from ft_assets import layout
 from ft_assets.errors import InvalidRequest, NotFound
 from ft_assets.evals.config import EvalConfig
@@ -26,6 +27,8 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.report import EvalReport
 
 MAX_PAGE = 200
+SCORE_COLUMNS = ("suite", "metric", "n", "base", "adapter", "previous", "gain", "ci_low", "ci_high", "p_value")
+FINDING_COLUMNS = ("rule", "code", "passed", "blocking", "detail", "next_step")
 Only = Literal["changed", "worse", "better"]
 """``changed``: any answer that differs from the base's, whatever its score."""
 CHANGES = ("worse", "better", "changed", "same")
@@ -72,6 +75,13 @@ class Evaluated:
         bare = replace(self, report=replace(self.report, samples=()))
         page = f"{report.markdown_table(bare.report)}\n\n{self.verdict_markdown}\n"
         return {"evaluation/report.json": health.as_json(bare.to_dict()), "evaluation/report.md": page.encode()}
+
+    @property
+    def tables(self) -> Tables:
+        """Return the scores and the gate's findings as tables, by which a tracker compares runs; without any row of the tenant's data."""
+        scores = [{name: getattr(score, name) for name in SCORE_COLUMNS} for score in self.report.scores]
+        findings = [{name: getattr(finding, name) for name in FINDING_COLUMNS} for finding in self.verdict.findings]
+        return {path: rows for path, rows in (("evaluation/scores.json", scores), ("evaluation/gate.json", findings)) if rows}
 
     @property
     def verdict_markdown(self) -> str:

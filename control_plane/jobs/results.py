@@ -43,21 +43,28 @@ def table(platform: Platform, job_id: str) -> BinaryIO:
     Training and validation metrics of a step share a row; if a step was trained twice, the last values count. Known columns come first,
     then those of the method by name.
     """
-    out = _opened()
-    step = sa.cast(job_events.c.data["step"].astext, sa.BigInteger)
+    out = opened()
     with platform.engine.connect() as conn:
         columns = _columns(conn, job_id)
-        out.write(_line(columns))
-        for number, lines in itertools.groupby(_measured(conn, job_id, step, job_events.c.seq), lambda m: int(m["step"])):
-            row = {"step": number} | {k: v for line in lines for k, v in line.items() if isinstance(v, int | float | str)}
-            out.write(_line([_cell(name, row.get(name)) for name in columns]))
+    out.write(_line(columns))
+    for row in steps(platform, job_id):
+        out.write(_line([_cell(name, row.get(name)) for name in columns]))
     out.seek(0)
     return out
 
 
+def steps(platform: Platform, job_id: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the values of each step, its number as ``step``; read through a cursor."""
+    step = sa.cast(job_events.c.data["step"].astext, sa.BigInteger)
+    with platform.engine.connect() as conn:
+        for number, lines in itertools.groupby(_measured(conn, job_id, step, job_events.c.seq), lambda m: int(m["step"])):
+            values = {k: v for line in lines for k, v in line.items() if isinstance(v, int | float | str) and k not in LEFT_OUT}
+            yield values | {"step": number}
+
+
 def listed(platform: Platform, job_id: str) -> BinaryIO:
     """Return the same as a JSON list, in the order reported."""
-    out = _opened()
+    out = opened()
     out.write(b'{"object":"list","data":[')
     with platform.engine.connect() as conn:
         for number, line in enumerate(_measured(conn, job_id, job_events.c.seq)):
@@ -104,8 +111,9 @@ def _spread(conn: Connection, job_id: str, most: int) -> Iterator[Mapping[str, A
     return iter(conn.execute(sa.select(found.c.data).order_by(found.c.seq)).scalars())
 
 
-def _opened() -> BinaryIO:
-    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))  # the caller closes it
+def opened() -> BinaryIO:
+    """Return a place for a table, in memory while it is small; the caller closes it."""
+    return cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES))
 
 
 def _measured(conn: Connection, job_id: str, *order: sa.ColumnElement[Any]) -> Iterator[Mapping[str, Any]]:

@@ -75,7 +75,8 @@ class CreateJob(ApiModel):
     metadata: dict[str, str] | None = None
     """Up to 16 key-value pairs, returned with the job and usable as a filter. Keys have at most 64 characters, values at most 512."""
     integrations: list[JsonObject] | None = None
-    """Must be null or empty: no third-party integrations are supported."""
+    """Sends the metrics to Weights & Biases with the key that you stored; at most one:
+    `[{"type": "wandb", "wandb": {"project": ..., "name": ..., "entity": ..., "tags": [...]}}]`."""
     method: str | JsonObject | None = None
     """Training method, as an object such as `{"type": "dpo", "dpo": {"hyperparameters": {...}}}` or as one word: `supervised` (or `sft`),
     `dpo`, `orpo`, `kto`, `simpo` or `cpt`. `lora`, `qlora` and `full` mean supervised fine-tuning with that kind of adapter. Default:

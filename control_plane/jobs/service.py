@@ -37,6 +37,7 @@ from control_plane.tenants.rules import Tenant
 from control_plane.tenants.service import find_tenant, refuse_suspended, refuse_while_deleted
 from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.tables import tenants
+from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets.base_models import BaseModel
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
@@ -138,6 +139,8 @@ class _Resolved:
 
 def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved:
     """The request planned on its base model, before files and quotas are checked."""
+    if request.body.get("integrations"):
+        _refuse_without_key(platform, tenant)
     on_base, warm_start = warm_starts.on_base(platform, tenant, request)
     model = platform.models.check_submittable(on_base.model, today=platform.clock().date())
     placed = job_plan.placed(platform, on_base, model, tier=request.tier or get_tenant(platform, tenant).tier)
@@ -145,6 +148,23 @@ def _resolved(platform: Platform, tenant: str, request: JobRequest) -> _Resolved
     task_files.check(evaluated.chosen_suites(settings.eval_suites), settings.eval_task_dirs, settings.eval_data_dir)
     expected = expected_time.of_request(platform, tenant, on_base, model, placed)
     return _Resolved(request=on_base, model=model, warm_start=warm_start, recipe=placed.plan.recipe.label, expected=expected)
+
+
+def _refuse_without_key(platform: Platform, tenant: str) -> None:
+    """Refuse an integration that cannot send anything: W&B is the only one."""
+    if platform.wandb is None:
+        raise InvalidRequest(
+            "this installation sends nothing to Weights & Biases (FT_WANDB_URL is off); leave integrations out",
+            code="unsupported_integration",
+            param="integrations",
+        )
+    with platform.engine.connect() as conn:
+        if conn.execute(sa.select(integrations.c.type).where(integrations.c.tenant_id == tenant)).first() is None:
+            raise InvalidRequest(
+                "no key for Weights & Biases is stored; set one with `ft wandb set` or PUT /v1/integrations/wandb",
+                code="integration_key_missing",
+                param="integrations",
+            )
 
 
 def _admit(owner: Tenant, usage: Usage, requested: _Resolved, tier: str) -> None:
@@ -412,6 +432,8 @@ def _insert(conn: Connection, tenant: str, requested: _Resolved, *, tier: str, d
         "created_at": now,
     }
     conn.execute(sa.insert(jobs).values(**values))
+    if request.body.get("integrations"):
+        conn.execute(sa.insert(wandb_runs).values(job_id=job_id, next_at=now))
     accepted = events.Event(code="job_created", message=f"Created fine-tuning job: {job_id}", data={"tier": tier, "model": model.id})
     record(conn, job_id, accepted, now=now)
     return job_row(conn, tenant, job_id)

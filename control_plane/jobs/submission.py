@@ -3,7 +3,7 @@
 ``method`` is OpenAI's object (``{"type": "dpo", "dpo": {"hyperparameters": {...}}}``) or one word (``"dpo"``, or ``"qlora"`` for SFT with
 that adapter); the kind of adapter may also be given at the top level or among the hyperparameters. Unsupported values are refused with the
 name of the field. ``spot`` is a preference: :mod:`control_plane.capacity.pools` decides which jobs move to spot pools, and it never refuses
-a job. ``integrations`` must be empty.
+a job. ``integrations`` may name a project of Weights & Biases, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ MAX_SUFFIX = 64
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits on metadata."""
 MAX_SEED = 2**31 - 1
+WANDB_RESERVED = re.compile(r"[/\\#?%:]")
+MAX_WANDB_NAME, MAX_WANDB_TAG, MAX_WANDB_TAGS = 128, 64, 50
+"""W&B's limits on names of projects and on tags; the number of tags is ours."""
 TYPES: Mapping[str, type | tuple[type, ...]] = {
     "model": str, "training_file": str, "validation_file": str, "suffix": str, "seed": int, "metadata": dict, "integrations": list,
     "hyperparameters": dict, "method": (str, dict), "eval_config": dict, "tier": str, "spot": bool, "recipe": str, "hardware": dict,
@@ -248,15 +251,42 @@ def _hyperparameters(given: Mapping[str, Any], of_method: Any) -> dict[str, obje
 
 
 def _check_integrations(requested: list[Any] | None) -> None:
-    if not requested:
-        return
-    kind = requested[0].get("type") if isinstance(requested[0], dict) else requested[0]
-    raise InvalidRequest(
-        f"integration {str(kind)[:80]!r} is not offered, and nothing is sent to other services; leave integrations out: each attempt is "
-        "tracked in the platform's MLflow, and GET /v1/fine_tuning/jobs/ID/metrics has every step",
-        code="unsupported_integration",
-        param="integrations",
-    )
+    """Refuse what is not OpenAI's ``[{"type": "wandb", "wandb": {"project": ...}}]``."""
+    for given in requested or ():
+        kind = given.get("type") if isinstance(given, dict) else given
+        if not isinstance(given, dict) or kind != "wandb":
+            raise InvalidRequest(
+                f"integration {str(kind)[:80]!r} is not offered; the only one is wandb",
+                code="unsupported_integration",
+                param="integrations",
+            )
+        _check_wandb(given)
+    if len(requested or ()) > 1:
+        raise _wandb_error("a job has one run at Weights & Biases; name one integration")
+
+
+def _check_wandb(given: Mapping[str, Any]) -> None:
+    wandb = given.get("wandb")
+    if not isinstance(wandb, dict) or set(given) != {"type", "wandb"} or not set(wandb) <= {"project", "name", "entity", "tags"}:
+        raise _wandb_error('write {"type": "wandb", "wandb": {"project": ..., "name": ..., "entity": ..., "tags": [...]}}')
+    tags = wandb.get("tags") or []
+    if not isinstance(tags, list) or len(tags) > MAX_WANDB_TAGS or not all(_is_name(tag, MAX_WANDB_TAG) for tag in tags):
+        raise _wandb_error(f"tags are up to {MAX_WANDB_TAGS} texts of 1 to {MAX_WANDB_TAG} characters", "tags")
+    for name in ("project", "name", "entity"):
+        value = wandb.get(name)
+        if value is None and name != "project":
+            continue
+        if not _is_name(value, MAX_WANDB_NAME) or (name != "name" and WANDB_RESERVED.search(value)):
+            raise _wandb_error(f"{name} {str(value)[:80]!r} is not a text of 1 to {MAX_WANDB_NAME} characters without / \\ # ? % :", name)
+
+
+def _is_name(value: Any, max_chars: int) -> bool:
+    return isinstance(value, str) and len(value.strip()) > 0 and len(value) <= max_chars
+
+
+def _wandb_error(message: str, field: str = "") -> InvalidRequest:
+    param = f"integrations.wandb.{field}" if field else "integrations"
+    return InvalidRequest(message, code="invalid_integration", param=param)
 
 
 def _suffix(value: str | None) -> str | None:

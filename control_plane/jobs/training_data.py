@@ -21,7 +21,7 @@ from ft_assets.datasets.checks.quality_warnings import quality_warnings
 from ft_assets.datasets.packs.manifest import PackManifest
 from ft_assets.datasets.packs.source import has_own_split
 from ft_assets.datasets.split import automatic_fraction, held_out
-from ft_assets.datasets.tokens.reasoning import Openings, Switch
+from ft_assets.datasets.tokens.reasoning_probe import Openings, Switch
 from ft_assets.training.spec import TrainingSpec
 
 JOB_DOUBTS = frozenset(("many_epochs", "validation_overlap"))

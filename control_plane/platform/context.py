@@ -21,6 +21,7 @@ from control_plane.platform.protocols import (
     ObjectStore,
     TenantRecords,
     Tracker,
+    Wandb,
     WebhookSender,
 )
 from control_plane.platform.settings import Settings
@@ -94,6 +95,8 @@ class Platform:
     """Returns the present time, with its time zone."""
     tracker: Tracker | None = None
     """None if runs are not tracked."""
+    wandb: Wandb | None = None
+    """None if nothing is sent to Weights & Biases."""
     registry: ModelRegistry | None = None
     """None if adapters are not mirrored as registered models."""
     webhooks: WebhookSender | None = None

@@ -189,14 +189,18 @@ class TrackedRun:
         return f"{self.job_id}-a{self.attempt}"
 
 
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+NO_TABLES: Tables = {}
+
+
 class RunLog(Protocol):
     """A run that is being written; calls return at once, whatever the tracker behind it does."""
 
     def log(self, metrics: Sequence[Mapping[str, Any]]) -> None:
         """Measurements, each with ``step`` and ``time``; more than the tracker can take are dropped and counted."""
 
-    def attach(self, files: Mapping[str, bytes]) -> None:
-        """Files by path, to be looked at with the run; one of a path that it has replaces that."""
+    def attach(self, files: Mapping[str, bytes], tables: Tables = NO_TABLES) -> None:
+        """Files by path, and tables as rows with the same columns, to be looked at with the run; a later one of a path replaces it."""
 
     def problem(self) -> str | None:
         """Why something of this run did not arrive; None as long as all does."""
@@ -243,11 +247,41 @@ class Tracker(Protocol):
     def begin(self, run: TrackedRun) -> RunLog:
         """Write to the run of this job and attempt, made on first use; whoever begins it again goes on in the same run."""
 
-    def attach(self, run: TrackedRun, files: Mapping[str, bytes]) -> None:
-        """Files for a run that has ended and stays ended; a run that was never made gets none. :meth:`flush` waits for them."""
+    def attach(self, run: TrackedRun, files: Mapping[str, bytes], tables: Tables = NO_TABLES) -> None:
+        """Files and tables for a run that has ended and stays ended; a run that was never made gets none. :meth:`flush` waits for them."""
 
     def flush(self, *, timeout_s: float) -> None:
         """Wait for what ended runs have on its way; what takes longer is lost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WandbRun:
+    """A job as a run of Weights & Biases."""
+
+    id: str
+    """The job's id."""
+    project: str
+    entity: str | None
+    """User or team that owns the project; None: the default of the key."""
+    name: str
+    tags: Sequence[str]
+    config: Mapping[str, Any]
+
+
+class Wandb(Protocol):
+    """Weights & Biases, with a tenant's key. Every call raises ``Unavailable`` with the reason if it fails, and may be repeated."""
+
+    def open(self, run: WandbRun, *, key: str) -> str:
+        """Create the run unless it exists, and return its entity."""
+
+    def append(
+        self, run: WandbRun, lines: Sequence[Mapping[str, Any]], *, entity: str, offset: int, summary: Mapping[str, Any],
+        exit_code: int | None, key: str,
+    ) -> None:  # fmt: skip
+        """Write `lines` of the history from line `offset` on, replace the summary, and end the run if there is an `exit_code`."""
+
+    def address(self, run: WandbRun, *, entity: str) -> str:
+        """Return the URL at which people look at the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -124,6 +124,9 @@ class Settings:
     mlflow_uri: str = ""
     """``FT_MLFLOW_URI``: tracking store that every attempt is copied to: a database (``postgresql+psycopg2://...``), a server
     (``http://...``) or ``off``. Default ``sqlite:///<home>/mlflow.db``; empty here: off."""
+    wandb_url: str = "https://api.wandb.ai"
+    """``FT_WANDB_URL``: API of Weights & Biases, or of a server of one's own, to which the worker sends the metrics of jobs with that
+    integration; ``off`` (empty here): the integration is refused."""
     cold_dir: Path | None = None
     """``FT_COLD_DIR``: where a local object store moves datasets that nobody uses, e.g. a slower disk. Default: none, they stay."""
     cold_storage_class: str = "STANDARD_IA"
@@ -340,6 +343,7 @@ _BY_NAME: Mapping[str, Callable[[str], Any]] = {
         ("hub_endpoint", "judge_url", "otlp_endpoint", "prometheus_url", "public_url", "internal_url", "dagster_public_url"), _address
     ),
     **dict.fromkeys(("safety_classifier", "cold_storage_class", "mlflow_uri"), _unless_off),
+    "wandb_url": lambda text: "" if text == "off" else _address(text),
     **dict.fromkeys(("heartbeat_timeout_s", "heartbeat_grace_s"), _SECONDS),
     **dict.fromkeys(("start_timeout_s", "max_restart_pause_s"), _at_least(1.0)),
     **dict.fromkeys(("prepare_runs", "run_days", "start_attempts"), _at_least(1, int)),

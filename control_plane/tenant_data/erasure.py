@@ -39,6 +39,7 @@ from control_plane.serving import node_files, rollout
 from control_plane.serving.tables import deployments, model_routes, model_servers, replica_adapters
 from control_plane.tenant_data.tables import Deletion
 from control_plane.tenants.tables import audit_log, idempotency_keys
+from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets import layout
 from ft_assets.adapters.stages import Stage
 from ft_assets.errors import Conflict, NotFound
@@ -63,7 +64,7 @@ KEPT: Sequence[Mapping[str, str]] = (
 """What stays in the database about a tenant."""
 NOT_INSPECTED = (
     "logs of the platform's services and of the database server",
-    "what collectors of logs and traces, webhook endpoints and e-mail receivers were sent",
+    "what collectors of logs and traces, webhook endpoints, e-mail receivers and Weights & Biases were sent",
     "work directories of other machines: the API on each removes there what a killed process left",
     "backups, write-ahead logs, unused space in database files, and earlier versions of objects in a bucket",
 )
@@ -361,6 +362,8 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         "exports": sa.delete(exports).where(exports.c.tenant_id == tenant),
         "eval_suites": sa.delete(eval_suites).where(eval_suites.c.tenant_id == tenant),
         "model_routes": sa.delete(model_routes).where(model_routes.c.tenant_id == tenant),
+        "integrations": sa.delete(integrations).where(integrations.c.tenant_id == tenant),
+        "wandb_runs": sa.delete(wandb_runs).where(wandb_runs.c.job_id.in_(mine)),
         "idempotency_keys": sa.delete(idempotency_keys).where(idempotency_keys.c.tenant_id == tenant),
         "sweeps": sa.update(sweeps_table).where(sweeps_table.c.tenant_id == tenant).values(
             request=sweeps_table.c.request.op("-")("metadata")

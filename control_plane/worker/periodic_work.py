@@ -22,6 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
+from control_plane.tracking import wandb_runs
 from control_plane.worker import hardware, namespaces
 
 QUICK, MAINTENANCE = "quick", "maintenance"
@@ -105,4 +106,5 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
-ROUNDS = (SWEEPS, QUOTAS, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)
+TRACKING = Round(name="tracking", cron="* * * * * */5", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
+ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)

@@ -22,6 +22,7 @@ from control_plane.notifications.outbox import FAILING, MAIL, WEBHOOKS
 from control_plane.platform.context import Platform
 from control_plane.platform.task_queue import SCHEMA
 from control_plane.serving import rollout
+from control_plane.tracking.wandb_runs import TRACKING
 from control_plane.worker import attempt_watch, model_server_watch
 from control_plane.worker.periodic_work import MAINTENANCE, QUICK
 from control_plane.worker.queue_worker import QueueWorker
@@ -31,7 +32,7 @@ from resources.database.engine import CONNECTION
 from resources.object_store.probe import probe
 
 CONCURRENCY: Mapping[str, int] = {
-    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4,
+    QUICK: 3, MAINTENANCE: 2, SHORT: 2, LONG: 2, FETCHES: 2, EXPORTS: 1, WEBHOOKS: 16, FAILING: 6, MAIL: 4, TRACKING: 4,
 }  # fmt: skip
 """Tasks of each queue that run at once. Slots are apart so that long work delays no short work. Deliveries mostly wait for receivers, and
 no tenant has 16 endpoints."""

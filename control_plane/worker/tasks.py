@@ -19,6 +19,7 @@ from control_plane.datasets.uploads import uploaded_files
 from control_plane.notifications import dispatch, outbox
 from control_plane.platform.context import Platform
 from control_plane.platform.secrets import unseal
+from control_plane.tracking import wandb_runs
 from control_plane.worker.periodic_work import ROUNDS, Round
 from ft_assets.errors import FtError, IntegrityError, NotFound
 from ft_assets.telemetry import correlation
@@ -64,6 +65,7 @@ def make_app(connector: BaseConnector, platform: Platform, *, periodic: bool) ->
     app.task(name=validation_tasks.VALIDATE, retry=Again())(partial(validate, platform))
     app.task(name=validation_tasks.FETCH, retry=Again())(partial(fetch, platform))
     app.task(name=exports.EXPORT, retry=Again())(lambda export_id, tenant: exports.make(platform, tenant, export_id))
+    app.task(name=wandb_runs.SEND, retry=Again())(lambda job_id, tenant: wandb_runs.send(platform, tenant, job_id))
     for each in ROUNDS:
         _add_round(app, each.name, each.cron, each.queue, partial(_run_round, platform, each), periodic=periodic)
     return app

@@ -57,7 +57,7 @@ from ft_assets.datasets.schema import Example
 from ft_assets.datasets.split import part_of
 from ft_assets.datasets.stored_rows import load_rows, load_stored
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.datasets.tokens.reasoning import Switch
+from ft_assets.datasets.tokens.reasoning_probe import Switch
 from ft_assets.errors import IntegrityError, InvalidDataset, Unavailable
 from ft_assets.telemetry import provenance
 from ft_assets.training import hyperparameters, methods, reference_logps, requested_hyperparameters

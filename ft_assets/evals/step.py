@@ -49,7 +49,7 @@ from ft_assets.evals.scoring import report
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.scoring.review import Review, Verdicts
 from ft_assets.evals.suites import answer_metrics, safety, suite_items
-from ft_assets.evals.suites.answer_reasoning import AnswerReader
+from ft_assets.evals.suites.answer_reader import AnswerReader
 from ft_assets.retries import RetryPolicy, with_retries
 from ft_assets.telemetry import correlation
 from ft_assets.training import methods
@@ -366,4 +366,5 @@ def track(platform: Platform, tenant: str, job_id: str) -> None:
     with platform.engine.connect() as conn:
         attempt = job_row(conn, tenant, job_id).attempt
     run = TrackedRun(tenant=tenant, job_id=job_id, attempt=attempt)
-    health.attach(platform, run, load_evaluated(platform, tenant, job_id).files)
+    evaluated = load_evaluated(platform, tenant, job_id)
+    health.attach(platform, run, evaluated.files, evaluated.tables)

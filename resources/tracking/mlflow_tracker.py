@@ -6,6 +6,7 @@ Only that thread imports MLflow, which takes seconds.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import math
 import os
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from control_plane.platform.protocols import TrackedRun
+from control_plane.platform.protocols import NO_TABLES, Tables, TrackedRun
 from ft_assets.telemetry.redaction import without_credentials
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ QUIET: Mapping[str, str] = {
 """Defaults for MLflow's environment."""
 STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "cancelled": "KILLED", "paused": "KILLED", "preempted": "KILLED"}
 """MLflow's status for each outcome of an attempt; others are ``FAILED``."""
+TABLES = "mlflow.loggedArtifacts"
+"""Tag of a run by which MLflow's UI and ``load_table`` find its tables."""
 SQLITE = "sqlite:///"
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. :/]")
 NOT_METRICS = frozenset({"step", "time", "total_steps"})
@@ -69,9 +72,9 @@ class MlflowTracker:
         made.start()
         return made
 
-    def attach(self, run: TrackedRun, files: Mapping[str, bytes]) -> None:
+    def attach(self, run: TrackedRun, files: Mapping[str, bytes], tables: Tables = NO_TABLES) -> None:
         made = MlflowRunLog(uri=self.uri, run=run, over=True, on_end=self._ended.append)
-        made.attach(files)
+        made.attach(files, tables)
         made.start()
         made.end(outcome="")
 
@@ -93,6 +96,8 @@ class MlflowRunLog:
     on_end: Callable[[MlflowRunLog], None] | None = None
     _lines: queue.Queue[Mapping[str, Any]] = field(default_factory=lambda: queue.Queue(maxsize=MAX_QUEUED))
     _files: deque[tuple[str, bytes]] = field(default_factory=deque)
+    _tables: set[str] = field(default_factory=set)
+    """Paths of files that are tables."""
     _uploads: int = 0
     """Failed uploads of the first file."""
     _left_out: list[str] = field(default_factory=list)
@@ -116,8 +121,9 @@ class MlflowRunLog:
             except queue.Full:
                 self._dropped += 1
 
-    def attach(self, files: Mapping[str, bytes]) -> None:
-        for path, body in files.items():
+    def attach(self, files: Mapping[str, bytes], tables: Tables = NO_TABLES) -> None:
+        self._tables |= set(tables)
+        for path, body in (*files.items(), *((path, _table(rows)) for path, rows in tables.items())):
             if len(body) > MAX_FILE_BYTES or len(self._files) == MAX_FILES:
                 self._left_out.append(f"{path} ({len(body)} bytes; limit {MAX_FILES} files of {MAX_FILE_BYTES} bytes)")
             else:
@@ -189,6 +195,8 @@ class MlflowRunLog:
                 file.write_bytes(body)
                 folder = str(PurePosixPath(path).parent)
                 client.log_artifact(run_id, str(file), None if folder == "." else folder)
+            if path in self._tables:
+                _list_table(client, run_id, path)
         except Exception as error:
             self._uploads += 1
             if self._uploads < MAX_UPLOADS:
@@ -241,6 +249,23 @@ def _open(uri: str, run: TrackedRun, *, over: bool = False) -> tuple[MlflowClien
     for i in range(0, len(params), MAX_PARAMS):
         client.log_batch(made, params=params[i : i + MAX_PARAMS])
     return client, made
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return `rows`, which have the columns of the first, in the form of ``mlflow.log_table``; values that are not finite are null."""
+    columns = list(rows[0]) if rows else []
+    return json.dumps({"columns": columns, "data": [[_finite(row[name]) for name in columns] for row in rows]}).encode()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _list_table(client: MlflowClient, run_id: str, path: str) -> None:
+    """Show a file as a table, as ``mlflow.log_table`` does, which would append its rows to those of an earlier evaluation."""
+    listed = json.loads(client.get_run(run_id).data.tags.get(TABLES, "[]"))
+    if (entry := {"path": path, "type": "table"}) not in listed:
+        client.set_tag(run_id, TABLES, json.dumps([*listed, entry]))
 
 
 def open_client(uri: str) -> MlflowClient:

@@ -149,7 +149,6 @@ def test_a_setting_under_the_name_of_another_tool_is_refused_by_name() -> None:
         ({"wandb_project": "mine"}, "unknown_parameter"),
         ({"report_to": "wandb"}, "unknown_parameter"),
         ({"n_checkpoints": 2}, "unknown_parameter"),
-        ({"integrations": [{"type": "wandb", "wandb": {"project": "mine"}}]}, "unsupported_integration"),
         ({"method": {"type": "reinforcement"}}, "unsupported_method"),
         ({"method": "grpo"}, "unsupported_method"),
     ],

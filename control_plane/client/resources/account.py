@@ -65,6 +65,22 @@ class ApiKeys(Resource):
         return self._api.call("DELETE", at("/v1/api_keys/{key_id}", key_id))
 
 
+class WandbIntegration(Resource):
+    """The tenant's key for Weights & Biases."""
+
+    def set(self, *, api_key: str) -> Record:
+        """Stores the key, in place of an earlier one; it is never returned."""
+        return self._api.call("PUT", at("/v1/integrations/wandb"), json={"api_key": api_key}, repeatable=True)
+
+    def retrieve(self) -> Record:
+        """Returns when a key was stored, and its last characters."""
+        return self._api.call("GET", at("/v1/integrations/wandb"))
+
+    def remove(self) -> Record:
+        """Deletes the key; running jobs stop sending."""
+        return self._api.call("DELETE", at("/v1/integrations/wandb"))
+
+
 class Members(Resource):
     """Members of the tenant."""
 

@@ -134,6 +134,10 @@ class Jobs(Resource):
         """Returns the same as CSV: one row per step."""
         return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/metrics.csv", job_id))
 
+    def tensorboard(self, job_id: str) -> bytes:
+        """Returns the same as an event file of TensorBoard."""
+        return self._api.content(at("/v1/fine_tuning/jobs/{job_id}/tensorboard", job_id))
+
     def compare(self, job_ids: Sequence[str]) -> Record:
         """Compares 2 to 100 jobs side by side."""
         return self._api.call("GET", at("/v1/fine_tuning/jobs/compare"), params={"ids": ",".join(job_ids)})

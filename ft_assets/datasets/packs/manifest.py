@@ -55,7 +55,7 @@ class PackManifest:
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss: the chat template writes them differently once more messages follow."""
     openings: dict[str, dict[str, int]] = field(default_factory=dict)
-    """How the answers begin, by variables of the template (``reasoning.Openings``)."""
+    """How the answers begin, by variables of the template (``reasoning_probe.Openings``)."""
     format: int = 1
 
     @property

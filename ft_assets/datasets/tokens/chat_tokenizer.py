@@ -33,7 +33,7 @@ from ft_assets.datasets.tokens.encoders import UNCUT, Encoder, Job, Mark, Plan, 
 from ft_assets.datasets.tokens.escapes import NO_ESCAPES, Escapes, placeholders_kept, spell_out
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs, TurnLoss, labels, turn_loss
 from ft_assets.datasets.tokens.patterns import MAX_PATTERNS, Pattern, Patterns, literal_pieces, plain_contents
-from ft_assets.datasets.tokens.reasoning import Reasoning
+from ft_assets.datasets.tokens.reasoning_probe import Reasoning
 from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate, Span
 from ft_assets.errors import InvalidDataset, InvalidRequest, Unavailable
 from ft_assets.typed_json import JsonObject

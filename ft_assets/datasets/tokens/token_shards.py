@@ -24,7 +24,7 @@ from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.encoders import UNCUT
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
-from ft_assets.datasets.tokens.reasoning import Openings, Reasoning
+from ft_assets.datasets.tokens.reasoning_probe import Openings, Reasoning
 from ft_assets.durable_files import sync_to_disk, write_durable
 from ft_assets.errors import InvalidDataset
 
@@ -52,7 +52,7 @@ class Tally:
     untrained_turns: int = 0
     """Assistant turns of weight 1 without loss, because the template writes them differently once more messages follow."""
     openings: dict[str, dict[str, int]] = field(default_factory=dict)
-    """How the answers begin (``reasoning.Openings``)."""
+    """How the answers begin (``reasoning_probe.Openings``)."""
 
     def drop(self, code: str, row: int, reason: str | None = None) -> None:
         if reason is not None:

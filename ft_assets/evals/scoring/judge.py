@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from ft_assets.evals.scoring.significance import binomial_at_most
 from ft_assets.evals.suites.answer_metrics import Interval, mean, paired_difference
-from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader
+from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader
 from ft_assets.evals.suites.endpoint import Completion, Endpoint, EndpointFailed
 from ft_assets.evals.suites.suite_items import HOLDOUT, Item
 from ft_assets.typed_json import JsonObject

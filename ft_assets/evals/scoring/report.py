@@ -30,7 +30,7 @@ from ft_assets.evals.scoring.scores import (
 from ft_assets.evals.suites import answer_metrics as metrics
 from ft_assets.evals.suites import golden
 from ft_assets.evals.suites import suite_items as suites
-from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader, ReasoningSummary
+from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader, ReasoningSummary
 from ft_assets.evals.suites.suite_items import CAPABILITY, GOLDEN, SAFETY, Item
 from ft_assets.training.methods import Method
 from ft_assets.typed_json import from_json

@@ -15,7 +15,7 @@ from typing import Any
 from ft_assets.evals.scoring import judge
 from ft_assets.evals.scoring.judge import JudgeSettings
 from ft_assets.evals.suites import safety, suite_items
-from ft_assets.evals.suites.answer_reasoning import STRIP, AnswerReader
+from ft_assets.evals.suites.answer_reader import STRIP, AnswerReader
 from ft_assets.evals.suites.endpoint import Endpoint
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Decoding, Item
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ft_assets.evals.scoring.judge import PairOutcome, pair_outcome
 from ft_assets.evals.scoring.scores import SUBJECTS, Subjects, answers_of, primary
 from ft_assets.evals.suites import answer_metrics, golden, safety
-from ft_assets.evals.suites.answer_reasoning import REASONING
+from ft_assets.evals.suites.answer_reader import REASONING
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, SAFETY, Item
 
 SAMPLE_ROWS = 20

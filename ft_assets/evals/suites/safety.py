@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from ft_assets.datasets.tokens.reasoning import THINK_MARKS, Marks
+from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
 from ft_assets.errors import InvalidRequest, Unavailable
 from ft_assets.evals.suites.endpoint import SAFETY_KEY, Endpoint, EndpointFailed
 from ft_assets.evals.suites.suite_items import Decoding, Item, Suite, conversation_suite

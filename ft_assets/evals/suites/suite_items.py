@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ft_assets.datasets.schema import REASONING_FIELDS, TemplateValue
-from ft_assets.datasets.tokens.reasoning import Marks
+from ft_assets.datasets.tokens.reasoning_probe import Marks
 from ft_assets.evals.suites import answer_metrics, golden, preferences
 from ft_assets.evals.suites import model_requests as requests
 from ft_assets.typed_json import JsonObject, from_json

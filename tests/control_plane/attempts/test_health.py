@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -154,6 +154,7 @@ class MemoryTracker:
     runs: list[TrackedRun] = field(default_factory=list)
     lines: list[Any] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
+    tables: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     outcome: str | None = None
     flushed: bool = False
 
@@ -164,8 +165,11 @@ class MemoryTracker:
     def log(self, metrics: Sequence[Any]) -> None:
         self.lines += metrics
 
-    def attach(self, *given: Any, **_named: Any) -> None:
-        self.files |= given[-1]
+    def attach(self, *given: Any) -> None:
+        """Of a run, or of one that has ended: that run, its files, and its tables if it has any."""
+        _, files, tables = given if len(given) == 3 else (None, *given, {})
+        self.files |= files
+        self.tables |= tables
 
     def problem(self) -> str | None:
         return self.broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -15,14 +16,16 @@ from control_plane.tenant_data import deletion
 from control_plane.tenants import members
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from control_plane.tracking import service as integrations
+from resources.tracking.wandb_server import HttpWandb
 from tests.control_plane.console.conftest import Visitor
 from tests.support.servers.webhook_receiver import until
 
 
 @pytest.fixture(scope="module")
 def platform(new_platform: Callable[..., Platform]) -> Platform:
-    """Sends webhooks to this machine."""
-    return new_platform(webhook_allow="127.0.0.0/8")
+    """Sends webhooks to this machine, and metrics nowhere."""
+    return replace(new_platform(webhook_allow="127.0.0.0/8"), wandb=HttpWandb(url="http://127.0.0.1:9"))
 
 
 def test_a_budget_is_created_changed_and_deleted(platform: Platform, tenant: Tenant, visitor: Visitor, other: Visitor) -> None:
@@ -64,6 +67,21 @@ def test_a_member_gets_no_mail_once_it_is_switched_off(platform: Platform, tenan
         visitor.post(f"/console/settings/members/{person.id}/notify", notify=chosen)
         assert members.get(platform, tenant.id, person.id).notify is is_on
     assert "ada@example.com" in visitor.get("/console/settings").text
+
+
+def test_a_key_for_weights_and_biases_is_stored_replaced_and_removed_and_never_shown(
+    platform: Platform, tenant: Tenant, visitor: Visitor
+) -> None:
+    path = "/console/settings/wandb"
+    assert "No key is stored" in visitor.get("/console/settings").text
+    assert visitor.post(path, api_key="short").status_code == 400
+    for key in ("0123456789abcdef" * 3, "fedcba9876543210" * 3):
+        visitor.post(path, api_key=key)
+        page = visitor.get("/console/settings").text
+        assert integrations.get_wandb(platform, tenant.id).hint == f"...{key[-4:]}" and f"...{key[-4:]}" in page
+        assert key not in page
+    visitor.post(f"{path}/remove")
+    assert integrations.find_wandb(platform, tenant.id) is None
 
 
 def test_a_rotated_key_works_beside_its_successor_until_the_stated_time(platform: Platform, tenant: Tenant, visitor: Visitor) -> None:

@@ -417,5 +417,8 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     assert set(tracker.files) == {"evaluation/report.json", "evaluation/report.md"}
     assert "task_not_better" in tracker.files["evaluation/report.md"].decode()
     assert json.loads(tracker.files["evaluation/report.json"])["verdict"]["outcome"] == "quarantined"
-    assert b"a tenant's row" not in b"".join(tracker.files.values())
+    assert b"a tenant's row" not in b"".join(tracker.files.values()) and "a tenant's row" not in str(tracker.tables)
+    scores, gate = tracker.tables["evaluation/scores.json"], tracker.tables["evaluation/gate.json"]
+    assert [(row["suite"], row["metric"]) for row in scores] == [(s.suite, s.metric) for s in stored.report.scores] != []
+    assert [row["code"] for row in gate if not row["passed"]] == ["task_not_better"]
     evaluation_step.track(operated, tenant.id, job_id)  # nothing is tracked: nothing happens

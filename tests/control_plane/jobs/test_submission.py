@@ -121,11 +121,41 @@ def test_hardware_is_recorded_and_no_integrations_are_fine() -> None:
     assert request.body["integrations"] == []
 
 
-@pytest.mark.parametrize("integrations", [[{"type": "wandb", "wandb": {"project": "p"}}], ["wandb"], [None], [{}]])
-def test_an_integration_is_refused_instead_of_ignored(integrations: list[Any]) -> None:
-    with pytest.raises(InvalidRequest, match=r"MLflow.*has every step") as refused:
+@pytest.mark.parametrize("integrations", [["wandb"], [None], [{}], [{"type": "mlflow"}]])
+def test_an_integration_that_does_not_exist_is_refused_instead_of_ignored(integrations: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match="the only one is wandb") as refused:
         read(integrations=integrations)
     assert (refused.value.code, refused.value.param) == ("unsupported_integration", "integrations")
+
+
+def test_a_run_at_weights_and_biases_is_recorded_as_requested() -> None:
+    wandb = {"type": "wandb", "wandb": {"project": "bots", "name": "a/b: c", "entity": None, "tags": ["x"]}}
+    assert read(integrations=[wandb]).body["integrations"] == [wandb]
+
+
+@pytest.mark.parametrize(
+    ("wandb", "param"),
+    [
+        (None, "integrations"), ({}, "integrations.wandb.project"), ({"project": "p", "api_key": "k"}, "integrations"),
+        ({"project": ""}, "integrations.wandb.project"), ({"project": " "}, "integrations.wandb.project"),
+        ({"project": "a/b"}, "integrations.wandb.project"), ({"project": "p" * 129}, "integrations.wandb.project"),
+        ({"project": "p", "entity": "a?b"}, "integrations.wandb.entity"), ({"project": "p", "name": 7}, "integrations.wandb.name"),
+        ({"project": "p", "tags": "x"}, "integrations.wandb.tags"), ({"project": "p", "tags": [""]}, "integrations.wandb.tags"),
+        ({"project": "p", "tags": ["t" * 65]}, "integrations.wandb.tags"),
+        ({"project": "p", "tags": ["t"] * 51}, "integrations.wandb.tags"),
+    ],
+)  # fmt: skip
+def test_a_run_that_weights_and_biases_would_not_take_is_refused(wandb: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(integrations=[{"type": "wandb", "wandb": wandb}])
+    assert (refused.value.code, refused.value.param) == ("invalid_integration", param)
+
+
+def test_a_job_has_one_run_at_weights_and_biases() -> None:
+    wandb = {"type": "wandb", "wandb": {"project": "p"}}
+    with pytest.raises(InvalidRequest, match="one run") as refused:
+        read(integrations=[wandb, wandb])
+    assert refused.value.code == "invalid_integration"
 
 
 @pytest.mark.parametrize("config", [{"min_gain": 1}, {"max_items": 0}, {"skip": ["adapter_applied"]}])

@@ -32,6 +32,7 @@ from control_plane.platform.context import Actor, Platform
 from control_plane.tenant_data import export
 from control_plane.tenants import service as tenants
 from control_plane.tenants.rules import Tenant
+from control_plane.tracking.tables import integrations
 from ft_assets import layout
 from ft_assets.errors import IntegrityError
 from tests.support.jobs.finished_job import finish
@@ -56,6 +57,8 @@ def filled(platform: Platform, api_url: str, write_chat_rows: Callable[..., Path
         with platform.engine.begin() as conn:
             secrets = [{"secret": SECRET, "until": None}]
             conn.execute(sa.insert(webhook_endpoints).values(**row, sealed_url=SEALED, secrets=secrets, created_at=now, updated_at=now))
+            wandb = {"tenant_id": tenant.id, "type": "wandb", "sealed_key": SEALED, "hint": "...wxyz"}
+            conn.execute(sa.insert(integrations).values(**wandb, created_at=now, updated_at=now))
             enter(conn, tenant.id, job.id, amount_micros=1234, gpu_type="H200", gpu_seconds=9.0)
         key = tenants.create_key(platform, tenant.id, name="admin", scopes=["admin"]).secret
         person = {"email": f"ada@{tenant.id}.example.com", "role": "admin"}
@@ -93,6 +96,7 @@ def test_the_archive_holds_everything_of_its_tenant_and_nothing_else(
     assert [row["amount_micros"] for row in rows("ledger_entries")] == [1234]
     assert mine["email"] in [row["email"] for row in rows("members")]
     assert [row["id"] for row in rows("webhook_endpoints")] == [mine["hook"]]
+    assert [row["hint"] for row in rows("integrations")] == ["...wxyz"]
     assert {line["tenant_id"] for line in rows("audit_log")} == {tenant.id}
     everything = b"".join(content.values()).decode(errors="replace")
     for name in ("file", "job", "adapter", "hook", "email"):

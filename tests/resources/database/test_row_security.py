@@ -25,8 +25,8 @@ OF_THE_PLATFORM = {
 }  # fmt: skip
 """Tables that hold nothing of any tenant."""
 BY_PARENT = {
-    "job_events", "health_verdicts", "reservations", "attempts", "checkpoints", "sweep_trials", "deployments", "replica_adapters",
-    "deletion_objects",
+    "job_events", "health_verdicts", "reservations", "attempts", "checkpoints", "wandb_runs", "sweep_trials", "deployments",
+    "replica_adapters", "deletion_objects",
 }  # fmt: skip
 KEY = Actor(kind="key", id="key_1", ip="203.0.113.7", user_agent="tests", request_id="req_1")
 

@@ -156,6 +156,38 @@ def test_a_run_has_its_files_and_one_that_has_ended_gets_more_without_running_ag
     assert stored(uri, still.info.run_id)["evaluation/report.md"] == b"better"
 
 
+@pytest.fixture
+def set_uri(uri: str) -> Iterator[None]:
+    """``load_table`` searches in the store of the process."""
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    yield
+    mlflow.set_tracking_uri("")
+
+
+@pytest.mark.usefixtures("set_uri")
+def test_a_table_is_read_and_compared_by_mlflow_and_replaced_by_a_later_one(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
+    from mlflow.tracking import MlflowClient
+
+    tracker = MlflowTracker(uri=uri)
+    for attempt in (1, 2):
+        log = tracker.begin(run("tables", attempt=attempt))
+        log.attach({}, {"other.json": [{"a": attempt}]})
+        log.end(outcome="succeeded")
+        tracker.flush(timeout_s=60.0)
+    for gain in (0.1, 0.25):
+        tracker.attach(run("tables"), {}, {"evaluation/scores.json": [{"suite": "golden", "gain": gain}, {"suite": "mmlu", "gain": None}]})
+        tracker.flush(timeout_s=60.0)
+    one, two = runs_of("tables")
+    client = MlflowClient(tracking_uri=uri)
+    read = client.load_table(one.info.experiment_id, "evaluation/scores.json", extra_columns=["run_id"])
+    assert read["run_id"].tolist() == [one.info.run_id] * 2, "the later evaluation replaces the earlier one"
+    assert read["suite"].tolist() == ["golden", "mmlu"] and read["gain"].tolist()[0] == 0.25
+    both = client.load_table(one.info.experiment_id, "other.json", extra_columns=["run_id"])
+    assert dict(zip(both["run_id"], both["a"], strict=True)) == {one.info.run_id: 1, two.info.run_id: 2}
+
+
 def test_a_store_that_takes_no_files_has_every_number_and_the_end(uri: str, runs_of: Callable[[str], list[Any]]) -> None:
     file = file_of(uri)
     assert file is not None

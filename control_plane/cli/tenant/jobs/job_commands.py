@@ -101,6 +101,9 @@ def submit(
         bool, typer.Option("--wait", "-w", help="Show progress until the job has ended; the exit code shows how it ended.")
     ] = False,
     promote: Annotated[bool, typer.Option("--promote/--no-promote", help="Serve the model as soon as it has passed its gate.")] = True,
+    wandb_project: Annotated[
+        str | None, typer.Option("--wandb-project", help="Send the metrics to this project of Weights & Biases (`ft wandb set`).")
+    ] = None,
     warm_start: Annotated[str | None, typer.Option("--warm-start", help="Your adapter, job or checkpoint to start from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if one of your earlier jobs trained the same.")] = False,
     as_json: Json = False,
@@ -118,6 +121,7 @@ def submit(
             hyperparameters=hyperparameters or None, auto_promote=None if promote else False, adapter=adapter, recipe=recipe,
             hardware={"num_gpus": num_gpus} if num_gpus else None, warm_start=warm_start, force=force or None,
             validation_file=file_id_of(client, validation_file, options),
+            integrations=[{"type": "wandb", "wandb": {"project": wandb_project}}] if wandb_project else None,
         ))  # fmt: skip
         quota = made.get("quota")
         if quota is not None and quota["goes_into_overage"]:
@@ -231,10 +235,25 @@ def logs(
                 print(f"{_clock(event['created_at'])}  {event['level']:<5} {in_commands(event['message'])}", flush=True)
 
 
-def metrics(job_id: JobId, as_json: Json = False) -> None:
+def metrics(
+    job_id: JobId,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write an event file for `tensorboard --logdir DIR` instead.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Print the metrics of each step as CSV, during the job or afterwards; with --json as one list."""
     with connect() as client:
-        if as_json:
+        if tensorboard is not None:
+            run = tensorboard / job_id
+            run.mkdir(parents=True, exist_ok=True)
+            file = run / f"events.out.tfevents.0.{job_id}"  # of one name, so that a later call replaces it
+            file.write_bytes(client.jobs.tensorboard(job_id))
+            if as_json:
+                print_json({"file": str(file)})
+            else:
+                print(file)
+        elif as_json:
             print_json(client.jobs.metrics(job_id)["data"])
         else:
             print(client.jobs.metrics_csv(job_id).decode(), end="")

@@ -1,4 +1,4 @@
-"""Settings of the tenant: limits, who gets e-mail, evaluation suites; and the export and deletion of all of its data."""
+"""Settings of the tenant: limits, e-mail, evaluation suites, its key for Weights & Biases; the export and deletion of all of its data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from control_plane.http.authentication import Admin, AdminPrincipal
 from control_plane.quotas.routes import retrieve as quota_of
 from control_plane.tenant_data import deletion, deletion_requests
 from control_plane.tenants import members
+from control_plane.tracking import service as integrations
 
 SETTINGS = "/console/settings"
 MEMBERS_SHOWN = 100
@@ -30,7 +31,23 @@ def settings(page: PageDep, tenant: Admin) -> HTMLResponse:
         members=members.list_members(platform, tenant, limit=MEMBERS_SHOWN).items,
         suites=suites.list_suites(platform, tenant),
         contact=platform.settings.operator_contact,
+        wandb=integrations.find_wandb(platform, tenant),
+        may_send=platform.wandb is not None,
     )
+
+
+@router.post("/wandb")
+def set_wandb(page: PageDep, tenant: Admin, api_key: Annotated[str, Form()] = "") -> Response:
+    """Store the tenant's key for Weights & Biases."""
+    integrations.set_wandb(page.platform, tenant, api_key=api_key)
+    return see(SETTINGS, "changed")
+
+
+@router.post("/wandb/remove")
+def remove_wandb(page: PageDep, tenant: Admin) -> Response:
+    """Delete the tenant's key for Weights & Biases."""
+    integrations.remove_wandb(page.platform, tenant)
+    return see(SETTINGS, "deleted")
 
 
 @router.post("/members/{member_id}/notify")

@@ -73,7 +73,7 @@ def install(model: Any) -> None:
             frozen=is_frozen(layer),
         )
         if is_token is not None:
-            scores["balance"] = decoder.balance_loss(text, out.router_logits, is_token)
+            scores["balance"] = decoder.balance_loss(text, getattr(out, "router_logits", None) or (), is_token)
         return scores
 
     model.forward = types.MethodType(forward, model)

@@ -279,6 +279,8 @@ CREATE TRIGGER tenants_audited AFTER INSERT OR UPDATE OR DELETE ON tenants FOR E
         'requests_per_minute', 'suspended_at', 'suspended_reason');
 CREATE TRIGGER uploads_audited AFTER INSERT OR UPDATE OR DELETE ON uploads FOR EACH ROW
     EXECUTE FUNCTION ft_audit('upload', 'id', 'filename', 'bytes', 'status', 'file_id');
+CREATE TRIGGER integrations_audited AFTER INSERT OR UPDATE OR DELETE ON integrations FOR EACH ROW
+    EXECUTE FUNCTION ft_audit('integration', 'type', 'hint', 'updated_at');
 CREATE TRIGGER webhook_endpoints_audited AFTER INSERT OR UPDATE OR DELETE ON webhook_endpoints FOR EACH ROW
     EXECUTE FUNCTION ft_audit('webhook_endpoint', 'id', 'name', 'url', 'secrets', 'event_types', 'state', 'disabled_reason', 'deleted_at');
 

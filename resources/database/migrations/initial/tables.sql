@@ -380,6 +380,17 @@ CREATE TABLE webhook_endpoints (
 );
 CREATE INDEX ix_webhook_endpoints_tenant_id ON webhook_endpoints (tenant_id);
 
+CREATE TABLE integrations (
+    tenant_id text NOT NULL,
+    type text NOT NULL,
+    sealed_key text NOT NULL,
+    hint text NOT NULL,
+    created_at timestamptz NOT NULL,
+    updated_at timestamptz NOT NULL,
+    CONSTRAINT pk_integrations PRIMARY KEY (tenant_id, type),
+    CONSTRAINT fk_integrations_tenant_id FOREIGN KEY (tenant_id) REFERENCES tenants(id)
+);
+
 CREATE TABLE api_keys (
     id text NOT NULL,
     tenant_id text NOT NULL,
@@ -647,6 +658,19 @@ CREATE TABLE checkpoints (
     CONSTRAINT uq_checkpoints_job_id_step UNIQUE (job_id, step),
     CONSTRAINT fk_checkpoints_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
 );
+
+CREATE TABLE wandb_runs (
+    job_id text NOT NULL,
+    entity text,
+    sent_seq bigint NOT NULL DEFAULT 0,
+    sent_lines integer NOT NULL DEFAULT 0,
+    summary jsonb NOT NULL DEFAULT '{}',
+    failing_since timestamptz,
+    next_at timestamptz,
+    CONSTRAINT pk_wandb_runs PRIMARY KEY (job_id),
+    CONSTRAINT fk_wandb_runs_job_id FOREIGN KEY (job_id) REFERENCES jobs(id)
+);
+CREATE INDEX ix_wandb_runs_next_at ON wandb_runs (next_at);
 
 CREATE TABLE health_verdicts (
     id text NOT NULL,

@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_14
+Revision ID: initial_15
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_14"
+revision = "initial_15"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -25,15 +25,15 @@ SAFE = "LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEDB NOCREATEROLE NOREPLICATION"
 OWN = "tenant_id = current_setting('ft.tenant', true)"
 OF_A_TENANT = """
     adapters api_keys audit_log budget_alerts budgets checkpoint_permissions datasets deletion_requests deletions deliveries evaluations
-    exports files idempotency_keys invoice_entries invoices jobs ledger_entries ledger_postings loose_objects members meter_events
-    model_routes outbox quota_holds quota_notices refund_cases storage_samples sweeps unbilled_attempts upload_parts uploads
+    exports files idempotency_keys integrations invoice_entries invoices jobs ledger_entries ledger_postings loose_objects members
+    meter_events model_routes outbox quota_holds quota_notices refund_cases storage_samples sweeps unbilled_attempts upload_parts uploads
     webhook_endpoints
 """
 """Tables of which a tenant's call sees the rows of its tenant."""
 SHARED = ("eval_scores", "eval_suites")
 """It also sees the rows of no tenant, which it cannot write."""
 CHILDREN = {
-    **dict.fromkeys(("job_events", "health_verdicts", "reservations", "attempts", "checkpoints"), ("job_id", "jobs")),
+    **dict.fromkeys(("job_events", "health_verdicts", "reservations", "attempts", "checkpoints", "wandb_runs"), ("job_id", "jobs")),
     "sweep_trials": ("sweep_id", "sweeps"),
     "deployments": ("adapter_id", "adapters"),
     "replica_adapters": ("adapter_id", "adapters"),
@@ -118,6 +118,11 @@ WRITTEN_BY_TENANTS = {
         "created_at job_id request_sha256",
         False,
     ),
+    "integrations": (
+        "created_at hint sealed_key tenant_id type updated_at",
+        "hint sealed_key updated_at",
+        True,
+    ),
     "job_events": (
         "code created_at data id job_id level message type",
         "",
@@ -183,6 +188,11 @@ WRITTEN_BY_TENANTS = {
     "uploads": (
         "bytes created_at expires_at filename id mime_type purpose settings status tenant_id",
         "expires_at file_id finished_at status",
+        False,
+    ),
+    "wandb_runs": (
+        "job_id next_at",
+        "",
         False,
     ),
     "webhook_endpoints": (

@@ -7,6 +7,7 @@ import io
 import tracemalloc
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,19 +16,22 @@ import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from control_plane.api.app import create_app
 from control_plane.api.metrics.gauges import RecentGauges
 from control_plane.api.metrics.routes import FORWARDED
 from control_plane.attempts.tables import health_verdicts
+from control_plane.client import FtClient
 from control_plane.jobs import results
 from control_plane.jobs.tables import jobs
-from control_plane.jobs.transitions import record, transition
+from control_plane.jobs.transitions import locked, record, transition
 from control_plane.platform.context import Platform
 from control_plane.platform.job_events import as_reported, metrics_event
 from control_plane.platform.job_states import JobState
 from control_plane.queue.tables import reservations
 from control_plane.tenants import service as tenants
+from control_plane.tracking import tensorboard_file
 
 STEPS = [
     {"step": 1, "total_steps": 3, "loss": 2.0, "learning_rate": 1e-3, "num_tokens": 10, "mfu": None, "rewards/margins": 0.1, "time": 1.0},
@@ -118,6 +122,37 @@ def test_a_long_table_is_read_and_sent_piece_by_piece(platform: Platform, job_id
     tracemalloc.stop()
     assert num_lines == 1 + 3 + 20_000
     assert peak < 15 * 2**20, "20 MB of text, of which 4 MB and 1,000 lines are in memory"
+
+
+def test_tensorboard_reads_the_metrics_of_a_job_that_runs(ft: FtClient, job_id: str, tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.0.run").write_bytes(ft.jobs.tensorboard(job_id))
+    read = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert set(read.Tags()["scalars"]) == set(EVENT_TAGS)
+    for tag, points in EVENT_TAGS.items():
+        assert [(e.step, e.wall_time, e.value) for e in read.Scalars(tag)] == [(s, t, pytest.approx(v)) for s, t, v in points], tag
+
+
+EVENT_TAGS: dict[str, list[tuple[int, float, float]]] = {
+    "train_loss": [(1, 1.0, 2.0), (2, 3.0, 1.4)],
+    "valid_loss": [(2, 3.0, 1.25)],
+    "valid_perplexity": [(2, 3.0, 3.49)],
+    "learning_rate": [(1, 1.0, 1e-3), (2, 3.0, 1e-3), (3, 4.0, 0.0)],
+    "num_tokens": [(1, 1.0, 10), (2, 3.0, 20), (3, 4.0, 30)],
+    "mfu": [(2, 3.0, 0.25), (3, 4.0, 0.25)],
+    "rewards/margins": [(1, 1.0, 0.1), (2, 3.0, 0.3)],
+}
+"""Step, time and value in :data:`STEPS` as TensorBoard shows them."""
+
+
+def test_steps_and_texts_of_any_size_are_read_by_tensorboard(platform: Platform, job_id: str, tmp_path: Path) -> None:
+    steps, tag = [4, 127, 128, 16_384, 2**31, 2**40], "reward_" + "x" * 300
+    with platform.engine.begin() as conn:
+        for step in steps:
+            record(conn, job_id, metrics_event({"step": step, "time": 5.0, tag: float(step)}))
+    with platform.engine.connect() as conn, tensorboard_file.event_file(platform, locked(conn, job_id)) as body:
+        (tmp_path / "events.out.tfevents.0.run").write_bytes(body.read())
+    read = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert [(e.step, e.value) for e in read.Scalars(tag)] == [(step, pytest.approx(step)) for step in steps]
 
 
 def test_another_tenants_metrics_do_not_exist(platform: Platform, api_url: str, job_id: str) -> None:

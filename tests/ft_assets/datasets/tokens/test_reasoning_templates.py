@@ -18,7 +18,7 @@ from ft_assets.datasets.schema import Example, Message, canonical, parse_canonic
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
-from ft_assets.datasets.tokens.reasoning import Marks, Openings, Switch
+from ft_assets.datasets.tokens.reasoning_probe import Marks, Openings, Switch
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.models.reasoning_templates import TEMPLATES
@@ -83,6 +83,18 @@ def test_a_templates_reasoning_is_found_by_rendering_samples(model: Load, name: 
     assert found is not None
     facts = found.facts
     assert (facts.field, facts.in_content, facts.loss, facts.switch, found.marks) == FACTS[name]
+
+
+def test_a_template_that_refuses_a_variable_or_every_sample_has_no_switch(tmp_path: Path) -> None:
+    model = build(tmp_path / "strict", "chatml")
+    refuses = "{% if reasoning_effort is defined and reasoning_effort != 'high' %}{{ raise_exception('high or nothing') }}{% endif %}"
+    (model / "chat_template.jinja").write_text(refuses + TEMPLATES["kept"])
+    strict = ChatTokenizer.load(model).reasoning
+    assert strict is not None and (strict.facts.field, strict.facts.switch) == ("reasoning_content", None)
+    (model / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    never = ChatTokenizer.load(model).reasoning
+    assert never is not None and (never.facts.field, never.facts.loss, never.facts.switch) == (None, "last_turn", None)
+    assert never.marks == Marks()
 
 
 @pytest.mark.parametrize("name", ["switched", "opened", "kept", "channels"])

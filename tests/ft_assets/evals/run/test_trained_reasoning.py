@@ -19,7 +19,7 @@ from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
 from ft_assets.evals.run.run_file import EvalRun
 from ft_assets.evals.suites import suite_items
-from ft_assets.evals.suites.answer_reasoning import AnswerReader
+from ft_assets.evals.suites.answer_reader import AnswerReader
 from ft_assets.training.spec import Optimization, RunFile
 from tests.ft_assets.evals.run_evaluations import evaluate
 from tests.ft_assets.training.attempts import SPEC

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ft_assets.datasets.tokens.reasoning import THINK_MARKS
+from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals import config
 from ft_assets.evals.run.run_file import EvalRun

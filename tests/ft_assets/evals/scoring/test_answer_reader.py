@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ft_assets.datasets.tokens.reasoning import Marks
+from ft_assets.datasets.tokens.reasoning_probe import Marks
 from ft_assets.errors import InvalidRequest
 from ft_assets.evals.config import parse
 from ft_assets.evals.scoring import judge
 from ft_assets.evals.scoring.report import EvalReport, markdown_table, sample_rows
 from ft_assets.evals.suites import model_requests, suite_items
-from ft_assets.evals.suites.answer_reasoning import AnswerReader, ReasoningCount
+from ft_assets.evals.suites.answer_reader import AnswerReader, ReasoningCount
 from ft_assets.evals.suites.suite_items import Item
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.jobs.evaluation_results import built, result, section, subject

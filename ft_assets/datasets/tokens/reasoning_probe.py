@@ -118,7 +118,7 @@ class Opening:
     """How the answer of one example begins."""
 
     kwargs: str
-    """JSON of the row's variables; ``{}`` if they do not change the template's prompt."""
+    """JSON of the row's variables; ``{}`` if they do not change the template's prompt, or it refuses them."""
     side: Side
     prompted: bool
     """Whether it continues the generation prompt."""
@@ -193,6 +193,8 @@ class Reasoning:
     def marks(self) -> Marks:
         """What stands around reasoning in a generated text; the usual ``<think>`` if the template renders none."""
         prompt = self._prompt(NO_KWARGS)
+        if not prompt:
+            return THINK_MARKS
         after_prompt = [self._after(prompt, message) for message in (self._thinking_answer, PLAIN) if message is not None]
         plain = self._bare(after_prompt[-1].partition(ANSWER)[0])
         plain = "" if THINK in plain or END_OF_THINKING in plain else plain
@@ -216,7 +218,7 @@ class Reasoning:
         if spelled not in self._prompts:
             prompt, answers = self._prompt(kwargs), (self._thinking_answer, PLAIN)
             prompted = [m is None or _continues(self._text(m, kwargs), prompt, self.marks) for m in answers]
-            same = prompt == self._prompt(NO_KWARGS)
+            same = prompt in ("", self._prompt(NO_KWARGS))
             self._prompts[spelled] = "{}" if same else spelled, dict(zip(SIDES, prompted, strict=True))
         return self._prompts[spelled]
 
@@ -254,6 +256,7 @@ class Reasoning:
         return THOUGHT in self._text(message, NO_KWARGS)
 
     def _prompt(self, kwargs: Mapping[str, TemplateValue]) -> str:
+        """Returns a question and the start of its answer; nothing if the template refuses them."""
         try:
             return self._template.render([QUESTION.as_template()], add_generation_prompt=True, kwargs=kwargs).text
         except InvalidRequest:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
-from ft_assets.datasets.tokens.reasoning import THINK_MARKS, Marks
+from ft_assets.datasets.tokens.reasoning_probe import THINK_MARKS, Marks
 from ft_assets.evals.config import ReasoningMode
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
 

@@ -10,7 +10,7 @@ from ft_assets.datasets.checks.check import Check
 from ft_assets.datasets.pipeline.block_result import BlockResult, ReadRow
 from ft_assets.datasets.pipeline.decision import Decision
 from ft_assets.datasets.tokens.assistant_turns import reasoning_of
-from ft_assets.datasets.tokens.reasoning import Openings, Reasoning
+from ft_assets.datasets.tokens.reasoning_probe import Openings, Reasoning
 
 
 class ReasoningInRows(Check):

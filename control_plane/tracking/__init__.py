@@ -1,0 +1,1 @@
+"""A job's metrics in other tools: sent to Weights & Biases, and as a file for TensorBoard."""
