@@ -75,6 +75,10 @@ def filled(url: str, home: Path, num_jobs: int, events_per_job: int) -> World:
     digest = Catalogue.load(settings.base_models).get(BASE_NAME).digest
     owner = make_engine(url)
     store(owner, num_tenants=NUM_TENANTS, num_jobs=num_jobs, events_per_job=events_per_job, model=BASE_NAME, base_digest=digest)
+    with owner.begin() as conn:  # else this month's draft would hold those of all years
+        invoiced = "SELECT e.id, i.id, e.tenant_id FROM ledger_entries e JOIN invoices i USING (tenant_id)"
+        before = "e.occurred_at < date_trunc('month', now()) ON CONFLICT DO NOTHING"
+        conn.execute(sa.text(f"INSERT INTO invoice_entries (entry_id, invoice_id, tenant_id) {invoiced} WHERE {before}"))
     owner.dispose()
     return world
 

@@ -78,6 +78,7 @@ jobs = sa.Table(
     timestamp("heartbeat_at", nullable=True), timestamp("estimated_finish_at", nullable=True), timestamp("finished_at", nullable=True),
     sa.Index("ix_jobs_tenant_created", "tenant_id", "created_at", "id"),
     sa.Index("ix_jobs_dataset", "tenant_id", "dataset_id", "created_at", "id"),
+    sa.Index("ix_jobs_mixed", "tenant_id", postgresql_where=sa.text("request ? 'training_files'")),
     sa.Index("ix_jobs_counted", "state", "tier"),
     sa.Index("ix_jobs_learned", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
     sa.Index("ix_jobs_learned_of_model", "model", "finished_at", postgresql_where=sa.text("state = 'succeeded' AND modelled_s > 0")),
@@ -175,12 +176,16 @@ class Job:
         return self.reused_job_id or self.id
 
 
+_IS_MIXTURE = jobs.c.request.has_key("training_files")
+"""The condition of ``ix_jobs_mixed``: without it, the specifications of all other jobs would be read."""
+
+
 def names_file(file_id: str | sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Selects jobs that name the file, for training or validation."""
     mixed = jobs.c.request["training_files"].contains(
         sa.func.jsonb_build_array(sa.func.jsonb_build_object("file", sa.cast(file_id, sa.Text)))
     )
-    return sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id, sa.func.coalesce(mixed, sa.false()))
+    return sa.or_(jobs.c.training_file == file_id, jobs.c.validation_file == file_id, sa.and_(_IS_MIXTURE, mixed))
 
 
 def trained_on_dataset(dataset_id: str | sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
@@ -188,7 +193,7 @@ def trained_on_dataset(dataset_id: str | sa.ColumnElement[Any]) -> sa.ColumnElem
     mixed = jobs.c.spec["sources"].contains(
         sa.func.jsonb_build_array(sa.func.jsonb_build_object("dataset_id", sa.cast(dataset_id, sa.Text)))
     )
-    return sa.or_(jobs.c.dataset_id == dataset_id, sa.func.coalesce(mixed, sa.false()))
+    return sa.or_(jobs.c.dataset_id == dataset_id, sa.and_(_IS_MIXTURE, sa.func.coalesce(mixed, sa.false())))
 
 
 job_events = sa.Table(

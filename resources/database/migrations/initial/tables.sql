@@ -568,6 +568,7 @@ CREATE INDEX ix_jobs_learned ON jobs (finished_at) WHERE ((state = 'succeeded') 
 CREATE INDEX ix_jobs_learned_of_model ON jobs (model, finished_at) WHERE ((state = 'succeeded') AND (modelled_s > 0));
 CREATE INDEX ix_jobs_dataset ON jobs (tenant_id, dataset_id, created_at, id);
 
+CREATE INDEX ix_jobs_mixed ON jobs (tenant_id) WHERE (request ? 'training_files');
 CREATE INDEX ix_jobs_open ON jobs (tenant_id) WHERE (state NOT IN ('succeeded', 'failed', 'cancelled'));
 CREATE INDEX ix_jobs_partitioned ON jobs (finished_at) WHERE ((finished_at IS NOT NULL) AND (partition_retired_at IS NULL));
 CREATE INDEX ix_jobs_state ON jobs (state);
