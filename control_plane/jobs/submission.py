@@ -276,7 +276,7 @@ def _check_wandb(given: Mapping[str, Any]) -> None:
         value = wandb.get(name)
         if value is None and name != "project":
             continue
-        if not _is_name(value, MAX_WANDB_NAME) or (name != "name" and WANDB_RESERVED.search(value)):
+        if not _is_name(value, MAX_WANDB_NAME) or (name != "name" and WANDB_RESERVED.search(str(value))):
             raise _wandb_error(f"{name} {str(value)[:80]!r} is not a text of 1 to {MAX_WANDB_NAME} characters without / \\ # ? % :", name)
 
 

@@ -48,6 +48,7 @@ from ft_assets.evals.gate.advice import Advice
 from ft_assets.evals.gate.verdict import Finding, Verdict
 from ft_assets.evals.scoring.report import EvalReport
 from ft_assets.evals.scoring.samples import Sample
+from ft_assets.evals.scoring.scores import Score
 from ft_assets.training.checkpoints import Manifest, manifest_digest, write_manifest
 from ft_assets.training.spec import TrainingSpec
 from resources.launcher import LocalLauncher
@@ -410,7 +411,8 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     job_id = evaluated_job(FAILED)
     stored = reports.load_evaluated(operated, tenant.id, job_id)
     sample = Sample(id="row-1", change="gained", prompt="a tenant's row", expected="e", base="b", adapter="a")
-    with_rows = replace(stored, report=replace(stored.report, samples=(sample,)))
+    score = Score(suite="golden", metric="exact_match", n=9, base=0.5, adapter=0.75, previous=None, ci_low=0.1, ci_high=0.4)
+    with_rows = replace(stored, report=replace(stored.report, samples=(sample,), scores=(score,)))
     operated.objects.put_bytes(stored.key, json.dumps(with_rows.to_dict()).encode())
     tracker = MemoryTracker()
     evaluation_step.track(replace(operated, tracker=tracker), tenant.id, job_id)
@@ -419,6 +421,6 @@ def test_the_evaluation_is_shown_in_the_run_of_the_attempt_that_trained_without_
     assert json.loads(tracker.files["evaluation/report.json"])["verdict"]["outcome"] == "quarantined"
     assert b"a tenant's row" not in b"".join(tracker.files.values()) and "a tenant's row" not in str(tracker.tables)
     scores, gate = tracker.tables["evaluation/scores.json"], tracker.tables["evaluation/gate.json"]
-    assert [(row["suite"], row["metric"]) for row in scores] == [(s.suite, s.metric) for s in stored.report.scores] != []
+    assert [(row["suite"], row["adapter"], row["gain"]) for row in scores] == [("golden", 0.75, 0.25)]
     assert [row["code"] for row in gate if not row["passed"]] == ["task_not_better"]
     evaluation_step.track(operated, tenant.id, job_id)  # nothing is tracked: nothing happens
