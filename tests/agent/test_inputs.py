@@ -96,8 +96,8 @@ def test_a_closed_stream_begins_no_further_shard(stage: Callable[[], tuple[Path,
 
 def test_shards_of_a_mixture_arrive_in_a_directory_per_pack(platform: Platform, internal_url: str, held: Claim, tmp_path: Path) -> None:
     names = ("pack_one", "pack_two")
-    for name in names:
-        directory = write_pack(tmp_path / name, num_windows=18, shards=6, fingerprint=name)
+    for seed, name in enumerate(names):  # equal shards would be one file in the cache
+        directory = write_pack(tmp_path / name, num_windows=18, shards=6, fingerprint=name, seed=seed)
         for path in directory.iterdir():
             platform.objects.put_file(f"{layout.pack_prefix(held.tenant, name)}/{path.name}", path)
     sources = tuple(

@@ -95,6 +95,8 @@ def test_adapter_recipe_and_gpus_are_part_of_an_estimate(ft: Ft, write_chat_rows
     found = ft("estimate", path, "--model", MODEL, "--adapter", "qlora", "--recipe", "any-qlora@3", "--json").json
     assert (found["recipe"], found["num_gpus"], found["memory"]["strategy"]) == ("any-qlora@3", 1, "single")
     assert "[invalid_hardware" in ft("estimate", path, "--model", MODEL, "--num-gpus", "3").err
+    mixed = ft("estimate", f"{found['training_file']},tokens=500", "--model", MODEL)
+    assert f"{found['training_file']}, " in mixed.out and " times an epoch (500 tokens)" in mixed.out, mixed.err
 
 
 def test_an_estimate_of_a_file_uploads_it_and_says_what_it_rests_on(ft: Ft, write_chat_rows: Callable[..., Path]) -> None:

@@ -106,9 +106,6 @@ def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Calla
     assert [(one["weight"], one["tokens"]) for one in made["training_files"]] == [(2, None), (0.5, None)]
     assert made["training_file"] == made["training_files"][0]["file"] != made["training_files"][1]["file"]
     ids = [one["file"] for one in made["training_files"]]
-    shown = ft("estimate", f"{ids[0]},tokens=500", ids[1], "--model", MODEL)
-    assert shown.code == 0, shown.err
-    assert f"{ids[1]}, 1 times an epoch" in " ".join(shown.out.split())
     refused = ft("submit", f"{ids[0]},weight=0", ids[1], "--model", MODEL)
     assert refused.code == 1
     assert "weight 0 of" in refused.err and "[invalid_training_files" in refused.err
