@@ -20,7 +20,19 @@ def _call(method: str, *own: str) -> OpenAiCall:
 
 
 UPLOAD = ("column_map", "policies", "encoding", "rows_at", "model")
-JOB = ("eval_config", "tier", "spot", "recipe", "hardware", "adapter", "auto_promote", "warm_start", "force", "idempotency_key")
+JOB = (
+    "training_files",
+    "eval_config",
+    "tier",
+    "spot",
+    "recipe",
+    "hardware",
+    "adapter",
+    "auto_promote",
+    "warm_start",
+    "force",
+    "idempotency_key",
+)
 OPENAI: Mapping[str, OpenAiCall] = {
     "POST /v1/files": _call("files.create", *UPLOAD, "expires_after[anchor]", "expires_after[seconds]"),
     "GET /v1/files": _call("files.list"),
