@@ -150,7 +150,7 @@ class Job:
     @property
     def training_files(self) -> tuple[MixedFile, ...]:
         """Files of a mixture; empty for a single training file."""
-        return tuple(MixedFile(**one) for one in self.request.get("training_files") or ())
+        return tuple(MixedFile.from_dict(one) for one in self.request.get("training_files") or ())
 
     @property
     def trained_on(self) -> tuple[str, ...]:

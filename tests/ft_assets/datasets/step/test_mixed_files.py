@@ -19,6 +19,7 @@ from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimates
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
@@ -124,6 +125,19 @@ def test_a_mixture_is_packed_file_by_file_and_its_spec_pins_every_version(platfo
     ]
     (planned,) = events(platform, job_id)["mixture_planned"]
     assert large in planned and small in planned
+
+
+def test_a_job_stores_what_a_mixture_means_and_lists_it(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    given = request({"file": large, "weight": 2, "tokens": None}, {"file": small, "weight": 1, "tokens": None})
+    job = jobs.submit(platform, tenant, given).job
+    assert job.request["training_files"] == [{"file": large, "weight": 2.0}, {"file": small, "weight": 1.0}]
+    assert given.sha256 == request({"file": large, "weight": 2.0}, {"file": small, "weight": 1}).sha256
+    with platform.engine.begin() as conn:
+        stored = {**job.request, "training_files": [{**one, "note": None} for one in job.request["training_files"]]}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.id).values(request=stored))
+    (listed,) = jobs.list_jobs(platform, tenant).items
+    assert [(one.file, one.weight) for one in listed.job.training_files] == [(large, 2.0), (small, 1.0)]
 
 
 def test_packs_are_shared_with_jobs_on_one_file_and_with_other_mixtures(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
