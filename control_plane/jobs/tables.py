@@ -170,6 +170,13 @@ class Job:
         return self.pack_fingerprint
 
     @property
+    def validation_packs(self) -> tuple[tuple[str, str], ...]:
+        """Fingerprints of the packs that hold its held-out rows, each with its directory among them (``TrainingSpec.packs``): of a mixture
+        all, or with a validation file the first, which holds it."""
+        sources = [] if self.validation_file else (self.spec or {}).get("sources") or []
+        return tuple((source["pack_fingerprint"],) * 2 for source in sources) or ((self.pack, ""),)
+
+    @property
     def measured_by(self) -> str:
         """Id of the job whose training produced its metrics: an earlier one if its adapter was reused."""
         return self.reused_job_id or self.id

@@ -13,7 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import next_run
+from control_plane.evaluations import evaluation_workload, next_run
+from control_plane.evaluations.evaluation_workload import Question, StoredWeights
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimates
@@ -25,6 +26,9 @@ from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import step
 from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.evals import step as evaluation_step
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.suites.suite_items import validation_suites
 from tests.support.models.tiny_model import build_tiny_model
 
 WORDS = [
@@ -188,6 +192,50 @@ def test_held_out_rows_of_one_file_that_another_trains_on_are_counted(platform: 
     own, _ = prepared(platform, tenant, request({"file": files[0]}, {"file": files[1]}, force=True))
     held = sum(1 for _ in step.validation_rows(platform, tenant, jobs.row(platform, tenant, own)))
     assert held > 10, "each file's own held-out rows are evaluated"
+
+
+def asked(platform: Platform, tenant: str, job_id: str, scratch: Path) -> Question:
+    """The question of the job's evaluation; staged as an agent does, it must hold the same held-out rows."""
+    job = jobs.row(platform, tenant, job_id)
+    model = platform.models.get_pinned(job.model, job.base_digest)
+    assert model.directory is not None
+    judged = evaluation_step.Judged(
+        tenant=tenant, job=job, adapter=StoredWeights(prefix="adapters/a", manifest_sha256="0" * 64), base_model=job.model,
+        base_dir=model.directory, base_digest=job.base_digest, eval_config=EvalConfig(), key="report", compare=False,
+    )  # fmt: skip
+    scratch.mkdir()
+    found = evaluation_step._question(platform, judged, scratch, [])
+    assert found.run.validation_pack_dir is not None
+    staged = scratch / "staged"
+    for file in evaluation_workload._validation_files(platform, job):
+        (staged / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (staged / file.path).write_bytes(platform.objects.get_bytes(file.key))
+    assert not list(staged.rglob("shard-*"))
+    here, there = (validation_suites(place, limit=1000)[0] for place in (found.run.validation_pack_dir, staged))
+    assert [suite.digest for suite in here] == [suite.digest for suite in there]
+    return found
+
+
+def num_measured(question: Question, *, limit: int = 1000) -> int:
+    assert question.run.validation_pack_dir is not None
+    ((suite,), _) = validation_suites(question.run.validation_pack_dir, limit=limit)
+    return suite.num_items
+
+
+def test_an_evaluation_measures_the_held_out_rows_of_every_file(
+    platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
+) -> None:
+    large, small = two
+    job_id, packed = prepared(platform, tenant, request({"file": large}, {"file": small}))
+    held_out = [pack.validation["num_examples"] for pack in packed.manifests if pack.validation]
+    assert len(held_out) == 2 and all(held_out)
+    question = asked(platform, tenant, job_id, tmp_path / "mixed")
+    assert num_measured(question) == sum(held_out)
+    assert num_measured(question, limit=2) <= 2
+    single = JobRequest.from_body({"model": "tiny", "training_file": large, "hyperparameters": {"max_seq_len": 64}, "seed": 5})
+    job_id, packed = prepared(platform, tenant, single)
+    assert packed.manifest.validation
+    assert num_measured(asked(platform, tenant, job_id, tmp_path / "single")) == packed.manifest.validation["num_examples"]
 
 
 def test_rows_read_too_often_are_warned_of(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
