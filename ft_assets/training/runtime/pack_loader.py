@@ -150,7 +150,7 @@ class Pack:
     train: Shards
     validation: pa.Table | None
     validation_rows: tuple[int, ...] = ()
-    """How many of its rows are of each pack."""
+    """How many of its rows are of each source of a mixture; empty without sources, and with a validation file, which belongs to none."""
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
@@ -177,12 +177,17 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
 
     train = part("train", [manifest["shards"] for manifest in manifests])
     train.read_present()
-    held_out = part("validation", [(manifest.get("validation") or {}).get("shards", ()) for manifest in manifests])
+    from_file = [bool((manifest.get("settings") or {}).get("validation_dataset_id")) for manifest in manifests]
+    measured = from_file if any(from_file) else [True] * len(manifests)
+    held_out = part(
+        "validation",
+        [(manifest.get("validation") or {}).get("shards", ()) if of else () for manifest, of in zip(manifests, measured, strict=True)],
+    )
     most = max(1, MAX_VALIDATION_WINDOWS // sum(1 for rows in held_out.rows_of_packs if rows)) if held_out.num_rows else 0
     return Pack(
         train=train,
         validation=held_out.whole(most=most) if most else None,
-        validation_rows=tuple(min(sum(rows), most) for rows in held_out.rows_of_packs),
+        validation_rows=tuple(min(sum(rows), most) for rows in held_out.rows_of_packs) if spec.sources and not any(from_file) else (),
     )
 
 

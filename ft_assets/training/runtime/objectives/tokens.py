@@ -124,10 +124,10 @@ class Tokens:
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
         """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout; of a mixture also the mean
-        over each source's part."""
+        over each source's part, unless a validation file is measured."""
         if self._validation is None:
             return {}
-        total, count, sums = 0.0, 0, np.zeros((len(self._spec.sources), 2))
+        total, count, sums = 0.0, 0, np.zeros((len(self._spec.sources) if len(self._validation_packs) else 0, 2))
         with quiet(model):
             for row in range(self._validation.num_rows):
                 if stop():
@@ -140,6 +140,8 @@ class Tokens:
         if not count:
             return {}
         found = {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
+        if not len(sums):
+            return found
         return found | {f"eval_loss/{s.dataset_id}": loss / n for s, (loss, n) in zip(self._spec.sources, sums.tolist(), strict=True) if n}
 
     def self_test(self, model: Any) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -84,6 +85,20 @@ def test_each_step_knows_the_loss_of_each_source(files: tuple[Path, Path], tmp_p
     validations = [line for line in run.lines() if "eval_loss" in line]
     assert validations and all({"eval_loss/ds_large", "eval_loss/ds_small"} <= set(line) for line in validations)
     assert steps[-1]["epoch"] == pytest.approx(7 * 4 / sum(PER_EPOCH), abs=1e-6)
+
+
+def test_a_validation_file_is_measured_alone_and_belongs_to_no_source(tmp_path: Path) -> None:
+    base, packs = build_tiny_model(tmp_path / "base"), write_packs(tmp_path / "packs")
+    manifest = packs / "pk_large" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "settings": {"validation_dataset_id": "ds_held"}}))
+    pack = pack_loader.load(packs, MIXED, vocab_size=VOCAB)
+    assert pack.validation is not None
+    assert (pack.validation.num_rows, pack.validation_rows) == (2, ()), "the rows that the small file's own split assigns are left out"
+    spec = replace(MIXED, optimization=replace(SPEC.optimization, num_epochs=0.5))
+    run = Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=base, pack_dir=packs, work_dir=tmp_path / "work"))
+    assert run.attempt()
+    validations = [line for line in run.lines() if "eval_loss" in line]
+    assert validations and not any(name.startswith("eval_loss/") for line in validations for name in line)
 
 
 def test_a_mixture_of_one_pack_read_once_is_trained_as_the_pack_alone_but_for_the_order(files: tuple[Path, Path], tmp_path: Path) -> None:
