@@ -118,12 +118,16 @@ class Shards:
             if shard < KEPT_SHARDS and (not shard or not arriving or self._path(number).exists()):
                 self.read(number)
 
-    def whole(self, *, most: int | None = None) -> pa.Table:
-        """Returns all rows in one table; at most `most` of each pack."""
+    def whole(self) -> pa.Table:
+        """Returns all rows in one table."""
+        return self.first([sum(rows) for rows in self.rows_of_packs])
+
+    def first(self, most: Sequence[int]) -> pa.Table:
+        """Returns the first rows of each pack in one table, as many as `most` says for it."""
         tables = [schema_of(self._kind).empty_table()]
-        for pack in range(self.num_packs):
+        for pack, count in enumerate(most):
             of_pack = [self.read(number) for number, (source, _) in enumerate(self._shards) if source == pack]
-            tables += [pa.concat_tables(of_pack).slice(0, most)] if of_pack else []
+            tables += [pa.concat_tables(of_pack).slice(0, count)] if of_pack else []
         return pa.concat_tables(tables).combine_chunks()
 
     def _path(self, number: int) -> Path:
@@ -151,6 +155,8 @@ class Pack:
     validation: pa.Table | None
     validation_rows: tuple[int, ...] = ()
     """How many of its rows are of each source of a mixture; empty without sources, and with a validation file, which belongs to none."""
+    trained_tokens: tuple[float, ...] = ()
+    """Tokens of each source that an epoch reads, by which the losses of `validation_rows` are weighed."""
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
@@ -183,12 +189,25 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
         "validation",
         [(manifest.get("validation") or {}).get("shards", ()) if of else () for manifest, of in zip(manifests, measured, strict=True)],
     )
-    most = max(1, MAX_VALIDATION_WINDOWS // sum(1 for rows in held_out.rows_of_packs if rows)) if held_out.num_rows else 0
+    rows = shared([sum(rows) for rows in held_out.rows_of_packs], MAX_VALIDATION_WINDOWS)
+    by_source = bool(spec.sources) and not any(from_file)
     return Pack(
         train=train,
-        validation=held_out.whole(most=most) if most else None,
-        validation_rows=tuple(min(sum(rows), most) for rows in held_out.rows_of_packs) if spec.sources and not any(from_file) else (),
+        validation=held_out.first(rows) if sum(rows) else None,
+        validation_rows=tuple(rows) if by_source else (),
+        trained_tokens=tuple(
+            source.rows_per_epoch * manifest["num_tokens"] / manifest["num_windows"]
+            for source, manifest in zip(spec.sources if by_source else (), manifests if by_source else (), strict=True)
+        ),
     )
+
+
+def shared(sizes: Sequence[int], most: int) -> list[int]:
+    """Returns how many of `most` windows each part of so many windows gets: all of small parts, and the same number of each larger one."""
+    given = [0] * len(sizes)
+    for place, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
+        given[number] = min(sizes[number], (most - sum(given)) // (len(sizes) - place))
+    return given
 
 
 def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) -> Mapping[str, Any]:

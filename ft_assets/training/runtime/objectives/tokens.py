@@ -87,6 +87,7 @@ class Tokens:
         self._by_source = LossBySource(given.spec.sources, given.device) if given.spec.sources else None
         self._pack_of, self._place = given.pack.train.pack_of, given.pack.train.place
         self._validation_packs = np.repeat(np.arange(len(given.pack.validation_rows)), given.pack.validation_rows)
+        self._trained_tokens = given.pack.trained_tokens
 
     def collate(self, rows: Sequence[int]) -> Batch:
         windows = [self._train.window(r) for r in rows]
@@ -123,26 +124,33 @@ class Tokens:
         return found if self._by_source is None else found | self._by_source.take("loss")
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
-        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout; of a mixture also the mean
-        over each source's part, unless a validation file is measured."""
+        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout.
+
+        Of a mixture also the mean over each source's part, of which the first is then the mean by the tokens that an epoch reads of each,
+        unless a validation file is measured.
+        """
         if self._validation is None:
             return {}
-        total, count, sums = 0.0, 0, np.zeros((len(self._spec.sources) if len(self._validation_packs) else 0, 2))
+        by_source = bool(self._trained_tokens)
+        sums = np.zeros((len(self._spec.sources) if by_source else 1, 2))
         with quiet(model):
             for row in range(self._validation.num_rows):
                 if stop():
                     return {}
                 scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
                 loss, scored = -scores["log_probs"].double().sum().item(), len(scores["log_probs"])
-                total, count = total + loss, count + scored
-                if len(sums):
-                    sums[self._validation_packs[row]] += (loss, scored)
-        if not count:
+                sums[self._validation_packs[row] if by_source else 0] += (loss, scored)
+        means = [loss / n if n else None for loss, n in sums.tolist()]
+        weighed = [(mean, weight) for mean, weight in zip(means, self._trained_tokens or (1.0,), strict=True) if mean is not None]
+        if not weighed:
             return {}
-        found = {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
-        if not len(sums):
-            return found
-        return found | {f"eval_loss/{s.dataset_id}": loss / n for s, (loss, n) in zip(self._spec.sources, sums.tolist(), strict=True) if n}
+        loss = sum(mean * weight for mean, weight in weighed) / sum(weight for _, weight in weighed)
+        of = zip(self._spec.sources, means, strict=True) if by_source else ()
+        return {
+            "eval_loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            **{f"eval_loss/{source.dataset_id}": mean for source, mean in of if mean is not None},
+        }
 
     def self_test(self, model: Any) -> Mapping[str, float]:
         """Verifies on the first shard's first windows with several examples that packing is exact (see ``self_test.py``)."""

@@ -83,8 +83,29 @@ def test_each_step_knows_the_loss_of_each_source(files: tuple[Path, Path], tmp_p
         assert mean == pytest.approx(step["loss"], rel=1e-6)
         assert len(counts) == 2 and step["loss/ds_large"] != step["loss/ds_small"]
     validations = [line for line in run.lines() if "eval_loss" in line]
-    assert validations and all({"eval_loss/ds_large", "eval_loss/ds_small"} <= set(line) for line in validations)
+    assert validations and all(line["eval_loss/ds_large"] != line["eval_loss/ds_small"] for line in validations)
+    tokens = [json.loads((packs / s.pack_fingerprint / "manifest.json").read_text())["num_tokens"] for s in SOURCES]
+    weights = [rows * count / size for rows, count, size in zip(PER_EPOCH, tokens, SIZES, strict=True)]
+    for line in validations:
+        losses = [line[f"eval_loss/{s.dataset_id}"] for s in SOURCES]
+        assert line["eval_loss"] == pytest.approx(sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights), rel=1e-6)
     assert steps[-1]["epoch"] == pytest.approx(7 * 4 / sum(PER_EPOCH), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([300], [100]),
+        ([7], [7]),
+        ([0, 300], [0, 100]),
+        ([300, 2, 300], [49, 2, 49]),
+        ([40, 30], [40, 30]),
+        ([400] * 16, [6] * 12 + [7] * 4),
+    ],
+)
+def test_windows_that_small_validation_parts_leave_go_to_large_ones(sizes: list[int], expected: list[int]) -> None:
+    assert sorted(pack_loader.shared(sizes, 100)) == sorted(expected)
+    assert all(found <= size and (found or not size) for found, size in zip(pack_loader.shared(sizes, 100), sizes, strict=True))
 
 
 def test_a_validation_file_is_measured_alone_and_belongs_to_no_source(tmp_path: Path) -> None:
