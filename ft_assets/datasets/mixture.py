@@ -95,6 +95,11 @@ def refusal(message: str, place: str = "") -> InvalidRequest:
     return InvalidRequest(message, code="invalid_training_files", param=f"{FIELD}{place}")
 
 
+def params(files: Sequence[MixedFile]) -> list[str]:
+    """Returns the fields of a request that name its training files, of which `files` are those of a mixture."""
+    return [f"{FIELD}[{place}].file" for place in range(len(files))] or ["training_file"]
+
+
 def repeats(files: Sequence[MixedFile], tokens: Sequence[int]) -> list[float]:
     """Returns how often an epoch reads each file of so many `tokens`: 0.5 is half of its rows, 2.0 each of them twice."""
     sizes = [max(1, count) for count in tokens]

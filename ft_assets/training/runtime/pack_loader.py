@@ -168,7 +168,8 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
     directories = [pack_dir / directory for _, directory in spec.packs]
     datasets = [source.dataset_id for source in spec.sources] or [""]
     manifests = [
-        _manifest(directory, fingerprint, spec.method, kind) for directory, (fingerprint, _) in zip(directories, spec.packs, strict=True)
+        _manifest(directory, fingerprint, spec.method, kind, dataset_id=dataset_id)
+        for directory, (fingerprint, _), dataset_id in zip(directories, spec.packs, datasets, strict=True)
     ]
 
     def part(name: str, entries: Sequence[Sequence[Mapping[str, Any]]]) -> Shards:
@@ -210,8 +211,11 @@ def shared(sizes: Sequence[int], most: int) -> list[int]:
     return given
 
 
-def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) -> Mapping[str, Any]:
-    """Returns the manifest of the pack in `directory`; refuses another pack, or one with nothing to train on."""
+def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind, *, dataset_id: str) -> Mapping[str, Any]:
+    """Returns the manifest of the pack in `directory`; refuses another pack, or one with nothing to train on.
+
+    `dataset_id`: named in messages about a mixture; empty if there is only one pack.
+    """
     file = directory / "manifest.json"
     try:
         manifest: Mapping[str, Any] = json.loads(file.read_text())
@@ -221,10 +225,11 @@ def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) ->
         raise BadSpec(f"{directory} is pack {manifest['fingerprint']}, but the spec requires {fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
         raise BadSpec(f"{directory} is a pack of {found}, method {method} trains on {kind}; pack the dataset for this method")
+    of, detail = (f" of dataset {dataset_id}", {"dataset_id": dataset_id}) if dataset_id else ("", {})
     if not sum(int(shard["num_windows"]) for shard in manifest["shards"]):
-        raise BadExample(f"the pack has no {WORD[kind]}s: every example was dropped; see the dataset's report")
+        raise BadExample(f"the pack{of} has no {WORD[kind]}s: every example was dropped; see the dataset's report", **detail)
     if manifest.get("num_trained_tokens") == 0:
-        raise BadExample("no token of the pack carries loss: check weights and train_on_inputs")
+        raise BadExample(f"no token of the pack{of} carries loss: check weights and train_on_inputs", **detail)
     return manifest
 
 

@@ -25,7 +25,7 @@ from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import step
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
 from ft_assets.evals import step as evaluation_step
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.suites.suite_items import validation_suites
@@ -249,13 +249,28 @@ def test_unknown_files_equal_files_and_other_methods_are_refused(
     platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
 ) -> None:
     large, small = two
-    with pytest.raises(NotFound, match="training_file 'file-none' does not exist"):
+    with pytest.raises(NotFound, match="'file-none' does not exist") as missing:
         jobs.submit(platform, tenant, request({"file": large}, {"file": "file-none"}))
+    assert missing.value.param == "training_files[1].file"
     same = upload(platform, tenant, rows("stars", 30), tmp_path / "again.jsonl")
     for file_id in (small, same):
         uploaded_files.wait_until_validated(platform, file_id)
-    with pytest.raises(InvalidRequest, match=f"{same} and {small} hold the same rows"):
+    with pytest.raises(InvalidRequest, match=f"{same} and {small} hold the same rows") as equal:
         jobs.submit(platform, tenant, request({"file": small}, {"file": same}))
+    assert equal.value.param == "training_files[1].file"
+    few = upload(platform, tenant, rows("moons", 5), tmp_path / "few.jsonl")
+    late = jobs.submit(platform, tenant, request({"file": large}, {"file": few})).job.id
+    uploaded_files.wait_until_validated(platform, few)
+    refusing: tuple[Callable[[], object], ...] = (
+        lambda: jobs.submit(platform, tenant, request({"file": large}, {"file": few})),
+        lambda: estimates.estimate(platform, tenant, request({"file": large}, {"file": few})),
+        lambda: step.pin_dataset(platform, tenant, late),
+    )
+    uploaded_files.wait_until_validated(platform, large)
+    for refuse in refusing:
+        with pytest.raises(InvalidDataset) as short:
+            refuse()
+        assert (short.value.code, short.value.param) == ("invalid_training_file", "training_files[1].file")
     with pytest.raises(InvalidRequest, match="method dpo trains on one file"):
         request({"file": large}, {"file": small}, method="dpo")
     with pytest.raises(InvalidRequest, match="were both given"):

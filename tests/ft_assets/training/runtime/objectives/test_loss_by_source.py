@@ -200,3 +200,13 @@ def test_a_bad_row_is_named_with_its_dataset(files: tuple[Path, Path], tmp_path:
     (packs / "pk_other").symlink_to(packs / "pk_small")
     with pytest.raises(BadSpec, match="is pack pk_small, but the spec requires pk_other"):
         pack_loader.load(packs, replace(MIXED, sources=(SOURCES[0], replace(SOURCES[1], pack_fingerprint="pk_other"))), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(("change", "message"), [({"shards": []}, "has no windows"), ({"num_trained_tokens": 0}, "carries loss")])
+def test_a_pack_with_nothing_to_train_on_is_named_with_its_dataset(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    packs = write_packs(tmp_path / "packs")
+    manifest = packs / "pk_small" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(BadExample, match=f"of dataset ds_small .*{message}") as refused:
+        pack_loader.load(packs, MIXED, vocab_size=VOCAB)
+    assert refused.value.detail["dataset_id"] == "ds_small"
