@@ -96,6 +96,11 @@ class Shards:
     def num_packs(self) -> int:
         return len(self._packs)
 
+    @property
+    def first_of_packs(self) -> tuple[int, ...]:
+        """The number of each pack's first shard."""
+        return tuple(number for number, (_, shard) in enumerate(self._shards) if not shard)
+
     def find(self, row: int) -> tuple[int, int]:
         """Returns the shard of a row, and its number in it."""
         shard = bisect_right(self._starts, row) - 1

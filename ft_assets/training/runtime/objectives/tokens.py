@@ -31,7 +31,7 @@ from ft_assets.training.spec import Source
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
-"""Windows that are searched for ones with several examples."""
+"""Windows of each pack that are searched for ones with several examples."""
 MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "is_token")
 PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
@@ -153,11 +153,9 @@ class Tokens:
         }
 
     def self_test(self, model: Any) -> Mapping[str, float]:
-        """Verifies on the first shard's first windows with several examples that packing is exact (see ``self_test.py``)."""
-        first = self._train.shard(0)
-        windows = [first.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, first.num_rows))]
+        """Verifies on each pack's first windows with several examples that packing is exact (see ``self_test.py``)."""
         count = self._spec.optimization.per_device_batch_size
-        chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
+        chosen = choose_windows(self._first_windows(), count=count if self._filled else max(SELF_TEST_WINDOWS, count))
         if any(len(w.seq_lengths) > 1 for w in chosen) and self._longest is not None and self._spec.max_seq_len > self._longest:
             limit = f", or max_seq_len to at most {self._longest}" if self._longest else ""
             raise PackingRefused(f"the base model cannot keep examples of a window apart; set packing to false{limit}", cause="state")
@@ -170,6 +168,11 @@ class Tokens:
                 precision=self._spec.precision,
             )
         return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
+
+    def _first_windows(self) -> list[Window]:
+        """Returns the windows that are searched: the first one of each pack, the second one of each, and so on."""
+        shards = [self._train.shard(number) for number in self._train.first_of_packs]
+        return [shard.window(row) for row in range(MAX_SELF_TEST_SEARCH) for shard in shards if row < shard.num_rows]
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
         def is_finite(row: int) -> bool:
@@ -245,6 +248,7 @@ class _ShardedWindows:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
+        self.first_of_packs = shards.first_of_packs
         self.shard = functools.lru_cache(maxsize=shards.num_kept)(lambda shard: _Windows(shards.read(shard)))
 
     def window(self, row: int) -> Window:

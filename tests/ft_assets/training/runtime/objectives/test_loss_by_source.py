@@ -84,8 +84,8 @@ def test_each_step_knows_the_loss_of_each_source(files: tuple[Path, Path], tmp_p
         assert len(counts) == 2 and step["loss/ds_large"] != step["loss/ds_small"]
     validations = [line for line in run.lines() if "eval_loss" in line]
     assert validations and all(line["eval_loss/ds_large"] != line["eval_loss/ds_small"] for line in validations)
-    tokens = [json.loads((packs / s.pack_fingerprint / "manifest.json").read_text())["num_tokens"] for s in SOURCES]
-    weights = [rows * count / size for rows, count, size in zip(PER_EPOCH, tokens, SIZES, strict=True)]
+    counts = [json.loads((packs / s.pack_fingerprint / "manifest.json").read_text())["num_tokens"] for s in SOURCES]
+    weights = [rows * count / size for rows, count, size in zip(PER_EPOCH, counts, SIZES, strict=True)]
     for line in validations:
         losses = [line[f"eval_loss/{s.dataset_id}"] for s in SOURCES]
         assert line["eval_loss"] == pytest.approx(sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights), rel=1e-6)
@@ -135,6 +135,16 @@ def test_a_mixture_of_one_pack_read_once_is_trained_as_the_pack_alone_but_for_th
         assert run.attempt()
         runs.append([line["loss"] for line in run.lines() if "loss" in line])
     assert runs[0] == pytest.approx(runs[1], rel=1e-5)
+
+
+def test_the_self_test_compares_examples_of_each_source(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """The first pack has windows of one example only, so that boundaries are those of the second one's first window."""
+    base, packs = files[0], write_packs(tmp_path / "packs")
+    write_pack(packs / "pk_large", num_windows=SIZES[0], examples=1, fingerprint="pk_large")
+    spec = replace(MIXED, optimization=replace(SPEC.optimization, num_epochs=0.25))
+    run = Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=base, pack_dir=packs, work_dir=tmp_path / "work"))
+    assert run.attempt()
+    assert run.details[-1]["self_test"]["boundaries"] > 0
 
 
 def test_a_mixture_stopped_between_two_steps_goes_on_as_if_it_had_not(files: tuple[Path, Path], tmp_path: Path) -> None:
