@@ -174,7 +174,7 @@ class Job:
         """Fingerprints of the packs that hold its held-out rows, each with its directory among them (``TrainingSpec.packs``): of a mixture
         all, or with a validation file the first, which holds it."""
         sources = [] if self.validation_file else (self.spec or {}).get("sources") or []
-        return tuple((source["pack_fingerprint"],) * 2 for source in sources) or ((self.pack, ""),)
+        return tuple((source["pack_fingerprint"], source["pack_fingerprint"]) for source in sources) or ((self.pack, ""),)
 
     @property
     def measured_by(self) -> str:

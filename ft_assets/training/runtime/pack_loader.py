@@ -230,7 +230,7 @@ def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind, *,
         raise BadSpec(f"{directory} is pack {manifest['fingerprint']}, but the spec requires {fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
         raise BadSpec(f"{directory} is a pack of {found}, method {method} trains on {kind}; pack the dataset for this method")
-    of, detail = (f" of dataset {dataset_id}", {"dataset_id": dataset_id}) if dataset_id else ("", {})
+    of, detail = f" of dataset {dataset_id}" if dataset_id else "", {"dataset_id": dataset_id} if dataset_id else {}
     if not sum(int(shard["num_windows"]) for shard in manifest["shards"]):
         raise BadExample(f"the pack{of} has no {WORD[kind]}s: every example was dropped; see the dataset's report", **detail)
     if manifest.get("num_trained_tokens") == 0:

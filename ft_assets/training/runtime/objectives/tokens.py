@@ -145,7 +145,7 @@ class Tokens:
         if not weighed:
             return {}
         loss = sum(mean * weight for mean, weight in weighed) / sum(weight for _, weight in weighed)
-        of = zip(self._spec.sources, means, strict=True) if by_source else ()
+        of = list(zip(self._spec.sources, means, strict=True)) if by_source else []
         return {
             "eval_loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),

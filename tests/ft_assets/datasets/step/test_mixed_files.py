@@ -232,7 +232,8 @@ def test_an_evaluation_measures_the_held_out_rows_of_every_file(
     question = asked(platform, tenant, job_id, tmp_path / "mixed")
     assert num_measured(question) == sum(held_out)
     assert num_measured(question, limit=2) <= 2
-    single = JobRequest.from_body({"model": "tiny", "training_file": large, "hyperparameters": {"max_seq_len": 64}, "seed": 5})
+    settings = {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}
+    single = JobRequest.from_body({"model": "tiny", "training_file": large, "hyperparameters": settings, "seed": 5})
     job_id, packed = prepared(platform, tenant, single)
     assert packed.manifest.validation
     assert num_measured(asked(platform, tenant, job_id, tmp_path / "single")) == packed.manifest.validation["num_examples"]
