@@ -81,19 +81,20 @@ def check_format(format: str, method: str, file_id: str, *, param: str) -> None:
     )
 
 
-def check_enough_to_train(num_rows: int, *, training_file: str) -> None:
+def check_enough_to_train(num_rows: int, *, training_file: str, param: str) -> None:
     """Refuse a training file with fewer valid examples than training needs."""
     if (shortage := too_few_to_train(num_rows)) is not None:
-        raise InvalidDataset(f"training_file {training_file}: {shortage}", param="training_file")
+        raise InvalidDataset(f"{param} {training_file}: {shortage}", param=param)
 
 
 def check_distinct(training_files: Sequence[str], dataset_ids: Sequence[str | None]) -> None:
     """Refuse a mixture with two files of the same rows, which it could not tell apart; `dataset_ids`: None while a file is validated."""
     known: dict[str, str] = {}
-    for file_id, dataset_id in zip(training_files, dataset_ids, strict=True):
+    for place, (file_id, dataset_id) in enumerate(zip(training_files, dataset_ids, strict=True)):
         if dataset_id is not None and (other := known.setdefault(dataset_id, file_id)) != file_id:
             raise mixture.refusal(
-                f"{file_id} and {other} hold the same rows (dataset {dataset_id}); name one of them, with a larger weight"
+                f"{file_id} and {other} hold the same rows (dataset {dataset_id}); name one of them, with a larger weight",
+                f"[{place}].file",
             )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import sqlalchemy as sa
@@ -91,14 +91,21 @@ def _inputs(platform: Platform, held: Claim, asked: Question) -> Iterator[Input]
         if weights is not None:
             files = listed_files.of_weights(objects, weights.prefix, manifest_sha256=weights.manifest_sha256)
             yield Input(name=name, files=files)
-    pack = listed_files.of_pack(objects, layout.pack_prefix(held.tenant, asked.job.pack))
-    yield Input(name="validation_pack_dir", files=tuple(file for file in pack if not file.path.startswith("shard-")))
+    yield Input(name="validation_pack_dir", files=tuple(_validation_files(platform, asked.job)))
     own = f"{layout.eval_prefix(held.tenant, held.job_id)}/inputs"
     items = run.holdout.read_bytes() if run.holdout else b""
     question = {run_file.HOLDOUT_NAME: items, run_file.KNOWN_NAME: json.dumps(run.known).encode()}
     yield Input(name=run_file.QUESTION_DIR, files=tuple(listed_files.put(objects, own, name, data) for name, data in question.items()))
     if run.capability:
         yield Input(name=run_file.SUITES_DIR, files=tuple(_suites(platform, run)))
+
+
+def _validation_files(platform: Platform, job: Job) -> Iterator[InputFile]:
+    """Yield the files of the packs with held-out rows, except their training shards."""
+    for fingerprint, directory in job.validation_packs:
+        for file in listed_files.of_pack(platform.objects, layout.pack_prefix(job.tenant_id, fingerprint)):
+            if not file.path.startswith("shard-"):
+                yield replace(file, path=str(PurePosixPath(directory) / file.path))
 
 
 def _suites(platform: Platform, run: EvalRun) -> Iterator[InputFile]:

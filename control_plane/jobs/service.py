@@ -39,6 +39,7 @@ from control_plane.tenants.service import get as get_tenant
 from control_plane.tenants.tables import tenants
 from control_plane.tracking.tables import integrations, wandb_runs
 from ft_assets.base_models import BaseModel
+from ft_assets.datasets import mixture
 from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound, QuotaExceeded
 from ft_assets.evals import config as eval_config
 from ft_assets.evals.suites import task_files
@@ -189,7 +190,8 @@ def _tell_overage(conn: Connection, tenant: Tenant, before: Standing, job_id: st
 
 def _trainable_files(conn: Connection, tenant: str, request: JobRequest) -> str | None:
     """Return the dataset version of the (first) training file, None while it is being validated; refuses files that do not fit."""
-    found = [_trainable(conn, tenant, file_id, method=request.method, param="training_file") for file_id in request.trained_on]
+    named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
+    found = [_trainable(conn, tenant, file_id, method=request.method, param=param) for file_id, param in named]
     check_distinct(request.trained_on, found)
     dataset_id = found[0]
     if request.validation_file is not None:
@@ -394,15 +396,17 @@ def _trainable(conn: Connection, tenant: str, file_id: str, *, method: str, para
         raise InvalidRequest(message, code="invalid_purpose", param=param)
     if file.status == "error":
         message = f"{param} {file_id} ({file.filename}) cannot be trained on: {file.status_details}"
-        raise InvalidDataset(message, code=f"invalid_{param}", param=param)
+        raise InvalidDataset(
+            message, code="invalid_validation_file" if param == "validation_file" else "invalid_training_file", param=param
+        )
     dataset_id: str | None = file.dataset_id
     if dataset_id is not None:  # a query of its own: the lock may have waited for the transaction that made the version
         shown = sa.select(datasets.c.row_count, datasets.c.review, datasets.c.format)
         version = conn.execute(shown.where(datasets.c.tenant_id == tenant, datasets.c.id == dataset_id)).one()
         check_format(version.format, method, file_id, param=param)
         check_reviewed(version.review, dataset_id, param=param)
-        if param == "training_file":
-            check_enough_to_train(version.row_count, training_file=file_id)
+        if param != "validation_file":
+            check_enough_to_train(version.row_count, training_file=file_id, param=param)
     return dataset_id
 
 

@@ -81,7 +81,7 @@ class JobRequest:
     force: bool = False
     """Train even if an earlier job trained the same."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """The request as sent, without its idempotency key and without nulls."""
+    """The request as sent, without its idempotency key and without nulls; files of a mixture as parsed."""
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -119,7 +119,8 @@ class JobRequest:
             method=method,
             adapter=adapter,
             hyperparameters=hyperparameters,
-            body={k: v for k, v in given.items() if k != "idempotency_key"},
+            body={k: v for k, v in given.items() if k != "idempotency_key"}
+            | ({mixture.FIELD: [one.to_dict() for one in mixed]} if mixed else {}),
         )
 
 

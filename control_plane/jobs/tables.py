@@ -151,7 +151,7 @@ class Job:
     @property
     def training_files(self) -> tuple[MixedFile, ...]:
         """Files of a mixture; empty for a single training file."""
-        return tuple(MixedFile(**one) for one in self.request.get("training_files") or ())
+        return tuple(MixedFile.from_dict(one) for one in self.request.get("training_files") or ())
 
     @property
     def trained_on(self) -> tuple[str, ...]:
@@ -169,6 +169,13 @@ class Job:
         """Fingerprint of its pack, which is known once it leaves ``validating``."""
         assert self.pack_fingerprint is not None, self.id
         return self.pack_fingerprint
+
+    @property
+    def validation_packs(self) -> tuple[tuple[str, str], ...]:
+        """Fingerprints of the packs that hold its held-out rows, each with its directory among them (``TrainingSpec.packs``): of a mixture
+        all, or with a validation file the first, which holds it."""
+        sources = [] if self.validation_file else (self.spec or {}).get("sources") or []
+        return tuple((source["pack_fingerprint"], source["pack_fingerprint"]) for source in sources) or ((self.pack, ""),)
 
     @property
     def measured_by(self) -> str:

@@ -54,8 +54,9 @@ def findings(
         told = [doubt for doubt in doubts if doubt[0] in JOB_DOUBTS] + _pack_doubts(built)
         if spec.sources and epochs * n > mixture.USEFUL_READS:
             told.append(("source_repeated", mixture.too_often(epochs * n)))
-        of = f"{file_id}: " if spec.sources else ""
-        found += [Event(code=code, message=f"{of}{message}", level="warn") for code, message in told]
+        for code, message in told:
+            of = f"{file_id}: " if spec.sources and code != "validation_overlap" else ""  # which is counted over all files
+            found.append(Event(code=code, message=f"{of}{message}", level="warn"))
     return found
 
 

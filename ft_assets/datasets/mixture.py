@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ft_assets.errors import InvalidRequest
 
@@ -41,6 +41,14 @@ class MixedFile:
     weight: float | None = None
     tokens: int | None = None
 
+    def to_dict(self) -> dict[str, str | float]:
+        """Returns the fields that are set, as they are stored."""
+        return {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+        return cls(**{name: stored.get(name) for name in FIELDS})
+
 
 def parse(given: Sequence[Any]) -> tuple[MixedFile, ...]:
     """Returns the files of a request; ``InvalidRequest`` (``invalid_training_files``) names the first field that is not valid."""
@@ -62,11 +70,10 @@ def parse(given: Sequence[Any]) -> tuple[MixedFile, ...]:
 def _file(place: int, given: Any) -> MixedFile:
     if not isinstance(given, Mapping):
         raise refusal(f'{FIELD}[{place}] {str(given)[:80]!r} is not an object such as {{"file": "file-...", "weight": 2}}', f"[{place}]")
-    present = {name: value for name, value in given.items() if value is not None}
-    for name in present:
+    for name in given:
         if name not in FIELDS:
             raise refusal(f"unknown field {name[:80]!r} in {FIELD}[{place}]; known are {', '.join(FIELDS)}", f"[{place}].{name[:80]}")
-    file, weight, tokens = (present.get(name) for name in FIELDS)
+    file, weight, tokens = (given.get(name) for name in FIELDS)
     if not isinstance(file, str) or not file:
         raise refusal(f"{FIELD}[{place}] names no file; give the id of an uploaded file as `file`", f"[{place}].file")
     if weight is not None and tokens is not None:
@@ -86,6 +93,11 @@ def _is_number(value: Any) -> bool:
 def refusal(message: str, place: str = "") -> InvalidRequest:
     """Returns the refusal of a mixture; `place`: the field within it, ``[1].weight``."""
     return InvalidRequest(message, code="invalid_training_files", param=f"{FIELD}{place}")
+
+
+def params(files: Sequence[MixedFile]) -> list[str]:
+    """Returns the fields of a request that name its training files, of which `files` are those of a mixture."""
+    return [f"{FIELD}[{place}].file" for place in range(len(files))] or ["training_file"]
 
 
 def repeats(files: Sequence[MixedFile], tokens: Sequence[int]) -> list[float]:

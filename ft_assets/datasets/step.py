@@ -93,7 +93,8 @@ def pin_dataset(platform: Platform, tenant: str, job_id: str, *, progress: Calla
     """Resolves the job's files to dataset versions, validating a file if that has not been done; a second call changes nothing."""
     with platform.engine.connect() as conn:
         job = job_row(conn, tenant, job_id)
-    versions = [_version(platform, tenant, file_id, param="training_file", progress=progress) for file_id in job.trained_on]
+    named = zip(job.trained_on, mixture.params(job.training_files), strict=True)
+    versions = [_version(platform, tenant, file_id, param=param, progress=progress) for file_id, param in named]
     check_distinct(job.trained_on, [version.id for version in versions])
     training, validation = versions[0], None
     if job.validation_file:
@@ -161,8 +162,8 @@ def _version(platform: Platform, tenant: str, file_id: str, *, param: str, progr
             )
         version = conn.execute(sa.select(datasets).where(datasets.c.tenant_id == tenant, datasets.c.id == file.dataset_id)).one()
     check_reviewed(version.review, version.id, param=param)
-    if param == "training_file":
-        check_enough_to_train(version.row_count, training_file=file_id)
+    if param != "validation_file":
+        check_enough_to_train(version.row_count, training_file=file_id, param=param)
     return version
 
 

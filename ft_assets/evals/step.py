@@ -275,7 +275,7 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         adapter_dir=None,
         digests={"base": judged.base_digest, "adapter": judged.subject_digest} | ({"previous": previous.digest} if previous else {}),
         holdout=scratch / "holdout.jsonl",
-        validation_pack_dir=fetch_pack(platform, judged.tenant, judged.job.pack),
+        validation_pack_dir=_validation_packs(platform, judged, scratch / "packs"),
         max_new_tokens=requested.max_new_tokens,
         max_items=requested.max_items,
         out_dir=scratch,
@@ -289,6 +289,17 @@ def _question(platform: Platform, judged: Judged, scratch: Path, items: list[sui
         adapter=judged.adapter,
         previous=StoredWeights(prefix=previous.prefix, manifest_sha256=previous.manifest_sha256) if previous else None,
     )
+
+
+def _validation_packs(platform: Platform, judged: Judged, place: Path) -> Path:
+    """Returns the directory of the job's pack on this machine, or `place`, with that of each pack of a mixture in it."""
+    place.mkdir()
+    for fingerprint, directory in judged.job.validation_packs:
+        pack = fetch_pack(platform, judged.tenant, fingerprint)
+        if not directory:
+            return pack
+        (place / directory).symlink_to(pack.absolute(), target_is_directory=True)
+    return place
 
 
 def _compared(platform: Platform, judged: Judged) -> tuple[str | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from control_plane.console.pages.page import Page, PageDep, PageRoute
+from control_plane.datasets.tables import File
 from control_plane.datasets.uploads import uploaded_files
 from control_plane.evaluations import next_run
 from control_plane.jobs import service as jobs
@@ -17,11 +19,12 @@ from control_plane.jobs.estimates.model_limits import hourly_micros, model_limit
 from control_plane.jobs.submission import adapter_of
 from control_plane.models import service as models
 from ft_assets.datasets.mixture import MAX_FILES, MixedFile
+from ft_assets.errors import NotFound
 from ft_assets.evals.config import EvalConfig
 from ft_assets.evals.gate.advice import combined
 
 FILES_OFFERED = 100
-"""Newest files in the choice of data; others can be named in the address."""
+"""Newest files in the choice of data, besides those of the earlier job or the address."""
 BASIC = ("n_epochs", "learning_rate", "rank", "batch_size", "max_seq_len")
 """Hyperparameters with a field of their own; the others are below "more"."""
 RULES = (
@@ -80,12 +83,24 @@ def _like(page: Page, job_id: str) -> Given:
     )  # fmt: skip
 
 
+def _named(page: Page, given: Given, known: set[str]) -> list[File]:
+    """Return the files that the form begins with and that are not `known`, except deleted ones, which it shows as not available."""
+    wanted = {*(one.file for one in given.training_files), given.training_file, given.validation_file} - known
+    found = []
+    for file_id in sorted(name for name in wanted if name is not None):
+        with contextlib.suppress(NotFound):
+            found.append(uploaded_files.get(page.platform, page.tenant, file_id))
+    return found
+
+
 @router.get("/jobs/new")
 def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: Chosen = None, like: Chosen = None) -> HTMLResponse:
     """Show the form; the address may choose the base model and the file or dataset, or an earlier job to begin with."""
     limits, tier = [one for one in model_limits(page.platform) if one.accepts_jobs], page.principal.tenant.tier
     found = uploaded_files.list_files(page.platform, page.tenant, limit=FILES_OFFERED, purpose="fine-tune").items
     file = file or next((one.id for one in found if dataset and one.dataset_id == dataset), None)
+    given = _like(page, like) if like else Given(model=model, training_file=file)
+    found = [*found, *_named(page, given, {one.id for one in found})]
     fits = {(one.model, a.name): hourly_micros(page.platform, one, a, tier=tier) for one in limits for a in one.adapters}
     common = limits[0].hyperparameters if limits else {}
     return page.show(
@@ -100,7 +115,7 @@ def new_job(page: PageDep, model: Chosen = None, file: Chosen = None, dataset: C
         files=[one for one in found if one.status == "processed"],
         basic={name: common[name] for name in BASIC if name in common},
         more={name: limit for name, limit in common.items() if name not in BASIC},
-        given=_like(page, like) if like else Given(model=model, training_file=file),
+        given=given,
     )
 
 

@@ -102,10 +102,20 @@ function showWarnings(found) {
   at("warning").querySelector("ul").replaceChildren(...found.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
 }
 
+// An earlier job may name a file that was deleted or does not validate: no other one takes its place.
+function absent() {
+  const option = [...form.querySelectorAll("option:checked")].find(({ disabled }) => disabled);
+  return option && `${option.textContent}. Choose another file.`;
+}
+
 async function estimate() {
   const job = body(), mine = ++asked;
   at("code").textContent = CODE[language](job);
   document.querySelectorAll("[data-price-of]").forEach((price) => { price.textContent = ""; });
+  if (absent()) {
+    at("estimate").hidden = at("wait").hidden = true;
+    return show(at("refusal"), absent());
+  }
   const files = job.training_files?.map(({ file }) => file) ?? [job.training_file];
   if (!job.model || !files[0]) return;
   at("wait").textContent = "Estimating";
@@ -178,6 +188,7 @@ for (const button of document.querySelectorAll("[data-language]")) {
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
+  if (absent()) return show(at("refusal"), absent());
   const button = at("submit");
   button.disabled = true;
   try {

@@ -76,7 +76,8 @@ def estimate(platform: Platform, tenant: str, request: JobRequest) -> schemas.Es
     tier = request.tier or get_tenant(platform, tenant).tier
     placed = job_plan.placed(platform, request, model, tier=tier)
     method, max_seq_len = methods.get(request.method), placed.plan.max_seq_len
-    files = [_training_file(platform, tenant, request, file_id) for file_id in request.trained_on]
+    named = zip(request.trained_on, mixture.params(request.training_files), strict=True)
+    files = [_training_file(platform, tenant, request, file_id, param=param) for file_id, param in named]
     check_distinct(request.trained_on, [file.dataset_id for file in files])
     nums = [file.num_training(file.row_count, request) for file in files]
     each = [
@@ -147,7 +148,7 @@ def _mixed(
     return together, sum(max(1, round(num * n)) for num, n in zip(num_examples, times, strict=True)), read
 
 
-def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id: str) -> TrainingFile:
+def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id: str, *, param: str) -> TrainingFile:
     """Return a validated training file; refused with the reason if it is not."""
     uploaded_files.get(platform, tenant, file_id)  # refuses an unknown file
     file = expected_time.training_file(platform, tenant, file_id)
@@ -155,12 +156,12 @@ def _training_file(platform: Platform, tenant: str, request: JobRequest, file_id
         raise Conflict(
             f"file {file_id} is not validated yet; retry when it is (GET /v1/files/{file_id}/events shows when)",
             code="file_not_validated",
-            param="training_file",
+            param=param,
         )
     if file.status == "error":
-        raise InvalidDataset(f"training_file {file_id} cannot be trained on: {file.status_details}", param="training_file")
-    check_enough_to_train(file.row_count, training_file=file_id)
-    check_format(file.format, request.method, file_id, param="training_file")
+        raise InvalidDataset(f"{param} {file_id} cannot be trained on: {file.status_details}", param=param)
+    check_enough_to_train(file.row_count, training_file=file_id, param=param)
+    check_format(file.format, request.method, file_id, param=param)
     return file
 
 

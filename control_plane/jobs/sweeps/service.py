@@ -355,13 +355,13 @@ def _view(sweep: Sweep, trials: Sequence[schemas.SweepTrial], states: Sequence[J
     known = [
         Trial(number=t.number, state=state, refused=t.error is not None, value=t.value) for t, state in zip(trials, states, strict=True)
     ]
-    chosen = best(known, sweep.settings["goal"])
+    chosen, mixed = best(known, sweep.settings["goal"]), sweep.request.get("training_files")
     return schemas.Sweep.of(
         sweep,
         **sweep.settings,
         status=status_of(known, cancelled=sweep.cancelled_at is not None),
         model=sweep.request["model"],
-        training_file=JobRequest.from_body(sweep.request).training_file,
+        training_file=mixed[0]["file"] if mixed else sweep.request["training_file"],
         trials=trials,
         counts=_counts(trials),
         waiting_reason=(sweep.waits or {}).get("reason"),

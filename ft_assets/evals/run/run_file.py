@@ -51,7 +51,7 @@ class EvalRun:
     """JSONL of items (see :mod:`ft_assets.evals.suites.suite_items`)."""
     golden: bool = True
     validation_pack_dir: Path | None = None
-    """Pack directory whose ``val-*.parquet`` windows give the perplexity."""
+    """Directory of a pack, or of a mixture's packs, whose ``val-*.parquet`` windows give the perplexity."""
     max_new_tokens: int = 256
     max_items: int = 200
     capability: tuple[str, ...] = ()

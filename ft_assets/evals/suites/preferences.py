@@ -60,11 +60,11 @@ class Preference:
 
 
 def held_out(pack_dir: Path, *, limit: int) -> HeldOut:
-    """Returns at most `limit` examples of each side, spread evenly over the validation files of a pack."""
+    """Returns at most `limit` examples of each side, spread evenly over the validation files of a pack, or of the packs in `pack_dir`."""
     wanted: list[Example] = []
     unwanted: list[Example] = []
     kind: Kind | None = None
-    for shard in sorted(pack_dir.glob("val-*.parquet")):
+    for shard in sorted([*pack_dir.glob("val-*.parquet"), *pack_dir.glob("*/val-*.parquet")]):
         for row in pq.read_table(shard).to_pylist():
             if "chosen_input_ids" in row:
                 kind = "pairs"

@@ -96,6 +96,11 @@ class Shards:
     def num_packs(self) -> int:
         return len(self._packs)
 
+    @property
+    def first_of_packs(self) -> tuple[int, ...]:
+        """The number of each pack's first shard."""
+        return tuple(number for number, (_, shard) in enumerate(self._shards) if not shard)
+
     def find(self, row: int) -> tuple[int, int]:
         """Returns the shard of a row, and its number in it."""
         shard = bisect_right(self._starts, row) - 1
@@ -118,12 +123,16 @@ class Shards:
             if shard < KEPT_SHARDS and (not shard or not arriving or self._path(number).exists()):
                 self.read(number)
 
-    def whole(self, *, most: int | None = None) -> pa.Table:
-        """Returns all rows in one table; at most `most` of each pack."""
+    def whole(self) -> pa.Table:
+        """Returns all rows in one table."""
+        return self.first([sum(rows) for rows in self.rows_of_packs])
+
+    def first(self, most: Sequence[int]) -> pa.Table:
+        """Returns the first rows of each pack in one table, as many as `most` says for it."""
         tables = [schema_of(self._kind).empty_table()]
-        for pack in range(self.num_packs):
+        for pack, count in enumerate(most):
             of_pack = [self.read(number) for number, (source, _) in enumerate(self._shards) if source == pack]
-            tables += [pa.concat_tables(of_pack).slice(0, most)] if of_pack else []
+            tables += [pa.concat_tables(of_pack).slice(0, count)] if of_pack else []
         return pa.concat_tables(tables).combine_chunks()
 
     def _path(self, number: int) -> Path:
@@ -150,7 +159,9 @@ class Pack:
     train: Shards
     validation: pa.Table | None
     validation_rows: tuple[int, ...] = ()
-    """How many of its rows are of each pack."""
+    """How many of its rows are of each source of a mixture; empty without sources, and with a validation file, which belongs to none."""
+    trained_tokens: tuple[float, ...] = ()
+    """Tokens of each source that an epoch reads, by which the losses of `validation_rows` are weighed."""
 
 
 def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callable[[], None] = lambda: None) -> Pack:
@@ -162,7 +173,8 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
     directories = [pack_dir / directory for _, directory in spec.packs]
     datasets = [source.dataset_id for source in spec.sources] or [""]
     manifests = [
-        _manifest(directory, fingerprint, spec.method, kind) for directory, (fingerprint, _) in zip(directories, spec.packs, strict=True)
+        _manifest(directory, fingerprint, spec.method, kind, dataset_id=dataset_id)
+        for directory, (fingerprint, _), dataset_id in zip(directories, spec.packs, datasets, strict=True)
     ]
 
     def part(name: str, entries: Sequence[Sequence[Mapping[str, Any]]]) -> Shards:
@@ -177,17 +189,38 @@ def load(pack_dir: Path, spec: TrainingSpec, *, vocab_size: int, waiting: Callab
 
     train = part("train", [manifest["shards"] for manifest in manifests])
     train.read_present()
-    held_out = part("validation", [(manifest.get("validation") or {}).get("shards", ()) for manifest in manifests])
-    most = max(1, MAX_VALIDATION_WINDOWS // sum(1 for rows in held_out.rows_of_packs if rows)) if held_out.num_rows else 0
+    from_file = [bool((manifest.get("settings") or {}).get("validation_dataset_id")) for manifest in manifests]
+    measured = from_file if any(from_file) else [True] * len(manifests)
+    held_out = part(
+        "validation",
+        [(manifest.get("validation") or {}).get("shards", ()) if of else () for manifest, of in zip(manifests, measured, strict=True)],
+    )
+    rows = shared([sum(rows) for rows in held_out.rows_of_packs], MAX_VALIDATION_WINDOWS)
+    by_source = bool(spec.sources) and not any(from_file)
     return Pack(
         train=train,
-        validation=held_out.whole(most=most) if most else None,
-        validation_rows=tuple(min(sum(rows), most) for rows in held_out.rows_of_packs),
+        validation=held_out.first(rows) if sum(rows) else None,
+        validation_rows=tuple(rows) if by_source else (),
+        trained_tokens=tuple(
+            source.rows_per_epoch * manifest["num_tokens"] / manifest["num_windows"]
+            for source, manifest in zip(spec.sources if by_source else (), manifests if by_source else (), strict=True)
+        ),
     )
 
 
-def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) -> Mapping[str, Any]:
-    """Returns the manifest of the pack in `directory`; refuses another pack, or one with nothing to train on."""
+def shared(sizes: Sequence[int], most: int) -> list[int]:
+    """Returns how many of `most` windows each part of so many windows gets: all of small parts, and the same number of each larger one."""
+    given = [0] * len(sizes)
+    for place, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
+        given[number] = min(sizes[number], (most - sum(given)) // (len(sizes) - place))
+    return given
+
+
+def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind, *, dataset_id: str) -> Mapping[str, Any]:
+    """Returns the manifest of the pack in `directory`; refuses another pack, or one with nothing to train on.
+
+    `dataset_id`: named in messages about a mixture; empty if there is only one pack.
+    """
     file = directory / "manifest.json"
     try:
         manifest: Mapping[str, Any] = json.loads(file.read_text())
@@ -197,10 +230,11 @@ def _manifest(directory: Path, fingerprint: str, method: str, kind: PackKind) ->
         raise BadSpec(f"{directory} is pack {manifest['fingerprint']}, but the spec requires {fingerprint}")
     if (found := manifest.get("kind", "windows")) != kind:
         raise BadSpec(f"{directory} is a pack of {found}, method {method} trains on {kind}; pack the dataset for this method")
+    of, detail = f" of dataset {dataset_id}" if dataset_id else "", {"dataset_id": dataset_id} if dataset_id else {}
     if not sum(int(shard["num_windows"]) for shard in manifest["shards"]):
-        raise BadExample(f"the pack has no {WORD[kind]}s: every example was dropped; see the dataset's report")
+        raise BadExample(f"the pack{of} has no {WORD[kind]}s: every example was dropped; see the dataset's report", **detail)
     if manifest.get("num_trained_tokens") == 0:
-        raise BadExample("no token of the pack carries loss: check weights and train_on_inputs")
+        raise BadExample(f"no token of the pack{of} carries loss: check weights and train_on_inputs", **detail)
     return manifest
 
 

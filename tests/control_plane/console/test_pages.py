@@ -310,7 +310,10 @@ def test_a_mixture_shows_its_files_and_the_loss_of_each(visitor: Visitor, world:
     assert "weight 2" in page and "weight 1" in page
     form = visitor.get(f"/console/jobs/new?like={job}").text.partition("<template")[0]
     assert form.count("data-source>") == 2
-    assert [value in form for value in (f'<option value="{file}" selected>', 'data-much value="2"', 'data-much value="1"')] == [True] * 3
+    assert [value in form for value in (f'<option value="{file}" selected>', 'data-much value="2.0"', 'data-much value="1.0"')] == [
+        True
+    ] * 3
+    assert f'<option value="" disabled selected>Not available: {world.validating_file}</option>' in form, "no other file takes its place"
 
 
 def test_a_job_is_paused_and_resumed_and_cancelled(visitor: Visitor, world: World) -> None:

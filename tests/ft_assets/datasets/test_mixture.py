@@ -79,6 +79,7 @@ REFUSED: dict[str, tuple[list[Any], str, str]] = {
     "twice": ([{"file": "file-a"}, {"file": "file-a"}], "names file-a twice", "[1].file"),
     "both": ([{"file": "file-a", "weight": 1, "tokens": 5}], "has both weight and tokens", "[0].tokens"),
     "unknown field": ([{"file": "file-a", "share": 0.5}], "unknown field 'share'", "[0].share"),
+    "unknown field without a value": ([{"file": "file-a", "note": None}], "unknown field 'note'", "[0].note"),
     "zero": ([{"file": "file-a", "weight": 0}], "weight 0 of file-a is not above 0", "[0].weight"),
     "negative": ([{"file": "file-a", "weight": -1.5}], "weight -1.5 of file-a is not above 0", "[0].weight"),
     "not a number": ([{"file": "file-a", "weight": float("nan")}], "weight nan", "[0].weight"),

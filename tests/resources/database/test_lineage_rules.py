@@ -220,11 +220,12 @@ def test_the_digest_of_an_import_is_written_once_it_is_fetched(platform: Platfor
 def test_a_job_with_an_adapter_keeps_what_it_was_trained_from(platform: Platform, registered: Callable[[str], str]) -> None:
     this, another = sa.update(jobs).where(jobs.c.id == f"ftjob-{registered('draft')}"), f"file-{registered('draft')}"
     of_files: tuple[dict[str, Any], ...] = ({"training_file": another}, {"validation_file": another}, {"method": "dpo"})
-    for changes in (*of_files, {"dataset_id": "ds_x"}, {"spec": {"a": 1}}, {"spec_sha256": D}, {"pack_fingerprint": "pk_1"}):
+    mixed = {"request": {"training_files": [{"file": another, "weight": 2.0}]}}
+    for changes in (*of_files, mixed, {"dataset_id": "ds_x"}, {"spec": {"a": 1}}, {"spec_sha256": D}, {"pack_fingerprint": "pk_1"}):
         refused = error_of(platform.engine, this.values(changes))
         assert refused.code == "record_is_final"
     with platform.engine.begin() as conn:
-        conn.execute(this.values(loss=1.0, dataset_id=jobs.c.dataset_id))
+        conn.execute(this.values(loss=1.0, dataset_id=jobs.c.dataset_id, request={"model": "tiny-base"}))
 
 
 def test_verdicts_and_proofs_are_only_added_to(platform: Platform, registered: Callable[[str], str], tenant: Tenant) -> None:

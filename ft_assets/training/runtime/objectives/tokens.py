@@ -31,7 +31,7 @@ from ft_assets.training.spec import Source
 
 SELF_TEST_WINDOWS = 2
 MAX_SELF_TEST_SEARCH = 64
-"""Windows that are searched for ones with several examples."""
+"""Windows of each pack that are searched for ones with several examples."""
 MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "cu_seq_lens_q", "is_token")
 PREPARED = 8
 """Windows passed to TRL's trainer, which reads only their columns."""
@@ -87,6 +87,7 @@ class Tokens:
         self._by_source = LossBySource(given.spec.sources, given.device) if given.spec.sources else None
         self._pack_of, self._place = given.pack.train.pack_of, given.pack.train.place
         self._validation_packs = np.repeat(np.arange(len(given.pack.validation_rows)), given.pack.validation_rows)
+        self._trained_tokens = given.pack.trained_tokens
 
     def collate(self, rows: Sequence[int]) -> Batch:
         windows = [self._train.window(r) for r in rows]
@@ -123,31 +124,38 @@ class Tokens:
         return found if self._by_source is None else found | self._by_source.take("loss")
 
     def validate(self, model: Any, *, stop: Callable[[], bool]) -> Mapping[str, float]:
-        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout; of a mixture also the mean
-        over each source's part."""
+        """Returns the mean loss per labeled token and its perplexity, one window at a time and without dropout.
+
+        Of a mixture also the mean over each source's part, of which the first is then the mean by the tokens that an epoch reads of each,
+        unless a validation file is measured.
+        """
         if self._validation is None:
             return {}
-        total, count, sums = 0.0, 0, np.zeros((len(self._spec.sources), 2))
+        by_source = bool(self._trained_tokens)
+        sums = np.zeros((len(self._spec.sources) if by_source else 1, 2))
         with quiet(model):
             for row in range(self._validation.num_rows):
                 if stop():
                     return {}
                 scores = self._scores(model, self.collate_windows([self._validation.window(row)]))
                 loss, scored = -scores["log_probs"].double().sum().item(), len(scores["log_probs"])
-                total, count = total + loss, count + scored
-                if len(sums):
-                    sums[self._validation_packs[row]] += (loss, scored)
-        if not count:
+                sums[self._validation_packs[row] if by_source else 0] += (loss, scored)
+        means = [loss / n if n else None for loss, n in sums.tolist()]
+        weighed = [(mean, weight) for mean, weight in zip(means, self._trained_tokens or (1.0,), strict=True) if mean is not None]
+        if not weighed:
             return {}
-        found = {"eval_loss": total / count, "perplexity": math.exp(min(total / count, 700.0))}
-        return found | {f"eval_loss/{s.dataset_id}": loss / n for s, (loss, n) in zip(self._spec.sources, sums.tolist(), strict=True) if n}
+        loss = sum(mean * weight for mean, weight in weighed) / sum(weight for _, weight in weighed)
+        of = list(zip(self._spec.sources, means, strict=True)) if by_source else []
+        return {
+            "eval_loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            **{f"eval_loss/{source.dataset_id}": mean for source, mean in of if mean is not None},
+        }
 
     def self_test(self, model: Any) -> Mapping[str, float]:
-        """Verifies on the first shard's first windows with several examples that packing is exact (see ``self_test.py``)."""
-        first = self._train.shard(0)
-        windows = [first.window(r) for r in range(min(MAX_SELF_TEST_SEARCH, first.num_rows))]
+        """Verifies on each pack's first windows with several examples that packing is exact (see ``self_test.py``)."""
         count = self._spec.optimization.per_device_batch_size
-        chosen = choose_windows(windows, count=count if self._filled else max(SELF_TEST_WINDOWS, count))
+        chosen = choose_windows(self._first_windows(), count=count if self._filled else max(SELF_TEST_WINDOWS, count))
         if any(len(w.seq_lengths) > 1 for w in chosen) and self._longest is not None and self._spec.max_seq_len > self._longest:
             limit = f", or max_seq_len to at most {self._longest}" if self._longest else ""
             raise PackingRefused(f"the base model cannot keep examples of a window apart; set packing to false{limit}", cause="state")
@@ -160,6 +168,11 @@ class Tokens:
                 precision=self._spec.precision,
             )
         return {"examples": found.examples, "boundaries": found.boundaries, "worst": found.worst}
+
+    def _first_windows(self) -> list[Window]:
+        """Returns the windows that are searched: the first one of each pack, the second one of each, and so on."""
+        shards = [self._train.shard(number) for number in self._train.first_of_packs]
+        return [shard.window(row) for row in range(MAX_SELF_TEST_SEARCH) for shard in shards if row < shard.num_rows]
 
     def blame(self, model: Any, rows: Sequence[int]) -> None:
         def is_finite(row: int) -> bool:
@@ -235,6 +248,7 @@ class _ShardedWindows:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
+        self.first_of_packs = shards.first_of_packs
         self.shard = functools.lru_cache(maxsize=shards.num_kept)(lambda shard: _Windows(shards.read(shard)))
 
     def window(self, row: int) -> Window:

@@ -76,9 +76,9 @@ END $$;
 CREATE FUNCTION ft_job_is_recorded() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (NEW.tenant_id, NEW.method, NEW.training_file, NEW.validation_file, NEW.base_digest, NEW.dataset_id, NEW.pack_fingerprint,
-        NEW.spec_sha256, NEW.spec)
+        NEW.spec_sha256, NEW.spec, NEW.request -> 'training_files')
         IS DISTINCT FROM (OLD.tenant_id, OLD.method, OLD.training_file, OLD.validation_file, OLD.base_digest, OLD.dataset_id,
-        OLD.pack_fingerprint, OLD.spec_sha256, OLD.spec)
+        OLD.pack_fingerprint, OLD.spec_sha256, OLD.spec, OLD.request -> 'training_files')
         AND EXISTS (SELECT FROM adapters WHERE job_id = OLD.id) THEN
         RAISE EXCEPTION 'job % has a registered adapter; what it was trained from never changes', OLD.id
             USING ERRCODE = 'integrity_constraint_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME;
@@ -117,8 +117,8 @@ CREATE TRIGGER files_sha256_frozen BEFORE UPDATE OF sha256 ON files FOR EACH ROW
     WHEN (OLD.sha256 <> '' AND OLD.sha256 <> NEW.sha256)
     EXECUTE FUNCTION ft_refuse('files_sha256_frozen');
 CREATE TRIGGER jobs_recorded_frozen BEFORE UPDATE OF
-    tenant_id, method, training_file, validation_file, base_digest, dataset_id, pack_fingerprint, spec_sha256, spec ON jobs FOR EACH ROW
-    EXECUTE FUNCTION ft_job_is_recorded();
+    tenant_id, method, training_file, validation_file, base_digest, dataset_id, pack_fingerprint, spec_sha256, spec, request ON jobs
+    FOR EACH ROW EXECUTE FUNCTION ft_job_is_recorded();
 
 -- Bookkeeping: rows are added, never changed; each entry of the ledger balances when its transaction commits.
 

@@ -13,17 +13,22 @@ import pytest
 import sqlalchemy as sa
 
 from control_plane.datasets.uploads import uploaded_files
-from control_plane.evaluations import next_run
+from control_plane.evaluations import evaluation_workload, next_run
+from control_plane.evaluations.evaluation_workload import Question, StoredWeights
 from control_plane.jobs import responses
 from control_plane.jobs import service as jobs
 from control_plane.jobs.estimates import service as estimates
 from control_plane.jobs.submission import JobRequest
 from control_plane.jobs.tables import job_events
+from control_plane.jobs.tables import jobs as jobs_table
 from control_plane.platform.context import Platform
 from control_plane.tenants import service as tenants
 from ft_assets.base_models import Catalogue
 from ft_assets.datasets import step
-from ft_assets.errors import Conflict, InvalidRequest, NotFound
+from ft_assets.errors import Conflict, InvalidDataset, InvalidRequest, NotFound
+from ft_assets.evals import step as evaluation_step
+from ft_assets.evals.config import EvalConfig
+from ft_assets.evals.suites.suite_items import validation_suites
 from tests.support.models.tiny_model import build_tiny_model
 
 WORDS = [
@@ -126,6 +131,19 @@ def test_a_mixture_is_packed_file_by_file_and_its_spec_pins_every_version(platfo
     assert large in planned and small in planned
 
 
+def test_a_job_stores_what_a_mixture_means_and_lists_it(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
+    large, small = two
+    given = request({"file": large, "weight": 2, "tokens": None}, {"file": small, "weight": 1, "tokens": None})
+    job = jobs.submit(platform, tenant, given).job
+    assert job.request["training_files"] == [{"file": large, "weight": 2.0}, {"file": small, "weight": 1.0}]
+    assert given.sha256 == request({"file": large, "weight": 2.0}, {"file": small, "weight": 1}).sha256
+    with platform.engine.begin() as conn:
+        stored = {**job.request, "training_files": [{**one, "note": None} for one in job.request["training_files"]]}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == job.id).values(request=stored))
+    (listed,) = jobs.list_jobs(platform, tenant).items
+    assert [(one.file, one.weight) for one in listed.job.training_files] == [(large, 2.0), (small, 1.0)]
+
+
 def test_packs_are_shared_with_jobs_on_one_file_and_with_other_mixtures(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
     large, small = two
     alone = {"model": "tiny", "seed": 5, "hyperparameters": {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}}
@@ -169,11 +187,56 @@ def test_held_out_rows_of_one_file_that_another_trains_on_are_counted(platform: 
     held_out = upload(platform, tenant, large[:5] + rows("moons", 15), tmp_path / "held.jsonl")
     job_id, packed = prepared(platform, tenant, request(*({"file": f} for f in files), validation_file=held_out))
     (warned,) = events(platform, job_id)["validation_overlap"]
-    assert "5 of 20" in warned
+    assert "5 of 20" in warned and files[0] not in warned, "it is counted over all files"
     assert [p.validation is not None for p in packed.manifests] == [True, False], "the validation file is packed once"
     own, _ = prepared(platform, tenant, request({"file": files[0]}, {"file": files[1]}, force=True))
     held = sum(1 for _ in step.validation_rows(platform, tenant, jobs.row(platform, tenant, own)))
     assert held > 10, "each file's own held-out rows are evaluated"
+
+
+def asked(platform: Platform, tenant: str, job_id: str, scratch: Path) -> Question:
+    """The question of the job's evaluation; staged as an agent does, it must hold the same held-out rows."""
+    job = jobs.row(platform, tenant, job_id)
+    model = platform.models.get_pinned(job.model, job.base_digest)
+    assert model.directory is not None
+    judged = evaluation_step.Judged(
+        tenant=tenant, job=job, adapter=StoredWeights(prefix="adapters/a", manifest_sha256="0" * 64), base_model=job.model,
+        base_dir=model.directory, base_digest=job.base_digest, eval_config=EvalConfig(), key="report", compare=False,
+    )  # fmt: skip
+    scratch.mkdir()
+    found = evaluation_step._question(platform, judged, scratch, [])
+    assert found.run.validation_pack_dir is not None
+    staged = scratch / "staged"
+    for file in evaluation_workload._validation_files(platform, job):
+        (staged / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (staged / file.path).write_bytes(platform.objects.get_bytes(file.key))
+    assert not list(staged.rglob("shard-*"))
+    here, there = (validation_suites(place, limit=1000)[0] for place in (found.run.validation_pack_dir, staged))
+    assert [suite.digest for suite in here] == [suite.digest for suite in there]
+    return found
+
+
+def num_measured(question: Question, *, limit: int = 1000) -> int:
+    assert question.run.validation_pack_dir is not None
+    ((suite,), _) = validation_suites(question.run.validation_pack_dir, limit=limit)
+    return suite.num_items
+
+
+def test_an_evaluation_measures_the_held_out_rows_of_every_file(
+    platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
+) -> None:
+    large, small = two
+    job_id, packed = prepared(platform, tenant, request({"file": large}, {"file": small}))
+    held_out = [pack.validation["num_examples"] for pack in packed.manifests if pack.validation]
+    assert len(held_out) == 2 and all(held_out)
+    question = asked(platform, tenant, job_id, tmp_path / "mixed")
+    assert num_measured(question) == sum(held_out)
+    assert num_measured(question, limit=2) <= 2
+    settings = {"rank": 8, "n_epochs": 1, "max_seq_len": 64, "batch_size": 4}
+    single = JobRequest.from_body({"model": "tiny", "training_file": large, "hyperparameters": settings, "seed": 5})
+    job_id, packed = prepared(platform, tenant, single)
+    assert packed.manifest.validation
+    assert num_measured(asked(platform, tenant, job_id, tmp_path / "single")) == packed.manifest.validation["num_examples"]
 
 
 def test_rows_read_too_often_are_warned_of(platform: Platform, tenant: str, two: tuple[str, str]) -> None:
@@ -187,13 +250,28 @@ def test_unknown_files_equal_files_and_other_methods_are_refused(
     platform: Platform, tenant: str, two: tuple[str, str], tmp_path: Path
 ) -> None:
     large, small = two
-    with pytest.raises(NotFound, match="training_file 'file-none' does not exist"):
+    with pytest.raises(NotFound, match="'file-none' does not exist") as missing:
         jobs.submit(platform, tenant, request({"file": large}, {"file": "file-none"}))
+    assert missing.value.param == "training_files[1].file"
     same = upload(platform, tenant, rows("stars", 30), tmp_path / "again.jsonl")
     for file_id in (small, same):
         uploaded_files.wait_until_validated(platform, file_id)
-    with pytest.raises(InvalidRequest, match=f"{same} and {small} hold the same rows"):
+    with pytest.raises(InvalidRequest, match=f"{same} and {small} hold the same rows") as equal:
         jobs.submit(platform, tenant, request({"file": small}, {"file": same}))
+    assert equal.value.param == "training_files[1].file"
+    few = upload(platform, tenant, rows("moons", 5), tmp_path / "few.jsonl")
+    late = jobs.submit(platform, tenant, request({"file": large}, {"file": few})).job.id
+    uploaded_files.wait_until_validated(platform, few)
+    refusing: tuple[Callable[[], object], ...] = (
+        lambda: jobs.submit(platform, tenant, request({"file": large}, {"file": few})),
+        lambda: estimates.estimate(platform, tenant, request({"file": large}, {"file": few})),
+        lambda: step.pin_dataset(platform, tenant, late),
+    )
+    uploaded_files.wait_until_validated(platform, large)
+    for refuse in refusing:
+        with pytest.raises(InvalidDataset) as short:
+            refuse()
+        assert (short.value.code, short.value.param) == ("invalid_training_file", "training_files[1].file")
     with pytest.raises(InvalidRequest, match="method dpo trains on one file"):
         request({"file": large}, {"file": small}, method="dpo")
     with pytest.raises(InvalidRequest, match="were both given"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -82,8 +83,43 @@ def test_each_step_knows_the_loss_of_each_source(files: tuple[Path, Path], tmp_p
         assert mean == pytest.approx(step["loss"], rel=1e-6)
         assert len(counts) == 2 and step["loss/ds_large"] != step["loss/ds_small"]
     validations = [line for line in run.lines() if "eval_loss" in line]
-    assert validations and all({"eval_loss/ds_large", "eval_loss/ds_small"} <= set(line) for line in validations)
+    assert validations and all(line["eval_loss/ds_large"] != line["eval_loss/ds_small"] for line in validations)
+    counts = [json.loads((packs / s.pack_fingerprint / "manifest.json").read_text())["num_tokens"] for s in SOURCES]
+    weights = [rows * count / size for rows, count, size in zip(PER_EPOCH, counts, SIZES, strict=True)]
+    for line in validations:
+        losses = [line[f"eval_loss/{s.dataset_id}"] for s in SOURCES]
+        assert line["eval_loss"] == pytest.approx(sum(loss * w for loss, w in zip(losses, weights, strict=True)) / sum(weights), rel=1e-6)
     assert steps[-1]["epoch"] == pytest.approx(7 * 4 / sum(PER_EPOCH), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([300], [100]),
+        ([7], [7]),
+        ([0, 300], [0, 100]),
+        ([300, 2, 300], [49, 2, 49]),
+        ([40, 30], [40, 30]),
+        ([400] * 16, [6] * 12 + [7] * 4),
+    ],
+)
+def test_windows_that_small_validation_parts_leave_go_to_large_ones(sizes: list[int], expected: list[int]) -> None:
+    assert sorted(pack_loader.shared(sizes, 100)) == sorted(expected)
+    assert all(found <= size and (found or not size) for found, size in zip(pack_loader.shared(sizes, 100), sizes, strict=True))
+
+
+def test_a_validation_file_is_measured_alone_and_belongs_to_no_source(tmp_path: Path) -> None:
+    base, packs = build_tiny_model(tmp_path / "base"), write_packs(tmp_path / "packs")
+    manifest = packs / "pk_large" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "settings": {"validation_dataset_id": "ds_held"}}))
+    pack = pack_loader.load(packs, MIXED, vocab_size=VOCAB)
+    assert pack.validation is not None
+    assert (pack.validation.num_rows, pack.validation_rows) == (2, ()), "the rows that the small file's own split assigns are left out"
+    spec = replace(MIXED, optimization=replace(SPEC.optimization, num_epochs=0.5))
+    run = Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=base, pack_dir=packs, work_dir=tmp_path / "work"))
+    assert run.attempt()
+    validations = [line for line in run.lines() if "eval_loss" in line]
+    assert validations and not any(name.startswith("eval_loss/") for line in validations for name in line)
 
 
 def test_a_mixture_of_one_pack_read_once_is_trained_as_the_pack_alone_but_for_the_order(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -99,6 +135,16 @@ def test_a_mixture_of_one_pack_read_once_is_trained_as_the_pack_alone_but_for_th
         assert run.attempt()
         runs.append([line["loss"] for line in run.lines() if "loss" in line])
     assert runs[0] == pytest.approx(runs[1], rel=1e-5)
+
+
+def test_the_self_test_compares_examples_of_each_source(files: tuple[Path, Path], tmp_path: Path) -> None:
+    """The first pack has windows of one example only, so that boundaries are those of the second one's first window."""
+    base, packs = files[0], write_packs(tmp_path / "packs")
+    write_pack(packs / "pk_large", num_windows=SIZES[0], examples=1, fingerprint="pk_large")
+    spec = replace(MIXED, optimization=replace(SPEC.optimization, num_epochs=0.25))
+    run = Training(run_file=RunFile(spec=spec, attempt=1, base_model_dir=base, pack_dir=packs, work_dir=tmp_path / "work"))
+    assert run.attempt()
+    assert run.details[-1]["self_test"]["boundaries"] > 0
 
 
 def test_a_mixture_stopped_between_two_steps_goes_on_as_if_it_had_not(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -164,3 +210,13 @@ def test_a_bad_row_is_named_with_its_dataset(files: tuple[Path, Path], tmp_path:
     (packs / "pk_other").symlink_to(packs / "pk_small")
     with pytest.raises(BadSpec, match="is pack pk_small, but the spec requires pk_other"):
         pack_loader.load(packs, replace(MIXED, sources=(SOURCES[0], replace(SOURCES[1], pack_fingerprint="pk_other"))), vocab_size=VOCAB)
+
+
+@pytest.mark.parametrize(("change", "message"), [({"shards": []}, "has no windows"), ({"num_trained_tokens": 0}, "carries loss")])
+def test_a_pack_with_nothing_to_train_on_is_named_with_its_dataset(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    packs = write_packs(tmp_path / "packs")
+    manifest = packs / "pk_small" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    with pytest.raises(BadExample, match=f"of dataset ds_small .*{message}") as refused:
+        pack_loader.load(packs, MIXED, vocab_size=VOCAB)
+    assert refused.value.detail["dataset_id"] == "ds_small"
