@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
 import torch.distributed as dist  # noqa: E402
-from peft import PeftModel  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
@@ -25,6 +25,7 @@ from ft_assets.adapters import package, tensors, whole_model  # noqa: E402
 from ft_assets.adapters.exports import merge, proof  # noqa: E402
 from ft_assets.base_models import count_parameters  # noqa: E402
 from ft_assets.training import model_shapes  # noqa: E402
+from ft_assets.training.runtime import device_metrics  # noqa: E402
 from ft_assets.training.runtime.model import attention, decoder  # noqa: E402
 from ft_assets.training.runtime.objectives import token_logps, tokens  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, PackingRefused  # noqa: E402
@@ -301,6 +302,18 @@ def test_an_adapter_of_a_nested_config_leaves_the_image_encoder_alone(tmp_path: 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def test_operations_are_those_of_the_decoder_and_its_head(tmp_path: Path) -> None:
+    """A larger image encoder takes no operation more."""
+    model = decoder.load(build_family("gemma-3", tmp_path / "base"))
+    decoder.freeze(model, experts=True, router=False)
+    of_text = sum(p.numel() for p in decoder.text_decoder(model).parameters())  # its head is tied
+    assert of_text < sum(p.numel() for p in model.parameters())
+    assert device_metrics.flops_per_token(model) == 6 * of_text
+    lora = get_peft_model(model, LoraConfig(r=2, target_modules=decoder.linear_layers(model)))
+    adapter = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+    assert device_metrics.flops_per_token(lora) == 4 * of_text + 6 * adapter
 
 
 def test_a_layer_that_the_base_lacks_cannot_be_a_target(tmp_path: Path) -> None:
