@@ -140,7 +140,8 @@ def test_target_modules_are_layers_that_adapters_can_train_in_the_model() -> Non
     check_target_modules(planned("llama-3.1-8b", {"target_modules": ["q_proj"]}), replace(fused, assumed=True))
     qwen = BaseModel(
         id="qwen2.5-0.5b", repo="Qwen/Qwen2.5-0.5B", revision="c" * 40, digest="d" * 64, tokenizer_digest="t" * 64,
-        template_digest="e" * 64, license="apache-2.0", context_length=32_768, num_parameters=494_032_768, deprecated_since=None, directory=None,
+        template_digest="e" * 64, license="apache-2.0", context_length=32_768, num_parameters=494_032_768,
+        deprecated_since=None, directory=None,
     )  # fmt: skip
     request = JobRequest(model=qwen.id, training_file="any", hyperparameters={"target_modules": ["q_proj"]})
     assert placed_in([H100], request, qwen, tier="premium").plan.requested["target_modules"] == ("q_proj",)
