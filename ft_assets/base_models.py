@@ -27,6 +27,7 @@ from ft_assets.errors import IntegrityError, InvalidRequest, NotFound, Unavailab
 
 BUILTIN = Path(__file__).with_name("base_models.yaml")
 KNOWN = Path(__file__).with_name("known_models.yaml")
+DEFAULTS = Path(__file__).with_name("config_defaults.yaml")
 REPOSITORY_ROOT = Path(__file__).resolve().parents[1]
 CONFIG_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHANGED = "base_model_changed"
@@ -245,7 +246,8 @@ def _resolve_local(entry: Mapping[str, Any], directory: Path, *, fresh: bool) ->
                 code=CHANGED,
             )
     config = text_config(model_config(directory))
-    context_length = entry.get("context_length") or config.get("max_position_embeddings")
+    read = known_models().get(entry["id"], {}).get("context_length")
+    context_length = entry.get("context_length") or config.get("max_position_embeddings") or read
     if not context_length:
         raise InvalidRequest(
             f"base model {entry['id']}: config.json has no max_position_embeddings; add context_length", code="invalid_catalogue"
@@ -364,9 +366,20 @@ def model_config(directory: Path) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a ``config.json`` that describes the text decoder: all of it, unless the model reads more than text."""
+    """Returns the part of a ``config.json`` that describes the text decoder: all of it, unless the model reads more than text.
+
+    What it omits has the value that transformers assumes, for the model types of :func:`config_defaults`.
+    """
     nested = config.get("text_config")
-    return dict(nested if isinstance(nested, Mapping) else config)
+    found = {"model_type": config.get("model_type")} | dict(nested) if isinstance(nested, Mapping) else dict(config)
+    return {**config_defaults().get(str(found.get("model_type")).removesuffix("_text"), {}), **found}
+
+
+@functools.cache
+def config_defaults() -> Mapping[str, Mapping[str, Any]]:
+    """Returns what transformers assumes where a text decoder's config says nothing, by model type without ``_text``."""
+    defaults: Mapping[str, Mapping[str, Any]] = yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))
+    return defaults
 
 
 def ties_embeddings(config: Mapping[str, Any]) -> bool:

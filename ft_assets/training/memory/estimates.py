@@ -172,6 +172,11 @@ EAGER_COPIES = 2
 """Half-precision copies of attention weights that eager attention saves beside the float32 result of its softmax: capped, and cast."""
 
 
+EAGER_GRADIENTS_BYTES = 8
+"""Bytes per attention weight of eager attention's backward pass: the softmax's gradient and its product, in float32. Not measured
+on a GPU."""
+
+
 def layer_activation_bytes(case: Case) -> int:
     """Returns the bytes that one block saves."""
     s, t, b = case.shape, case.tokens, case.compute_bytes
@@ -222,7 +227,8 @@ def backward_working_bytes(case: Case) -> int:
     if not case.full and case.half:
         wide += 8 * t * s.mlp_width
         """LoRA computes in float32 between its dropout and the cast of its product."""
-    return wide + 2 * case.stream_bytes * t * s.hidden + (layer_activation_bytes(case) if case.gradient_checkpointing else 0)
+    eager = EAGER_GRADIENTS_BYTES * s.num_heads * case.mask_elements if case.eager else 0
+    return eager + wide + 2 * case.stream_bytes * t * s.hidden + (layer_activation_bytes(case) if case.gradient_checkpointing else 0)
 
 
 def head_forward_bytes(case: Case) -> int:

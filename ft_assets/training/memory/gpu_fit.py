@@ -227,5 +227,13 @@ def strategies(case: Case, num_gpus: int) -> tuple[Strategy, ...]:
 def _notes(case: Case) -> Iterator[str]:
     if case.shape.assumed:
         yield "the model's shape is unknown; the estimate uses a similar model of at least its size"
-    if case.strategy in ("fsdp2", "zero3") and case.shape.num_parameters > LARGE:
+    if case.strategy not in ("fsdp2", "zero3"):
+        return
+    if case.shape.num_experts:
+        each = case.shape.num_parameters * (4 if case.full else case.compute_bytes) / GIB
+        yield (
+            "host memory: if the checkpoint stores experts one by one (Qwen 3 MoE, Mixtral) or in MXFP4, "
+            f"each of the {case.world_size} ranks reads the whole model into its node's memory at once, about {each:.0f} GiB per rank"
+        )
+    elif case.shape.num_parameters > LARGE:
         yield "zero_init: ranks must build the model empty and load their shards only; whole copies would not fit into a node's memory"

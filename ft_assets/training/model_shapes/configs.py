@@ -15,8 +15,6 @@ WIDE_QK_NORM = frozenset({"olmo2", "olmo3"})
 FOUR_NORMS = frozenset({"gemma2", "gemma3"})
 FUSED = frozenset({"phi3"})
 GATED = frozenset({"qwen3_next", "qwen3_5", "qwen3_5_moe"})
-TIED = frozenset({"gemma2", "gemma3"})
-"""Families whose embeddings are tied unless their config says otherwise."""
 SOFT_CAPS = frozenset({"gemma2"})
 SINKS = frozenset({"gpt_oss"})
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -47,7 +45,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
             head_dim=int(config.get("head_dim") or hidden // heads),
             intermediate=int(config.get("intermediate_size_mlp") or config.get("intermediate_size") or 0) or _missing("intermediate_size"),
             vocab=int(config["vocab_size"]),
-            tied_embeddings=bool(config.get("tie_word_embeddings", family in TIED)),
+            tied_embeddings=bool(config.get("tie_word_embeddings")),
             context_length=int(config.get("max_position_embeddings") or 0),
             qkv_bias=bias or family in QKV_BIAS,
             o_bias=bias,
@@ -58,7 +56,7 @@ def from_config(config: Mapping[str, Any]) -> ModelShape:
             fused_projections=family in FUSED,
             gated_attention=family in GATED,
             sinks=family in SINKS,
-            eager_attention=family in SINKS or (family in SOFT_CAPS and bool(config.get("attn_logit_softcapping", 50.0))),
+            eager_attention=family in SINKS or (family in SOFT_CAPS and bool(config.get("attn_logit_softcapping"))),
             max_packed_len=max_packed_len(config),
             **_recurrent(config, family, layers, kinds),
             **_experts(config, family, layers),

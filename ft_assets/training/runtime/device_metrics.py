@@ -7,8 +7,10 @@ import warnings
 from typing import Any
 
 import torch
+from peft import PeftModel
 
 from ft_assets.training.model_shapes.configs import EXPERTS
+from ft_assets.training.runtime.model import decoder
 
 PEAK_FLOPS = {
     "H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "L4": 121e12, "A10G": 125e12,
@@ -28,14 +30,19 @@ def flops_per_token(model: Any) -> float:
     """Returns the model operations per trained token: 2 per parameter forward, 2 for the gradients of activations, 2 for those of trained
     weights. Of experts only the chosen share counts.
 
-    Omits attention's own products, like Kaplan et al. 2020 (2.1): under a tenth at 4,096 tokens. Recomputed activations do not count (MFU,
-    not HFU).
+    Counts the text decoder and its head: encoders of images and sounds see no token. Omits attention's own products, like Kaplan et al.
+    2020 (2.1): under a tenth at 4,096 tokens. Recomputed activations do not count (MFU, not HFU).
     """
     total = trained = 0.0
     config = model.config.get_text_config(decoder=True)
     num_experts = next((n for name in EXPERTS if (n := getattr(config, name, None))), 1)
     active = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    bare = model.get_base_model() if isinstance(model, PeftModel) else model
+    text = (decoder.text_decoder(bare), decoder.text_model(bare).get_output_embeddings())
+    counted = {id(parameter) for module in text for parameter in module.parameters()}
     for name, parameter in model.named_parameters():
+        if id(parameter) not in counted:
+            continue
         if "embed_tokens" in name and not model.config.get_text_config().tie_word_embeddings:
             continue
         elements = getattr(parameter, "ds_numel", None) or parameter.numel()

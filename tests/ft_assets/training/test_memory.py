@@ -13,7 +13,7 @@ from benchmarks.training.memory_cpu import Trial
 from ft_assets.errors import InvalidRequest
 from ft_assets.training.cost_model import micro_batch_s
 from ft_assets.training.memory import GPUS, Case, Fit, Placement, estimate
-from ft_assets.training.memory.estimates import MEANINGS, quantized_bytes
+from ft_assets.training.memory.estimates import MEANINGS, backward_working_bytes, quantized_bytes
 from ft_assets.training.memory.gpu_fit import MICRO_BATCH_S
 from ft_assets.training.model_shapes import NAMED, ModelShape
 from ft_assets.training.spec import Quantization
@@ -209,6 +209,14 @@ def test_qlora_is_never_sharded() -> None:
     assert "GPUs" not in refused.value.message.split(";")[-1]
 
 
+def test_ranks_of_a_sharded_mixture_may_read_all_of_it_and_the_note_says_how_much() -> None:
+    mixture = replace(SMALL, num_moe_layers=3, num_experts=4, experts_per_token=2, expert_intermediate=5, other_parameters=2**30)
+    given = Placement(gpu=GPUS["h100-80gb"], max_gpus=4, num_gpus=4, global_batch=4, strategy="fsdp2")
+    [note] = given.fit(case(shape=mixture, adapter="full", max_seq_len=16)).notes
+    assert "each of the 4 ranks reads the whole model" in note and "about 4 GiB per rank" in note
+    assert not replace(given, strategy="ddp").fit(case(shape=mixture, adapter="full", max_seq_len=16)).notes
+
+
 def test_ranks_of_a_large_sharded_model_start_empty() -> None:
     assert any("zero_init" in note for note in placed("qwen2.5-14b", "full").notes)
     assert not placed("llama-3.1-8b", "full").notes
@@ -338,6 +346,10 @@ def test_attention_that_no_kernel_computes_holds_its_weights_for_every_pair_of_t
     eager = replace(SMALL, eager_attention=True)
     kept = {kind: small(shape=shape, gradient_checkpointing=False)["activations"] for kind, shape in (("eager", eager), ("sdpa", SMALL))}
     assert kept["eager"] - kept["sdpa"] == 3 * (4 + 2 * 2) * 4 * 2 * 16**2
+    two = case(max_seq_len=16, per_device_batch_size=2, rank=4, gradient_checkpointing=True)
+    working = {kind: backward_working_bytes(replace(two, shape=shape)) for kind, shape in (("eager", eager), ("sdpa", SMALL))}
+    recomputed = (4 + 2 * 2) * 4 * 2 * 16**2
+    assert working["eager"] - working["sdpa"] == recomputed + 8 * 4 * 2 * 16**2
     assert small(shape=eager, attention="flash_attention_2", gradient_checkpointing=False)["activations"] == kept["eager"]
 
 

@@ -136,15 +136,33 @@ def freeze(model: Any, *, experts: bool, router: bool) -> None:
 def balance_loss(text: Any, router_logits: tuple[torch.Tensor, ...], is_token: torch.Tensor) -> torch.Tensor:
     """Returns the model's load-balancing loss over the tokens of a batch, with the weight that its config gives it.
 
-    `is_token`: shape (rows, tokens), 0 for padding. 0 for a model that defines none, such as Llama 4.
+    `is_token`: shape (rows, tokens), 0 for padding. 0 for a model without experts, or whose config gives the loss no weight.
     """
     config = text.config.get_text_config(decoder=True)
-    define = getattr(sys.modules[type(text).__module__], "load_balancing_loss_func", None)
-    count = next((n for name in EXPERTS if (n := getattr(config, name, None))), None)
-    if define is None or count is None or not router_logits:
+    weight = balance_weight(config)
+    if not weight:
         return is_token.new_zeros((), dtype=torch.float32)
-    loss: torch.Tensor = define(router_logits, count, config.num_experts_per_tok, is_token)
-    return float(getattr(config, "router_aux_loss_coef", 0.0)) * loss
+    define = balance_function(text)
+    if define is None or not router_logits:
+        raise RuntimeError(f"{type(text).__name__} gives no load-balancing loss, but its config gives that loss the weight {weight}")
+    loss: torch.Tensor = define(router_logits, _num_experts(config), config.num_experts_per_tok, is_token)
+    return weight * loss
+
+
+def balance_weight(config: Any) -> float:
+    """Returns the weight of the load-balancing loss in a text decoder's config; 0 without experts."""
+    return float(getattr(config, "router_aux_loss_coef", None) or 0.0) if _num_experts(config) else 0.0
+
+
+def balance_function(text: Any) -> Any | None:
+    """Returns the load-balancing loss that transformers defines beside the model's class, or None. ``fully_shard`` puts a class of its own
+    before that one."""
+    modules = (sys.modules[known.__module__] for known in type(text).__mro__)
+    return next((found for module in modules if (found := getattr(module, "load_balancing_loss_func", None))), None)
+
+
+def _num_experts(config: Any) -> int | None:
+    return next((n for name in EXPERTS if (n := getattr(config, name, None))), None)
 
 
 def stored_form(model: Any, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -52,6 +52,8 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
     for part in (model.config, model.config.get_text_config(decoder=True)):
         part.use_cache = False
     decoder.freeze(model, experts=spec.train_experts, router=spec.train_router)
+    if spec.train_router:
+        _require_balance(model)
     if spec.adapter == "full" and spec.strategy.startswith("zero") and not all(p.requires_grad for p in model.parameters()):
         raise BadSpec(
             f"strategy {spec.strategy} saves only models whose parameters are all trained, and parts of this one are frozen; use fsdp2"
@@ -64,6 +66,16 @@ def load_base(directory: Path, spec: TrainingSpec, *, device: torch.device, load
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model, tokenizer
+
+
+def _require_balance(model: Any) -> None:
+    text = decoder.text_model(model)
+    config = text.config.get_text_config(decoder=True)
+    if (weight := decoder.balance_weight(config)) and decoder.balance_function(text) is None:
+        raise BadSpec(
+            f"the config of this {config.model_type} gives its load-balancing loss the weight {weight}, but transformers defines no such "
+            "loss for it, and a router trained without it sends most tokens to a few experts; set train_router to false"
+        )
 
 
 def quantized(how: Quantization, *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

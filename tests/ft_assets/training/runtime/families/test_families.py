@@ -6,7 +6,7 @@ One dense family and one with experts run in `make test`, the others in `make te
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the training environment")
 
-from peft import PeftModel  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 from ft_assets.adapters import package, tensors, whole_model  # noqa: E402
 from ft_assets.adapters.exports import merge, proof  # noqa: E402
 from ft_assets.base_models import count_parameters  # noqa: E402
 from ft_assets.training import model_shapes  # noqa: E402
+from ft_assets.training.runtime import device_metrics  # noqa: E402
 from ft_assets.training.runtime.model import attention, decoder  # noqa: E402
 from ft_assets.training.runtime.objectives import token_logps, tokens  # noqa: E402
 from ft_assets.training.runtime.run_errors import BadInput, BadSpec, PackingRefused  # noqa: E402
@@ -126,7 +130,9 @@ def test_the_counted_parameters_of_any_family_are_those_of_its_weights(name: str
     assert model_shapes.of(name, directory=made, num_parameters=total).num_parameters == total
     model = decoder.load(made)
     text = {id(p): p.numel() for m in (decoder.text_decoder(model), _head(model)) for p in m.parameters()}
-    assert model_shapes.of(name, directory=made).decoder_parameters == sum(text.values())
+    shape = model_shapes.of(name, directory=made)
+    assert shape.decoder_parameters == sum(text.values())
+    assert sorted(shape.adapter_modules) == sorted({target.rpartition(".")[2] for target in decoder.linear_layers(model)})
 
 
 def _head(model: Any) -> Any:
@@ -243,15 +249,46 @@ def test_experts_are_trained_and_routers_frozen_unless_chosen_otherwise(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "defines_one"), [("qwen-3-moe", True), ("gpt-oss", True), ("granite-3-moe", True), ("llama-4", False)])
-def test_a_trained_router_is_balanced_by_the_models_own_loss(name: str, defines_one: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen-3-moe", "gpt-oss", "granite-3-moe"])
+def test_a_trained_router_is_balanced_by_the_models_own_loss(name: str, tmp_path: Path) -> None:
     losses = []
     for coefficient in (0.0, 2.0):
         made = bench(name, tmp_path / str(coefficient), router_aux_loss_coef=coefficient)
         training = made.training(replace(FULL, train_router=True), "work")
         assert training.attempt()
         losses.append(next(line["loss"] for line in training.lines() if "loss" in line))
-    assert (losses[1] - losses[0] > 1.0) == defines_one  # a balanced router has a loss of at least 1
+    assert losses[1] - losses[0] > 1.0  # a balanced router has a loss of at least 1
+
+
+def test_a_router_is_not_trained_without_the_loss_that_its_config_asks_for(tmp_path: Path) -> None:
+    made = bench("llama-4", tmp_path, router_aux_loss_coef=0.001)
+    with pytest.raises(BadSpec, match=r"weight 0.001, but transformers defines no such loss.*set train_router to false"):
+        made.training(replace(FULL, train_router=True), "work").attempt()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_model_has_the_load_balancing_loss_of_the_whole_one(tmp_path: Path) -> None:
+    """``fully_shard`` replaces the classes of modules."""
+    base = build_family("qwen-3-moe", tmp_path / "base", router_aux_loss_coef=2.0)
+    ids, found = some_ids(), []
+    for sharded in (False, True):
+        model = decoder.load(base).eval()
+        token_logps.install(model)
+        if sharded:
+            mesh = init_device_mesh("cpu", (1,))
+            for layer in decoder.text_decoder(model).layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        found.append(float(model(input_ids=ids, score=ids, is_token=torch.ones_like(ids))["balance"]))
+    assert found[0] > 2.0
+    assert found[1] == found[0]
 
 
 def test_an_adapter_of_a_nested_config_leaves_the_image_encoder_alone(tmp_path: Path) -> None:
@@ -267,6 +304,18 @@ def test_an_adapter_of_a_nested_config_leaves_the_image_encoder_alone(tmp_path: 
 
 def _is_named(name: str, targets: Sequence[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def test_operations_are_those_of_the_decoder_and_its_head(tmp_path: Path) -> None:
+    """A larger image encoder takes no operation more."""
+    model = decoder.load(build_family("gemma-3", tmp_path / "base"))
+    decoder.freeze(model, experts=True, router=False)
+    of_text = sum(p.numel() for p in decoder.text_decoder(model).parameters())  # its head is tied
+    assert of_text < sum(p.numel() for p in model.parameters())
+    assert device_metrics.flops_per_token(model) == 6 * of_text
+    lora = get_peft_model(model, LoraConfig(r=2, target_modules=decoder.linear_layers(model)))
+    adapter = sum(p.numel() for p in lora.parameters() if p.requires_grad)
+    assert device_metrics.flops_per_token(lora) == 4 * of_text + 6 * adapter
 
 
 def test_a_layer_that_the_base_lacks_cannot_be_a_target(tmp_path: Path) -> None:
