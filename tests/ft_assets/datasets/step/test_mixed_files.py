@@ -260,7 +260,10 @@ def test_unknown_files_equal_files_and_other_methods_are_refused(
         jobs.submit(platform, tenant, request({"file": small}, {"file": same}))
     assert equal.value.param == "training_files[1].file"
     few = upload(platform, tenant, rows("moons", 5), tmp_path / "few.jsonl")
-    late = jobs.submit(platform, tenant, request({"file": large}, {"file": few})).job.id
+    late = jobs.submit(platform, tenant, request({"file": large}, {"file": small})).job.id
+    with platform.engine.begin() as conn:  # as if the job had been submitted while its file was validated
+        submitted = {"training_files": [{"file": large}, {"file": few}]}
+        conn.execute(sa.update(jobs_table).where(jobs_table.c.id == late).values(request=submitted))
     uploaded_files.wait_until_validated(platform, few)
     refusing: tuple[Callable[[], object], ...] = (
         lambda: jobs.submit(platform, tenant, request({"file": large}, {"file": few})),
