@@ -16,8 +16,8 @@ MAX_RANK = 128
 """Highest rank that our servers accept (``--max-lora-rank``)."""
 SERVABLE_RANKS = tuple(r for r in ENGINE_RANKS if r <= MAX_RANK)
 """Ranks that our servers load. An adapter of another rank would train and then be quarantined."""
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""Linear layers of a block of Llama, Qwen and Mistral, which the servers can adapt."""
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+"""Linear layers of a block that the servers can adapt; the last two are those of Phi-4. Which of them a model has: ``adapter_modules``."""
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 
 LIMITS: Mapping[str, Limit] = {

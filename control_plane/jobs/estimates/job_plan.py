@@ -93,6 +93,7 @@ def placed_in(
     shape = shape_of(model)
     plan = unpacked_if_needed(plan, shape)
     check_frozen_parts(plan, shape)
+    check_target_modules(plan, shape)
     fit = fit_on(pool, plan, shape, tier=tier)
     return Placed(plan=plan, fit=fit, evaluation_gpus=evaluation_gpus(pools, model, adapter=plan.adapter, rank=plan.rank or 0, tier=tier))
 
@@ -109,6 +110,18 @@ def unpacked_if_needed(plan: Plan, shape: ModelShape) -> Plan:
             f"{plan.model.id} cannot keep examples of a window apart at max_seq_len {plan.max_seq_len}; set packing to false, {how}",
         )
     return replace(plan, requested={**plan.requested, "packing": False})
+
+
+def check_target_modules(plan: Plan, shape: ModelShape) -> None:
+    """Raises ``InvalidRequest`` for a layer that the model lacks, or that adapters leave as it is, such as experts."""
+    wanted = plan.requested.get("target_modules", ())
+    if isinstance(wanted, str) or shape.assumed:
+        return
+    if absent := [name for name in wanted if name not in shape.adapter_modules]:
+        raise requested_hyperparameters.refusal(
+            "target_modules",
+            f"adapters cannot train {absent[0]} in {plan.model.id}; choose from {', '.join(shape.adapter_modules)}, or all-linear",
+        )
 
 
 def check_frozen_parts(plan: Plan, shape: ModelShape) -> None:

@@ -93,6 +93,13 @@ class ModelShape:
         width = self.intermediate if self.num_layers > self.num_moe_layers else self.shared_intermediate
         return (*self.attention_linears, *self._mlp(width))
 
+    @property
+    def adapter_modules(self) -> tuple[str, ...]:
+        """Returns the last parts of the names of the layers in ``linears``."""
+        attention = ("qkv_proj", "o_proj") if self.fused_projections else ("q_proj", "k_proj", "v_proj", "o_proj")
+        mlp = ("gate_up_proj", "down_proj") if self.fused_projections else ("gate_proj", "up_proj", "down_proj")
+        return (*attention, *mlp) if len(self.linears) > len(self.attention_linears) else attention
+
     def _mlp(self, width: int) -> tuple[tuple[int, int], ...]:
         h = self.hidden
         if not width:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from control_plane.capacity.pools import Pool, nodes
-from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, fit_on, unpacked_if_needed
+from control_plane.jobs.estimates.job_plan import Placed, check_frozen_parts, check_target_modules, fit_on, placed_in, unpacked_if_needed
+from control_plane.jobs.submission import JobRequest
+from ft_assets.base_models import BaseModel
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import hyperparameters, methods, model_shapes, recipes
 from ft_assets.training.hyperparameters import ModelFacts, PackFacts, Plan
@@ -124,6 +126,27 @@ def test_experts_are_chosen_only_where_there_are_some_and_zero_only_where_all_is
     check_frozen_parts(planned("llama-3.1-8b", {"train_router": True}, adapter="full", hardware=zero), mixture)
     check_frozen_parts(planned("llama-3.1-8b", adapter="full", hardware=zero), dense)
     check_frozen_parts(planned("llama-3.1-8b", hardware=zero), mixture)
+
+
+def test_target_modules_are_layers_that_adapters_can_train_in_the_model() -> None:
+    dense = model_shapes.NAMED["llama-3.1-8b"]
+    experts_alone = replace(dense, num_moe_layers=32, num_experts=8, experts_per_token=2, expert_intermediate=14_336)
+    fused = replace(dense, fused_projections=True)
+    for shape, good, bad in ((dense, "up_proj", "qkv_proj"), (experts_alone, "q_proj", "gate_proj"), (fused, "gate_up_proj", "q_proj")):
+        check_target_modules(planned("llama-3.1-8b", {"target_modules": [good]}), shape)
+        check_target_modules(planned("llama-3.1-8b", {"target_modules": "all-linear"}), shape)
+        with pytest.raises(InvalidRequest, match=f"cannot train {bad} in .*{good}"):
+            check_target_modules(planned("llama-3.1-8b", {"target_modules": [good, bad]}), shape)
+    check_target_modules(planned("llama-3.1-8b", {"target_modules": ["q_proj"]}), replace(fused, assumed=True))
+    qwen = BaseModel(
+        id="qwen2.5-0.5b", repo="Qwen/Qwen2.5-0.5B", revision="c" * 40, digest="d" * 64, tokenizer_digest="t" * 64,
+        template_digest="e" * 64, license="apache-2.0", context_length=32_768, num_parameters=494_032_768,
+        deprecated_since=None, directory=None,
+    )  # fmt: skip
+    request = JobRequest(model=qwen.id, training_file="any", hyperparameters={"target_modules": ["q_proj"]})
+    assert placed_in([H100], request, qwen, tier="premium").plan.requested["target_modules"] == ("q_proj",)
+    with pytest.raises(InvalidRequest, match="cannot train qkv_proj in qwen"):
+        placed_in([H100], replace(request, hyperparameters={"target_modules": ["qkv_proj"]}), qwen, tier="premium")
 
 
 def test_a_plan_on_a_cpu_keeps_the_micro_batch_of_its_recipe() -> None:

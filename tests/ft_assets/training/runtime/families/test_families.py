@@ -130,7 +130,9 @@ def test_the_counted_parameters_of_any_family_are_those_of_its_weights(name: str
     assert model_shapes.of(name, directory=made, num_parameters=total).num_parameters == total
     model = decoder.load(made)
     text = {id(p): p.numel() for m in (decoder.text_decoder(model), _head(model)) for p in m.parameters()}
-    assert model_shapes.of(name, directory=made).decoder_parameters == sum(text.values())
+    shape = model_shapes.of(name, directory=made)
+    assert shape.decoder_parameters == sum(text.values())
+    assert sorted(shape.adapter_modules) == sorted({target.rpartition(".")[2] for target in decoder.linear_layers(model)})
 
 
 def _head(model: Any) -> Any:
