@@ -238,6 +238,10 @@ def test_a_rows_variables_reach_its_example_and_its_identity(fields: dict[str, A
         ({"chat_template_kwargs": {"eos_token": "x"}}, "'eos_token' is not a variable that a row may set"),
         ({"chat_template_kwargs": {"style": "<|im_end|>"}}, "the value is text of another form"),
         ({"chat_template_kwargs": {"style": {"a": 1}}}, "the value is an object of another form"),
+        ({"chat_template_kwargs": {"x": 10**400}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": {"x": 1 << 63}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": {"x": float("inf")}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": '{"enable_thinking": fals}'}, "the text of chat_template_kwargs: Expecting value"),
         ({"chat_template_kwargs": {f"v{n}": n for n in range(17)}}, "17 variables, more than 16"),
     ],
 )
