@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from ft_assets.datasets.identity import content_hash
 from ft_assets.datasets.ingest import Policies, load_rows, validate_file
@@ -272,6 +273,35 @@ def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> N
     assert (cut.truncated, cut.reasoning_spans[-1].end) == (True, last.start + 4)
     assert reasoning.startswith(cut.reasoning_spans[-1].text)
     assert "".join(text for text, _, _ in pieces(cut)) == cut.text[: cut.kept_chars]
+
+
+class CountingTokenizer(ChatTokenizer):
+    num_decoded = 0
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self.num_decoded += len(ids)
+        return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_preview_of_many_spans_does_not_decode_the_row_for_each(model: Load) -> None:
+    tokenizer = CountingTokenizer.load(model("kept"))
+    spans = 10_000
+    (shown,) = preview([chat(thought("".join(f"<think>\u00e9{n}</think>" for n in range(spans)), "hm"))], tokenizer, max_seq_len=10**6)
+    assert len(shown.reasoning_spans) == spans + 1
+    assert 0 < tokenizer.num_decoded <= 2 * len(shown.input_ids)
+    assert [shown.text[s.start_char : s.end_char] for s in shown.reasoning_spans[1:]] == [f"\u00e9{n}" for n in range(spans)]
+    assert sum(is_reasoning for _, _, is_reasoning in pieces(shown)) == spans + 1
+
+
+def test_reasoning_is_shown_where_normalization_changes_the_text(model: Load) -> None:
+    directory = model("kept")
+    changed = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    changed.normalizer = normalizers.NFC()
+    tokenizer = ChatTokenizer(changed, template=TEMPLATES["kept"], config={"eos_token": "<|im_end|>"}, digests=("", ""))
+    (shown,) = preview([chat(thought("It is 2, e\u0301.", "because e\u0301 is so"))], tokenizer, max_seq_len=1000)
+    (span,) = shown.reasoning_spans
+    assert span.text == "because e\u0301 is so" == shown.text[span.start_char : span.end_char]
+    assert tokenizer.decode(shown.input_ids[span.start : span.end]).strip() == "because \u00e9 is so"
 
 
 def test_a_preview_without_reasoning_has_none(model: Load) -> None:
