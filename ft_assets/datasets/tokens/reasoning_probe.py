@@ -82,6 +82,9 @@ class Marks:
         Reasoning without an end belongs to the answer, which was never reached. ``<think>`` is recognized whatever the marks are.
         """
         before, after, bare = self.before, self.after, text.lstrip()
+        if after and not before and after in text and not bare.startswith(THINK):  # the prompt opened the reasoning
+            reasoning, _, answer = text.partition(after)
+            return reasoning.strip(), answer.lstrip()
         if before and after and after != END_OF_THINKING and bare.startswith(before) and after in bare:
             reasoning, _, answer = bare[len(before) :].partition(after)
             return reasoning.strip(), answer.lstrip()

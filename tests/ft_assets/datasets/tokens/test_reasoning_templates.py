@@ -72,6 +72,7 @@ def warned(report: Any) -> dict[str, str]:
 FACTS = {
     "switched": ("reasoning_content", True, "last_turn", ENABLE_THINKING, Marks()),
     "opened": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
+    "one line": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
     "stripped": (None, False, "all_turns", None, Marks()),
     "kept": ("reasoning_content", True, "all_turns", None, Marks()),
     "channels": ("thinking", True, "last_turn", EFFORT, Marks(before="/analysis", after="assistant/final", plain="/final")),
@@ -98,7 +99,7 @@ def test_a_template_that_refuses_a_variable_or_every_sample_has_no_switch(tmp_pa
     assert never.marks == Marks()
 
 
-@pytest.mark.parametrize("name", ["switched", "opened", "kept", "channels"])
+@pytest.mark.parametrize("name", ["switched", "opened", "one line", "kept", "channels"])
 @pytest.mark.parametrize("kinds", [(True, True), (False, True), (True, False), (False, False)])
 def test_what_carries_loss_is_what_inference_would_generate(model: Load, name: str, kinds: tuple[bool, bool]) -> None:
     """Before each run of loss stands exactly the generation prompt of the conversation so far, in the form that inference gives it."""
@@ -107,11 +108,11 @@ def test_what_carries_loss_is_what_inference_would_generate(model: Load, name: s
     encoded = tokenizer.encode(example, max_seq_len=10**6)
     runs = trained(tokenizer, example)
     turns = [number for number, turn in enumerate(encoded.turns) if turn == "loss"]
-    history_unchanged = name == "kept" or (name == "opened" and not kinds[0])
+    history_unchanged = name == "kept" or (name in ("opened", "one line") and not kinds[0])
     assert turns == ([0, 1] if history_unchanged else [1])
     for number, run in zip(turns, runs, strict=True):
         prompt = tokenizer.decode(tokenizer.render_prompt(example.messages[: 2 * number + 1]))
-        if name == "opened" and not kinds[number]:
+        if name in ("opened", "one line") and not kinds[number]:
             assert run == f"answer {number}<|im_end|>", "and the check warns that the prompt says otherwise"
             continue
         assert f"{prompt}{run}" == encoded.text[: len(prompt) + len(run)]
@@ -252,7 +253,7 @@ def test_variables_that_a_template_must_not_be_given_are_bad_rows(fields: dict[s
     assert [(p.code, says in p.message) for p in problems] == [("invalid_template_kwargs", True)]
 
 
-@pytest.mark.parametrize("name", ["switched", "opened", "kept", "channels"])
+@pytest.mark.parametrize("name", ["switched", "opened", "one line", "kept", "channels"])
 def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> None:
     tokenizer, reasoning = ChatTokenizer.load(model(name)), "Une \u00e9t\u00e9, one and one;\nthat makes two."
     example = chat(thought("1", "first, of all"), thought("It is 2.", reasoning))
@@ -352,6 +353,10 @@ def test_rows_with_variables_are_filled_by_pattern_with_the_ids_of_the_template(
         (Marks(), "write </think> to end it", ("", "write </think> to end it")),
         (Marks(), "<think> and no end", ("", "<think> and no end")),
         (Marks(before=""), "so it is\n</think>\n\n2", ("so it is", "2")),
+        (Marks(before=""), "17 and 25 make 42.</think>It is 42.", ("17 and 25 make 42.", "It is 42.")),
+        (Marks(before=""), "</think>It is 42.", ("", "It is 42.")),
+        (Marks(before=""), "<think>hm</think>2", ("hm", "2")),
+        (Marks(before=""), "so it has no end", ("", "so it has no end")),
         (FACTS["channels"][4], "/analysis\nhmassistant/final\n2", ("hm", "2")),
         (FACTS["channels"][4], "/final\n2", ("", "\n2")),
         (FACTS["channels"][4], "<think>hm</think>2", ("hm", "2")),
