@@ -195,15 +195,19 @@ class Reasoning:
     @cached_property
     def marks(self) -> Marks:
         """What stands around reasoning in a generated text; the usual ``<think>`` if the template renders none."""
-        prompt = self._prompt(NO_KWARGS)
+        return self.marks_under(NO_KWARGS)
+
+    def marks_under(self, kwargs: Mapping[str, TemplateValue]) -> Marks:
+        """Does :attr:`marks` for answers to prompts with variables of the template."""
+        prompt = self._prompt(kwargs)
         if not prompt:
             return THINK_MARKS
-        after_prompt = [self._after(prompt, message) for message in (self._thinking_answer, PLAIN) if message is not None]
-        plain = self._bare(after_prompt[-1].partition(ANSWER)[0])
+        plain = self._bare(self._after(prompt, PLAIN, kwargs).partition(ANSWER)[0])
         plain = "" if THINK in plain or END_OF_THINKING in plain else plain
-        if len(after_prompt) < 2:
+        thinking = "" if self._thinking_answer is None else self._after(prompt, self._thinking_answer, kwargs)
+        before, found, rest = thinking.partition(THOUGHT)
+        if not found:
             return Marks(plain=plain)
-        before, _, rest = after_prompt[0].partition(THOUGHT)
         return Marks(before=self._bare(before), after=self._bare(rest.partition(ANSWER)[0]), plain=plain)
 
     def opening(self, example: Example) -> Opening | None:
@@ -272,17 +276,17 @@ class Reasoning:
         except InvalidRequest:
             return ""
 
-    def _after(self, prompt: str, answer: Message) -> str:
+    def _after(self, prompt: str, answer: Message, kwargs: Mapping[str, TemplateValue]) -> str:
         """Returns what is generated after `prompt`, or after the start of the turn if the answer does not continue it."""
-        text = self._text(answer, NO_KWARGS)
+        text = self._text(answer, kwargs)
         if text.startswith(prompt):
             return text[len(prompt) :]
-        rendered = self._rendered([QUESTION, answer])
+        rendered = self._rendered([QUESTION, answer], kwargs)
         return text[rendered.spans[0][0] :] if rendered and rendered.spans else text
 
-    def _rendered(self, messages: list[Message]) -> RenderedTurns | None:
+    def _rendered(self, messages: list[Message], kwargs: Mapping[str, TemplateValue] = NO_KWARGS) -> RenderedTurns | None:
         try:
-            return self._turns.render(messages)
+            return self._turns.render(messages, kwargs=kwargs)
         except InvalidRequest:
             return None
 
