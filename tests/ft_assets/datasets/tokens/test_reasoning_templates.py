@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, normalizers
 
@@ -282,6 +283,17 @@ class CountingTokenizer(ChatTokenizer):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         self.num_decoded += len(ids)
         return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_rows_that_differ_in_how_their_answers_begin_are_no_near_duplicates_but_stay_in_one_part(jsonl: Callable[..., Path]) -> None:
+    long = "One and one make two, as anyone who has counted on their fingers knows. " * 3
+    plain = [{"messages": [ASKED, {"role": "assistant", "content": f"{long}{n}"}]} for n in range(3)]
+    thinking = [{"messages": [ASKED, {"role": "assistant", "content": f"{long}{n}", "reasoning_content": "Hm."}]} for n in range(3)]
+    file = jsonl(*plain, *({**row, "enable_thinking": False} for row in plain), *thinking)
+    report = validate_file(file, filename="r.jsonl", policies=Policies(min_examples=1), output=file.with_suffix(".out")).report
+    assert report.stats["duplicates"]["near"] == 6
+    kept = pq.read_table(file.with_suffix(".out")).to_pydict()
+    assert kept["row"] == [1, 4, 7] and len(set(kept["split_key"])) == 1
 
 
 def test_a_preview_of_many_spans_does_not_decode_the_row_for_each(model: Load) -> None:
