@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer, normalizers
 
 from ft_assets.datasets.identity import content_hash
@@ -20,7 +21,7 @@ from ft_assets.datasets.schema import Example, Message, canonical, parse_canonic
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
-from ft_assets.datasets.tokens.reasoning_probe import Marks, Openings, Switch
+from ft_assets.datasets.tokens.reasoning_probe import SIDES, Marks, Opening, Openings, Side, Switch
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.models.reasoning_templates import TEMPLATES
@@ -275,6 +276,42 @@ def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> N
     assert (cut.truncated, cut.reasoning_spans[-1].end) == (True, last.start + 4)
     assert reasoning.startswith(cut.reasoning_spans[-1].text)
     assert "".join(text for text, _, _ in pieces(cut)) == cut.text[: cut.kept_chars]
+
+
+def opening(kwargs: str, side: Side, **more: Any) -> Opening:
+    return Opening(kwargs=kwargs, side=side, prompted=True, **more)
+
+
+def test_any_number_of_variables_makes_a_bounded_count_and_one_warning() -> None:
+    openings = Openings()
+    for n in range(500):
+        for side in SIDES:
+            openings.add(opening(json.dumps({"seed": n}), side))
+    merged = Openings()
+    merged.merge(openings)
+    assert len(openings.counts) == len(merged.counts) == 51 and merged.counts == openings.counts
+    assert sum(group["with_reasoning"] for group in merged.listed()) == 500
+    ((code, message),) = merged.warnings(None)
+    assert (code, len(message) < 400) == ("mixed_reasoning", True)
+    assert message.startswith("50 answers with reasoning and 50 without") and "and 47 more sets of variables" in message
+
+
+def test_rows_that_safety_share_mixes_in_are_warned_of_with_a_fix_that_the_tenant_can_apply(model: Load) -> None:
+    reasoning = ChatTokenizer.load(model("switched")).reasoning
+    assert reasoning is not None
+    openings = Openings()
+    for example in (chat(thought("2", "hm")), replace(chat(thought("No.", None)), row=-1)):
+        openings.add(reasoning.opening(example))
+    assert openings.counts == {"{}": {"with_reasoning": 1, "without_reasoning": 0, "unprompted": 0, "mixed_in": 1}}
+    ((code, message),) = openings.warnings(ENABLE_THINKING)
+    assert code == "mixed_reasoning" and "as 1 without that safety_share mixes in" in message and "enable_thinking" not in message
+
+
+def test_an_answer_labeled_bad_is_not_taught(model: Load) -> None:
+    reasoning = ChatTokenizer.load(model("switched")).reasoning
+    assert reasoning is not None
+    judged = [replace(chat(thought("2", None)), kind="kto", label=label) for label in (True, False)]
+    assert [reasoning.opening(example) is None for example in judged] == [False, True]
 
 
 class CountingTokenizer(ChatTokenizer):
