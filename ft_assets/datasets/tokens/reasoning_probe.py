@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from ft_assets.datasets.schema import REASONING_FIELDS, Example, Message, TemplateValue
-from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK, RenderedTurns, Turns, reasoning_of
+from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK, RenderedTurns, Turns, begins_with_reasoning
 from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate
 from ft_assets.errors import InvalidRequest
 
@@ -244,7 +244,7 @@ class Reasoning:
         answer = next(reversed(example.chosen if example.kind == "preference" else example.messages), None)
         if answer is None or answer.role != "assistant" or not answer.weight or example.label is False:
             return None
-        side: Side = "with_reasoning" if reasoning_of(answer) else "without_reasoning"
+        side: Side = "with_reasoning" if begins_with_reasoning(answer) else "without_reasoning"
         kwargs, prompted = self._known(example.template_kwargs)
         return Opening(kwargs=kwargs, side=side, prompted=prompted[side], mixed_in=example.row < 0)
 

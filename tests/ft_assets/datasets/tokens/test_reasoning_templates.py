@@ -307,6 +307,28 @@ def test_rows_that_safety_share_mixes_in_are_warned_of_with_a_fix_that_the_tenan
     assert code == "mixed_reasoning" and "as 1 without that safety_share mixes in" in message and "enable_thinking" not in message
 
 
+@pytest.mark.parametrize(
+    ("content", "side"),
+    [
+        (" <think>hm</think>2", "with_reasoning"),
+        ("Write <think>hm</think> first.", "without_reasoning"),
+        ("<think></think>2", "without_reasoning"),
+        ("<think> and no end", "without_reasoning"),
+    ],
+)
+def test_reasoning_stands_in_front_of_the_answer(model: Load, content: str, side: str) -> None:
+    reasoning = ChatTokenizer.load(model("kept")).reasoning
+    assert reasoning is not None
+    found = reasoning.opening(chat(thought(content, None)))
+    assert found is not None and found.side == side
+
+
+def test_equal_reasoning_is_shown_at_each_of_its_places(model: Load) -> None:
+    (shown,) = preview([chat(thought("<think>hm</think> 2 <think>hm</think>", "hm"))], ChatTokenizer.load(model("kept")), max_seq_len=1000)
+    places = [span.start_char for span in shown.reasoning_spans]
+    assert len(set(places)) == 3 and places == sorted(places)
+
+
 def test_an_answer_labeled_bad_is_not_taught(model: Load) -> None:
     reasoning = ChatTokenizer.load(model("switched")).reasoning
     assert reasoning is not None
