@@ -212,6 +212,9 @@ class Reading:
         if isinstance(given, str):
             given = parse_json(given.encode("utf-8", "surrogatepass")) if given.strip() else None
         fix = 'write {"enable_thinking": false}'
+        if isinstance(given, Problem):
+            self.add(KWARGS, "invalid_template_kwargs", f"the text of {KWARGS}: {given.message}", given.fix)
+            return {}
         if not isinstance(given, dict | None):
             self.add(KWARGS, "invalid_template_kwargs", f"{KWARGS} is {kind_of(given)}, not an object", fix)
             return {}
@@ -225,8 +228,8 @@ class Reading:
         for name, value in found.items():
             if not KWARG_NAME.fullmatch(name) or TEMPLATES_OWN.fullmatch(name):
                 self.add(KWARGS, "invalid_template_kwargs", f"{name[:40]!a} is not a variable that a row may set", fix)
-            elif not (KWARG_TEXT.fullmatch(value) if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)):
-                wanted = "true, false, a number, or at most 200 letters, digits, spaces and _.,:-"
+            elif not _is_template_value(value):
+                wanted = "true, false, a number (an integer of 64 bits), or at most 200 letters, digits, spaces and _.,:-"
                 self.add(f"{KWARGS}.{name}", "invalid_template_kwargs", f"the value is {kind_of(value)} of another form", f"use {wanted}")
         if len(found) > MAX_KWARGS:
             self.add(KWARGS, "invalid_template_kwargs", f"{len(found)} variables, more than {MAX_KWARGS}", "leave some out")
@@ -245,6 +248,14 @@ def kind_of(value: Any) -> str:
         return "missing"
     names = {str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), type(value).__name__)
+
+
+def _is_template_value(value: Any) -> bool:
+    if isinstance(value, str):
+        return KWARG_TEXT.fullmatch(value) is not None
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _arguments(value: Any) -> JsonObject | None:

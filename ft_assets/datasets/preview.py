@@ -5,20 +5,22 @@ Uses the same encoding as packs; a preference is shown as its two sides, and a j
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ft_assets.datasets.schema import Example
 from ft_assets.datasets.tokens.answer_sides import judged_answer, preference_sides
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer, TokenizedExample
 from ft_assets.datasets.tokens.loss_mask import IGNORE, TrainOnInputs
+from ft_assets.datasets.tokens.templates import Span
 from ft_assets.errors import InvalidRequest
 from ft_assets.storable_text import num_characters
 
@@ -114,12 +116,13 @@ def _preview(example: Example, shown: Example, encoded: TokenizedExample, tokeni
     """Returns the preview of `shown`, which is `example` or one side of it."""
     ids = encoded.input_ids.tolist()
     edges = np.flatnonzero(np.diff(np.concatenate(([0], encoded.labels != IGNORE, [0])).astype(np.int8))).reshape(-1, 2).tolist()
+    offsets = tokenizer.offsets(encoded)
     spans: list[TokenSpan] = []
     for start, end in edges:
         said = tokenizer.decode(ids[start:end])
-        first = _place(encoded.text, tokenizer.decode(ids[:start]), said, spans[-1].end_char if spans else 0)
+        first = _place(encoded.text, said, int(offsets[start, 0]), spans[-1].end_char if spans else 0)
         spans.append(TokenSpan(start=start, end=end, start_char=first, end_char=min(first + len(said), len(encoded.text)), text=said))
-    reasoning = _reasoning_spans(shown, encoded, tokenizer)
+    reasoning = list(_reasoning_spans(encoded.text, tokenizer.reasoning_spans(shown), offsets))
     kept = len(tokenizer.decode(ids)) if encoded.truncated else len(encoded.text)
     return Preview(
         row=example.row,
@@ -138,37 +141,34 @@ def _preview(example: Example, shown: Example, encoded: TokenizedExample, tokeni
     )
 
 
-def _reasoning_spans(shown: Example, encoded: TokenizedExample, tokenizer: ChatTokenizer) -> list[TokenSpan]:
-    """Returns the tokens of the reasoning that truncation left."""
-    spans: list[TokenSpan] = []
-    ids = encoded.input_ids.tolist()
-
-    def decoded_chars(num_tokens: int) -> int:
-        return len(tokenizer.decode(ids[:num_tokens]))
-
-    for first, last in tokenizer.reasoning_spans(shown):
-        start = bisect.bisect_right(range(len(ids) + 1), first, key=decoded_chars) - 1
-        end = min(bisect.bisect_left(range(len(ids) + 1), last, key=decoded_chars), len(ids))
+def _reasoning_spans(text: str, places: Iterable[Span], offsets: NDArray[np.int64]) -> Iterator[TokenSpan]:
+    """Yields the tokens of the reasoning at `places` that truncation left."""
+    for first, last in places:
+        start, end = int(np.searchsorted(offsets[:, 1], first, side="right")), int(np.searchsorted(offsets[:, 0], last, side="left"))
         if end > start:
-            text = encoded.text[first : min(last, decoded_chars(end))]
-            spans.append(TokenSpan(start=start, end=end, start_char=first, end_char=first + len(text), text=text))
-    return spans
+            end_char = min(last, int(offsets[end - 1, 1]))
+            yield TokenSpan(start=start, end=end, start_char=first, end_char=end_char, text=text[first:end_char])
 
 
 def pieces(shown: Preview) -> Iterator[tuple[str, bool, bool]]:
     """Yields the text that the tokens cover in pieces, each with whether it carries loss and whether it is reasoning."""
-    both = (shown.loss_spans, shown.reasoning_spans)
-    edges = {0, shown.kept_chars, *(edge for spans in both for span in spans for edge in (span.start_char, span.end_char))}
-    for start, end in itertools.pairwise(sorted(edge for edge in edges if edge <= shown.kept_chars)):
-        loss, reasoning = (any(s.start_char <= start and end <= s.end_char for s in spans) for spans in both)
-        yield shown.text[start:end], loss, reasoning
+    changes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
+    for counter, spans in zip(changes, (shown.loss_spans, shown.reasoning_spans), strict=True):
+        for span in spans:
+            counter[span.start_char] += 1
+            counter[span.end_char] -= 1
+    loss = reasoning = 0
+    for start, end in itertools.pairwise(
+        sorted(edge for edge in {0, shown.kept_chars, *changes[0], *changes[1]} if edge <= shown.kept_chars)
+    ):
+        loss, reasoning = loss + changes[0][start], reasoning + changes[1][start]
+        yield shown.text[start:end], loss > 0, reasoning > 0
 
 
-def _place(text: str, before: str, said: str, after: int) -> int:
-    """Returns where `said` stands in `text`: after `before`, or at its next occurrence if decoding does not reproduce the text."""
-    if text.startswith(before):
-        return len(before)
-    return max(after, text.find(said, after))
+def _place(text: str, said: str, expected: int, after: int) -> int:
+    """Returns where `said` stands in `text`: at `expected`, or at its next occurrence if decoding does not reproduce the text."""
+    found = expected if text.startswith(said, expected) else text.find(said, after)
+    return max(after, expected) if found < 0 else found
 
 
 def render_lines(shown: Preview, *, colour: bool) -> Iterator[str]:

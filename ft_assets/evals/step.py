@@ -140,7 +140,7 @@ def run_evaluation(
         _answer(platform, launcher, held, judged, items)
     answered = workloads.result(platform, tenant, job_id, evaluation_id)
     progress = ReviewProgress(platform=platform, tenant=tenant, job_id=job_id, evaluation_id=evaluation_id)
-    reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning)
+    reader = AnswerReader.of_model(judged.base_dir, mode=requested.reasoning, items=items)
     result = _reviewed(platform, judged, items, answered, reader=reader, progress=progress, retries=retries)
     answer_cache.remember(platform, judged.tenant, result)
     metric = requested.task_metric if requested.task_metric in answer_metrics.METRICS else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,8 @@ from ft_assets.datasets.dedup.normalization import fold, near_text
 from ft_assets.datasets.pipeline.block_result import BlockResult
 from ft_assets.datasets.pipeline.columns import Columns, StoredTexts
 from ft_assets.datasets.pipeline.decision import Decision
+from ft_assets.datasets.schema import Example
+from ft_assets.datasets.tokens.assistant_turns import reasoning_of
 from ft_assets.storable_text import printable
 
 BATCH_BYTES = 32 << 20
@@ -54,7 +58,8 @@ class NearDuplicates(Check):
 
     def measure(self, kept: KeptExamples, result: BlockResult) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - columns are enough
         bands = np.ascontiguousarray(near_pairs.band_keys(kept.folded).T)
-        return {_band(number): keys for number, keys in enumerate(bands)}
+        openings = np.fromiter(map(_opening, kept.examples), np.uint64, len(kept.examples))
+        return {"opening": openings, **{_band(number): keys for number, keys in enumerate(bands)}}
 
     def decide(self, decision: Decision) -> None:
         if decision.texts is None or not decision.keep.any():
@@ -97,6 +102,15 @@ def _shown(texts: StoredTexts, copies: Rows, originals: Rows) -> list[list[str]]
     return [[printable(of[row][:MAX_PAIR_CHARS]) for row in pair] for pair in zip(originals.tolist(), copies.tolist(), strict=True)]
 
 
+def _opening(example: Example) -> int:
+    """Returns a hash of what decides how the answer begins: the variables of the template, and whether there is reasoning."""
+    thinks = any(map(reasoning_of, example.all_messages()))
+    if not example.template_kwargs and not thinks:
+        return 0
+    spelled = json.dumps([example.template_kwargs, thinks], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(spelled.encode()).digest()[:8])
+
+
 def _band(number: int) -> str:
     return f"band-{number:02d}"
 
@@ -106,10 +120,11 @@ class Near:
     kept: NDArray[np.bool_]
     """False for rows that are near an earlier row that is kept."""
     representative: Rows
-    """Lowest row of each row's cluster; itself for a row without near duplicates."""
+    """Lowest row of each row's cluster, which rows that begin their answers differently share; itself for a row without near
+    duplicates."""
     left: Rows
     right: Rows
-    """The verified pairs: ``left[i] < right[i]``."""
+    """The verified pairs whose answers begin alike: ``left[i] < right[i]``."""
 
 
 def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool_], *, progress: Callable[[int], None]) -> Near:
@@ -119,7 +134,7 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
     :func:`near_pairs.second_look` finds what that may miss.
     """
     ids = np.flatnonzero(among)
-    search = _Search(texts, columns.read("bytes"), columns.read("label"))
+    search = _Search(texts, columns.read("bytes"), columns.read("label"), columns.read("opening"))
     alive = np.ones(len(among), np.bool_)
     for band in range(near_pairs.NUM_BANDS):
         candidates = ids[alive[ids]]
@@ -133,23 +148,30 @@ def near_duplicates(columns: Columns, texts: StoredTexts, among: NDArray[np.bool
         if not search.take_news():
             break
     left, right = search.found()
-    kept, representative = near_pairs.kept(len(among), (left, right)), near_pairs.representative(len(among), (left, right))
+    kept, representative = near_pairs.kept(len(among), (left, right)), near_pairs.representative(len(among), search.related())
     return Near(kept=kept, representative=representative, left=left, right=right)
 
 
 class _Search:
-    """Pairs that were verified so far, and those that turned out different."""
+    """Pairs that were verified so far, and those that turned out different.
 
-    def __init__(self, texts: StoredTexts, sizes: NDArray[Any], labels: NDArray[np.uint8]) -> None:
-        self._texts, self._sizes, self._labels = texts, sizes, labels
-        self._left: list[Rows] = []
-        self._right: list[Rows] = []
+    Rows with other template variables, or of which only one has reasoning, are no copies: they belong together when the dataset is split.
+    """
+
+    def __init__(self, texts: StoredTexts, sizes: NDArray[Any], labels: NDArray[np.uint8], openings: NDArray[np.uint64]) -> None:
+        self._texts, self._sizes, self._labels, self._openings = texts, sizes, labels, openings
+        self._found: list[Found] = []
+        self._related: list[Found] = []
         self._rejected = np.empty(0, np.uint64)
         self._news = False
 
     def found(self) -> Found:
-        empty = np.empty(0, np.int64)
-        return np.concatenate([empty, *self._left]), np.concatenate([empty, *self._right])
+        """Returns the pairs of copies."""
+        return _joined(self._found)
+
+    def related(self) -> Found:
+        """Returns the pairs of copies, and of rows that differ in how their answers begin."""
+        return _joined([*self._found, *self._related])
 
     def take_news(self) -> bool:
         """Returns whether a pair was found since the last call."""
@@ -170,11 +192,12 @@ class _Search:
             rows, places = np.unique(np.concatenate((first, second)), return_inverse=True)
             points = fold([near_text(e) for e in self._texts.examples(rows)])
             near = near_pairs.jaccard(points, places[: len(first)], points, places[len(first) :]) >= np.float32(near_pairs.THRESHOLD)
-            if near.any():
-                self._left.append(first[near])
-                self._right.append(second[near])
+            copies = near & (self._openings[first] == self._openings[second])
+            if copies.any():
+                self._found.append((first[copies], second[copies]))
                 self._news = True
-            unlike.append(batch[~near])
+            self._related.append((first[near & ~copies], second[near & ~copies]))
+            unlike.append(batch[~copies])
         if len(self._rejected) < MAX_REJECTED:
             self._rejected = np.union1d(self._rejected, np.concatenate([self._rejected[:0], *unlike]))
 
@@ -185,6 +208,11 @@ class _Search:
         sizes += self._sizes[(codes & np.uint64(0xFFFFFFFF)).astype(np.int64)]
         number = np.cumsum(sizes) // BATCH_BYTES
         yield from np.split(codes, np.flatnonzero(np.diff(number)) + 1)
+
+
+def _joined(pairs: list[Found]) -> Found:
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *(left for left, _ in pairs)]), np.concatenate([empty, *(right for _, right in pairs)])
 
 
 def _contains(known: NDArray[np.uint64], codes: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -183,7 +183,8 @@ def _reasoning_places(
     for (index, message), (start, end), changed in zip(turns, spans, rewritten, strict=True):
         found: list[Span] = []
         for part in reasoning_of(message):
-            at = text.find(part, start, end)
+            at = text.find(part, found[-1][1] if found else start, end)
+            at = text.find(part, start, end) if at < 0 else at
             if at >= 0:
                 found.append((at, at + len(part)))
         if len(found) == len(reasoning_of(message)):
@@ -204,6 +205,14 @@ def reasoning_of(message: Message) -> list[str]:
         return []
     found = [message.reasoning or "", *_thoughts(message.content or "")]
     return [part for text in found if (part := text.strip())]
+
+
+def begins_with_reasoning(message: Message) -> bool:
+    """Returns whether an assistant's message has reasoning in front of its answer; ``<think>`` later in the content is a part of it."""
+    if (message.reasoning or "").strip():
+        return message.role == "assistant"
+    first = next(_thoughts(message.content or ""), "") if (message.content or "").lstrip().startswith(THINK) else ""
+    return message.role == "assistant" and bool(first.strip())
 
 
 def _thoughts(content: str) -> Iterator[str]:

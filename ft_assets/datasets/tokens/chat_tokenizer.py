@@ -313,6 +313,10 @@ class ChatTokenizer:
         """Returns the characters of a chat's rendered text that are reasoning of its answers."""
         return self._render(example).reasoning if any(map(reasoning_of, example.messages)) else ()
 
+    def offsets(self, encoded: TokenizedExample) -> NDArray[np.int64]:
+        """Returns the characters of `encoded.text` that each token touches, as (start, end)."""
+        return self._encoder.offsets(encoded.text, encoded.input_ids)
+
     @cached_property
     def _patterns(self) -> Patterns:
         return Patterns(self._chat_template(), self._turns)

@@ -92,6 +92,10 @@ class Encoder(Protocol):
         """Returns the number of ids of each text; beyond `most`, any number above it."""
         ...
 
+    def offsets(self, text: str, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Returns the first character of `text` that each of its first `ids` touches, and the one after the last: shape (len(ids), 2)."""
+        ...
+
 
 def encoder_for(tokenizer: Tokenizer, control: Iterable[str]) -> Encoder:
     """Returns the fastest encoder that is exact for `tokenizer`."""
@@ -214,6 +218,18 @@ class Segments:
         runs = iter(self._encode_runs(jobs, most))
         return [sum(len(op.ids if isinstance(op, Fixed) else next(runs)[1]) for op in job.plan) // ID_BYTES for job in jobs]
 
+    def offsets(self, text: str, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        decoded = self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        if not text.startswith(decoded.rstrip("\ufffd")):  # normalization changed the text
+            found = _asked_offsets(self._tokenizer, text)
+            if len(found) >= len(ids):
+                return found[: len(ids)]
+        raw = np.frombuffer(text.encode(), np.uint8)
+        char_ends = np.append(np.flatnonzero(raw & 0xC0 != 0x80)[1:], len(raw))
+        ends = self._words.id_bytes.ends(ids)
+        first, last = np.searchsorted(char_ends, np.concatenate(([0], ends))[:-1], side="right"), np.searchsorted(char_ends, ends) + 1
+        return np.minimum(np.stack((first, last), axis=1), len(text))
+
     def _encode_runs(self, jobs: Sequence[Job], most: int) -> list[tuple[str, bytes]]:
         """Returns text and ids of every run of `jobs`, in order; for a job of far more than `most` ids, up to that number."""
         groups = [[_text(op.pieces, job) for op in job.plan if isinstance(op, Run)] for job in jobs]
@@ -268,8 +284,7 @@ class Segments:
         if known:
             starts = np.concatenate(([0], ends[:-1]))
         else:  # normalization changed the text: ask for offsets
-            offsets = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
-            starts, ends = offsets[:, 0], offsets[:, 1]
+            starts, ends = _asked_offsets(self._tokenizer, text).T
         marks: list[Mark] = []
         place = 0
         for piece, turn in run.pieces:
@@ -310,9 +325,17 @@ class Offsets:
     def count(self, jobs: Sequence[Job], *, most: int = UNCUT) -> list[int]:
         return [len(e.ids) for e in self._tokenizer.encode_batch_fast([self._prefix(job, most) for job in jobs], add_special_tokens=False)]
 
+    def offsets(self, text: str, ids: NDArray[np.int32]) -> NDArray[np.int64]:
+        found = _asked_offsets(self._tokenizer, text)[: len(ids)]
+        return np.concatenate((found, np.full((len(ids) - len(found), 2), len(text))))
+
     def _prefix(self, job: Job, most: int) -> str:
         text = "".join(text for text, _ in _pieces(job))
         return encode_prefix(text, most, lambda part: len(self._tokenizer.encode(part, add_special_tokens=False).ids))
+
+
+def _asked_offsets(tokenizer: Tokenizer, text: str) -> NDArray[np.int64]:
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
 
 
 def _pieces(job: Job) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from ft_assets.datasets.schema import REASONING_FIELDS, Example, Message, TemplateValue
-from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK, RenderedTurns, Turns, reasoning_of
+from ft_assets.datasets.tokens.assistant_turns import END_OF_THINKING, THINK, RenderedTurns, Turns, begins_with_reasoning
 from ft_assets.datasets.tokens.templates import NO_KWARGS, ChatTemplate
 from ft_assets.errors import InvalidRequest
 
@@ -36,6 +36,12 @@ SWITCHES: tuple[tuple[str, TemplateValue, Side], ...] = (
     ("reasoning_effort", "low", "without_reasoning"),
 )
 """Variables of public templates that turn reasoning on or off, and for which answers: Qwen3's and GLM's, DeepSeek V3.1's, gpt-oss's."""
+DEFAULT, OTHERS = "{}", "null"
+"""Keys of rows whose variables change no prompt, and of rows with any variables beyond the first ``MAX_GROUPS`` sets."""
+MAX_GROUPS, MAX_NAMED = 50, 3
+"""Sets of variables that are counted apart, and those that a warning names."""
+MAX_PROMPTS = 1000
+"""Sets of variables whose prompts are remembered."""
 SIDES: Mapping[Side, str] = {"with_reasoning": "with reasoning", "without_reasoning": "without"}
 
 
@@ -82,6 +88,9 @@ class Marks:
         Reasoning without an end belongs to the answer, which was never reached. ``<think>`` is recognized whatever the marks are.
         """
         before, after, bare = self.before, self.after, text.lstrip()
+        if after and not before and after in text and not bare.startswith(THINK):  # the prompt opened the reasoning
+            reasoning, _, answer = text.partition(after)
+            return reasoning.strip(), answer.lstrip()
         if before and after and after != END_OF_THINKING and bare.startswith(before) and after in bare:
             reasoning, _, answer = bare[len(before) :].partition(after)
             return reasoning.strip(), answer.lstrip()
@@ -122,6 +131,8 @@ class Opening:
     side: Side
     prompted: bool
     """Whether it continues the generation prompt."""
+    mixed_in: bool = False
+    """Whether it is a row that ``safety_share`` adds, which the tenant cannot change."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -130,12 +141,16 @@ class Openings:
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """By variables of the template: ``with_reasoning``, ``without_reasoning``, and how many of these do not continue the generation prompt,
-    ``unprompted``."""
+    ``unprompted``; apart from these, ``mixed_in`` by ``safety_share``. Variables beyond the first ``MAX_GROUPS`` are counted together."""
 
     def add(self, opening: Opening | None) -> None:
-        if opening is not None:
-            self._count(opening.kwargs, opening.side, 1)
-            self._count(opening.kwargs, "unprompted", not opening.prompted)
+        if opening is None:
+            return
+        if opening.mixed_in:
+            self._count(opening.kwargs, "mixed_in", opening.side == "without_reasoning")
+            return
+        self._count(opening.kwargs, opening.side, 1)
+        self._count(opening.kwargs, "unprompted", not opening.prompted)
 
     def merge(self, other: Self, /) -> None:
         for kwargs, counts in other.counts.items():
@@ -143,30 +158,47 @@ class Openings:
                 self._count(kwargs, name, count)
 
     def _count(self, kwargs: str, name: str, count: int) -> None:
+        if kwargs not in self.counts and kwargs != DEFAULT and len(self.counts) >= MAX_GROUPS:
+            kwargs = OTHERS
         counts = self.counts.setdefault(kwargs, {"with_reasoning": 0, "without_reasoning": 0, "unprompted": 0})
-        counts[name] += count
+        counts[name] = counts.get(name, 0) + count
 
     def listed(self) -> list[Mapping[str, Any]]:
         """Returns the counts of each generation prompt, as in a report."""
         return [{"template_kwargs": json.loads(kwargs), **counts} for kwargs, counts in sorted(self.counts.items())]
 
     def warnings(self, switch: Switch | None) -> Iterator[tuple[str, str]]:
-        """Yields (code, message) if the answers begin in ways that inference cannot distinguish, or never sees."""
+        """Yields (code, message) if the answers begin in ways that inference cannot distinguish, or never sees; each code once."""
         fix = switch.advice() if switch else "give all rows reasoning, or none"
-        for kwargs, counts in sorted(self.counts.items()):
-            under = "" if kwargs == "{}" else f" under {kwargs}"
-            if counts["with_reasoning"] and counts["without_reasoning"]:
-                message = (
-                    f"{counts['with_reasoning']} answers with reasoning and {counts['without_reasoning']} without follow the same "
-                    f"generation prompt{under}: the model would learn two openings for one prompt; {fix}"
-                )
-                yield "mixed_reasoning", message
-            if counts["unprompted"]:
-                message = (
-                    f"{counts['unprompted']} answers do not continue the generation prompt{under} of the base model's chat template, which "
-                    f"opens or closes reasoning that they lack or have: inference never sees what they teach; {fix}"
-                )
-                yield "generation_prompt_not_trained", message
+        known = {kwargs: counts for kwargs, counts in sorted(self.counts.items()) if kwargs != OTHERS}
+        if mixed := {kwargs: counts for kwargs, counts in known.items() if counts["with_reasoning"] and counts["without_reasoning"]}:
+            thinking, plain = (sum(counts[side] for counts in mixed.values()) for side in SIDES)
+            message = (
+                f"{thinking} answers with reasoning and {plain} without follow the same generation prompt{_under(mixed)}: the model would "
+                f"learn two openings for one prompt; {fix}"
+            )
+            yield "mixed_reasoning", message
+        elif added := {kwargs: counts for kwargs, counts in known.items() if counts["with_reasoning"] and counts.get("mixed_in")}:
+            thinking, plain = (sum(counts[side] for counts in added.values()) for side in ("with_reasoning", "mixed_in"))
+            message = (
+                f"{thinking} answers with reasoning follow the same generation prompt{_under(added)} as {plain} without that safety_share "
+                "mixes in: the model would learn two openings for one prompt; submit the job with safety_share 0 if that matters more"
+            )
+            yield "mixed_reasoning", message
+        if astray := {kwargs: counts for kwargs, counts in sorted(self.counts.items()) if counts["unprompted"]}:
+            count = sum(counts["unprompted"] for counts in astray.values())
+            message = (
+                f"{count} answers do not continue the generation prompt{_under(astray)} of the base model's chat template, which opens or "
+                f"closes reasoning that they lack or have: inference never sees what they teach; {fix}"
+            )
+            yield "generation_prompt_not_trained", message
+
+
+def _under(groups: Iterable[str]) -> str:
+    """Returns the first sets of variables in words; nothing for the default alone."""
+    names = ["no variables" if kwargs == DEFAULT else "others" if kwargs == OTHERS else kwargs for kwargs in groups]
+    more = f" and {len(names) - MAX_NAMED} more sets of variables" if len(names) > MAX_NAMED else ""
+    return "" if names == ["no variables"] else f" under {', '.join(names[:MAX_NAMED])}{more}"
 
 
 def _continues(text: str, prompt: str, marks: Marks) -> bool:
@@ -192,30 +224,36 @@ class Reasoning:
     @cached_property
     def marks(self) -> Marks:
         """What stands around reasoning in a generated text; the usual ``<think>`` if the template renders none."""
-        prompt = self._prompt(NO_KWARGS)
+        return self.marks_under(NO_KWARGS)
+
+    def marks_under(self, kwargs: Mapping[str, TemplateValue]) -> Marks:
+        """Does :attr:`marks` for answers to prompts with variables of the template."""
+        prompt = self._prompt(kwargs)
         if not prompt:
             return THINK_MARKS
-        after_prompt = [self._after(prompt, message) for message in (self._thinking_answer, PLAIN) if message is not None]
-        plain = self._bare(after_prompt[-1].partition(ANSWER)[0])
+        plain = self._bare(self._after(prompt, PLAIN, kwargs).partition(ANSWER)[0])
         plain = "" if THINK in plain or END_OF_THINKING in plain else plain
-        if len(after_prompt) < 2:
+        thinking = "" if self._thinking_answer is None else self._after(prompt, self._thinking_answer, kwargs)
+        before, found, rest = thinking.partition(THOUGHT)
+        if not found:
             return Marks(plain=plain)
-        before, _, rest = after_prompt[0].partition(THOUGHT)
         return Marks(before=self._bare(before), after=self._bare(rest.partition(ANSWER)[0]), plain=plain)
 
     def opening(self, example: Example) -> Opening | None:
-        """Returns how the example's answer begins; None if it has none that carries loss."""
+        """Returns how the example's answer begins; None if it has none that carries loss, or one that is labeled bad."""
         answer = next(reversed(example.chosen if example.kind == "preference" else example.messages), None)
-        if answer is None or answer.role != "assistant" or not answer.weight:
+        if answer is None or answer.role != "assistant" or not answer.weight or example.label is False:
             return None
-        side: Side = "with_reasoning" if reasoning_of(answer) else "without_reasoning"
+        side: Side = "with_reasoning" if begins_with_reasoning(answer) else "without_reasoning"
         kwargs, prompted = self._known(example.template_kwargs)
-        return Opening(kwargs=kwargs, side=side, prompted=prompted[side])
+        return Opening(kwargs=kwargs, side=side, prompted=prompted[side], mixed_in=example.row < 0)
 
     def _known(self, kwargs: Mapping[str, TemplateValue]) -> tuple[str, dict[Side, bool]]:
         """Returns `kwargs` as JSON, ``{}`` if they change nothing, and for each side whether its answers continue the generation prompt."""
         spelled = json.dumps(kwargs, sort_keys=True)
         if spelled not in self._prompts:
+            if len(self._prompts) >= MAX_PROMPTS:
+                self._prompts.clear()
             prompt, answers = self._prompt(kwargs), (self._thinking_answer, PLAIN)
             prompted = [m is None or _continues(self._text(m, kwargs), prompt, self.marks) for m in answers]
             same = prompt in ("", self._prompt(NO_KWARGS))
@@ -269,17 +307,17 @@ class Reasoning:
         except InvalidRequest:
             return ""
 
-    def _after(self, prompt: str, answer: Message) -> str:
+    def _after(self, prompt: str, answer: Message, kwargs: Mapping[str, TemplateValue]) -> str:
         """Returns what is generated after `prompt`, or after the start of the turn if the answer does not continue it."""
-        text = self._text(answer, NO_KWARGS)
+        text = self._text(answer, kwargs)
         if text.startswith(prompt):
             return text[len(prompt) :]
-        rendered = self._rendered([QUESTION, answer])
+        rendered = self._rendered([QUESTION, answer], kwargs)
         return text[rendered.spans[0][0] :] if rendered and rendered.spans else text
 
-    def _rendered(self, messages: list[Message]) -> RenderedTurns | None:
+    def _rendered(self, messages: list[Message], kwargs: Mapping[str, TemplateValue] = NO_KWARGS) -> RenderedTurns | None:
         try:
-            return self._turns.render(messages)
+            return self._turns.render(messages, kwargs=kwargs)
         except InvalidRequest:
             return None
 

@@ -179,7 +179,7 @@ def pairs_of(
     return [
         Pair(id=i.id, messages=i.messages, candidate=own, base=other, expected=i.expected)
         for i in chosen
-        for own, other in [[reader.text(str(given[i.id]), suite=suite) for given in (candidate, base)]]
+        for own, other in [[reader.text(i.id, str(given[i.id]), suite=suite) for given in (candidate, base)]]
     ]
 
 

@@ -66,7 +66,7 @@ def all_samples(result: Mapping[str, Any], holdout: Sequence[Item], *, metric: s
     """Yields every item of every suite that has texts or scores of its own, suite by suite; `metric` decides on the holdout."""
     subjects: Subjects = result["subjects"]
     pairs = (result.get("judge") or {}).get("items") or {}
-    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs, (result.get(REASONING) or {}).get(HOLDOUT) or {})
+    yield from _answered(subjects, HOLDOUT, holdout, metric, pairs, result.get(REASONING) or {})
     yield from _safety(subjects)
     yield from _golden(subjects)
     yield from _capability(result.get("scored") or {})

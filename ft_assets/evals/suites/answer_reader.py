@@ -1,6 +1,7 @@
 """How reasoning in answers is read: taken off before they are scored, or scored with them.
 
-1. The marks around reasoning are those of the base model's chat template: ``<think>``, or the channels of gpt-oss.
+1. The marks around reasoning are those of the base model's chat template: ``<think>``, or the channels of gpt-oss. An item's variables of
+   the template may change them (a prompt that opens reasoning, or closes it).
 2. ``strip``: scores, controls and the judge see the answers without their reasoning. ``score``: holdout answers and what is expected of
    them keep it; golden prompts ask for a form, and a refusal is in the answer, so that both are read without it.
 3. Reasoning without an end stays in the answer, which was never reached: its tokens count like any others, and the report counts it.
@@ -9,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ft_assets.evals.config import ReasoningMode
 from ft_assets.evals.suites.suite_items import GOLDEN, HOLDOUT, Item
 
 REASONING = "reasoning"
-"""Key of the reasoning in a result that was read: ``{suite: {subject: {item: text}}}``."""
+"""Key of the reasoning of holdout answers in a result that was read: ``{subject: {item: text}}``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,34 +46,44 @@ class ReasoningSummary:
 class AnswerReader:
     mode: ReasoningMode = "strip"
     marks: Marks = THINK_MARKS
+    item_marks: Mapping[str, Marks] = field(default_factory=dict)
+    """By id, for holdout items with variables of the template."""
 
     @classmethod
-    def of_model(cls, directory: Path, *, mode: ReasoningMode) -> AnswerReader:
-        """Returns the reader with the marks of the model's chat template; ``<think>`` without one."""
+    def of_model(cls, directory: Path, *, mode: ReasoningMode, items: Sequence[Item] = ()) -> AnswerReader:
+        """Returns the reader with the marks of the model's chat template for holdout `items`; ``<think>`` without one."""
         template = ChatTokenizer.load(directory).reasoning if (directory / "tokenizer.json").is_file() else None
-        return cls(mode=mode, marks=THINK_MARKS if template is None else template.marks)
+        if template is None:
+            return cls(mode=mode)
+        switched = {i.id: template.marks_under(i.template_kwargs) for i in items if i.template_kwargs}
+        return cls(mode=mode, marks=template.marks, item_marks=switched)
 
-    def text(self, answer: str, *, suite: str) -> str:
-        """Returns what counts of an answer; with reasoning in one form, whatever white space was around its marks."""
-        reasoning, said = self.marks.split(answer)
-        return self.marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
+    def text(self, id_: str, answer: str, *, suite: str) -> str:
+        """Returns what counts of an item's answer; with reasoning in one form, whatever white space was around its marks."""
+        marks = self._marks(id_)
+        reasoning, said = marks.split(answer)
+        return marks.join(reasoning, said) if self.mode == "score" and suite == HOLDOUT else said
 
     def items(self, items: Sequence[Item]) -> list[Item]:
         """Returns holdout items with what is expected in the form of :meth:`text`."""
         if self.mode == "strip":
             return list(items)
-        return [i if i.expected is None else replace(i, expected=self.marks.join(_unmarked(i.reasoning), i.expected)) for i in items]
+        return [i if i.expected is None else replace(i, expected=self._marks(i.id).join(_unmarked(i.reasoning), i.expected)) for i in items]
+
+    def _marks(self, id_: str) -> Marks:
+        return self.item_marks.get(id_, self.marks)
 
     def read(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a runner's result with texts as they count, and their reasoning under :data:`REASONING`."""
+        """Returns a runner's result with texts as they count, and the reasoning of holdout answers under :data:`REASONING`."""
         subjects = {name: dict(sections) if sections else sections for name, sections in result["subjects"].items()}
-        thoughts: dict[str, dict[str, dict[str, str]]] = {}
+        thoughts: dict[str, dict[str, str]] = {}
         for name, sections in subjects.items():
             for suite in (HOLDOUT, GOLDEN) if sections else ():
                 if suite in sections:
                     answers = {id_: str(text) for id_, text in sections[suite]["answers"].items()}
-                    thoughts.setdefault(suite, {})[name] = {id_: self.marks.split(text)[0] for id_, text in answers.items()}
-                    read = {id_: self.text(text, suite=suite) for id_, text in answers.items()}
+                    if suite == HOLDOUT:
+                        thoughts[name] = {id_: self._marks(id_).split(text)[0] for id_, text in answers.items()}
+                    read = {id_: self.text(id_, text, suite=suite) for id_, text in answers.items()}
                     sections[suite] = {**sections[suite], "answers": read}
         return {**result, "subjects": subjects, REASONING: thoughts}
 
@@ -82,16 +93,16 @@ class AnswerReader:
         suite = next((s for s in (HOLDOUT, GOLDEN) if any(s in sections for sections in answered.values())), None)
         if suite is None:
             return None
-        counts = {name: self._count(sections[suite]["answers"].values()) for name, sections in answered.items() if suite in sections}
+        counts = {name: self._count(sections[suite]["answers"]) for name, sections in answered.items() if suite in sections}
         return ReasoningSummary(mode=self.mode, suite=suite, subjects=counts)
 
-    def _count(self, answers: Any) -> ReasoningCount:
-        texts = [str(answer) for answer in answers]
-        sizes = [len(reasoning) for text in texts if (reasoning := self.marks.split(text)[0])]
+    def _count(self, answers: Mapping[str, Any]) -> ReasoningCount:
+        texts = [(self._marks(id_), str(answer)) for id_, answer in answers.items()]
+        sizes = [len(reasoning) for marks, text in texts if (reasoning := marks.split(text)[0])]
         return ReasoningCount(
             num_answers=len(texts),
             with_reasoning=len(sizes),
-            unfinished=sum(map(self.marks.is_unfinished, texts)),
+            unfinished=sum(marks.is_unfinished(text) for marks, text in texts),
             mean_chars=sum(sizes) / len(sizes) if sizes else 0.0,
         )
 

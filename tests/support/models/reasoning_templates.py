@@ -25,6 +25,8 @@ OPENED = (
     "{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 )
 """Like later models of DeepSeek-R1's kind: history has no reasoning, and the generation prompt opens it."""
+ONE_LINE = OPENED.replace("'<think>\\n'", "'<think>'").replace("'\\n</think>\\n\\n'", "'</think>'").replace("<think>\\n'", "<think>'")
+"""Like OPENED, without line feeds around the marks."""
 STRIPPED = OPENED.replace("{% if loop.last and thought %}" + _BLOCK + "{% endif %}", "")
 """Like DeepSeek-R1's own: the generation prompt opens reasoning, which the template leaves out of the last answer too."""
 KEPT = (
@@ -42,4 +44,4 @@ CHANNELS = (
 )
 """Like gpt-oss: reasoning is called ``thinking`` and has a channel of its own, which history lacks; ``reasoning_effort`` stands in the
 system message."""
-TEMPLATES = {"switched": SWITCHED, "opened": OPENED, "stripped": STRIPPED, "kept": KEPT, "channels": CHANNELS}
+TEMPLATES = {"switched": SWITCHED, "opened": OPENED, "one line": ONE_LINE, "stripped": STRIPPED, "kept": KEPT, "channels": CHANNELS}

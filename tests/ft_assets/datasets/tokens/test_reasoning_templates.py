@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
+from tokenizers import Tokenizer, normalizers
 
 from ft_assets.datasets.identity import content_hash
 from ft_assets.datasets.ingest import Policies, load_rows, validate_file
@@ -18,7 +21,7 @@ from ft_assets.datasets.schema import Example, Message, canonical, parse_canonic
 from ft_assets.datasets.shapes import to_example
 from ft_assets.datasets.tokens.chat_tokenizer import ChatTokenizer
 from ft_assets.datasets.tokens.loss_mask import IGNORE
-from ft_assets.datasets.tokens.reasoning_probe import Marks, Openings, Switch
+from ft_assets.datasets.tokens.reasoning_probe import SIDES, Marks, Opening, Openings, Side, Switch
 from ft_assets.errors import InvalidDataset
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.models.reasoning_templates import TEMPLATES
@@ -71,6 +74,7 @@ def warned(report: Any) -> dict[str, str]:
 FACTS = {
     "switched": ("reasoning_content", True, "last_turn", ENABLE_THINKING, Marks()),
     "opened": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
+    "one line": ("reasoning_content", True, "last_turn", None, Marks(before="", after="</think>")),
     "stripped": (None, False, "all_turns", None, Marks()),
     "kept": ("reasoning_content", True, "all_turns", None, Marks()),
     "channels": ("thinking", True, "last_turn", EFFORT, Marks(before="/analysis", after="assistant/final", plain="/final")),
@@ -97,7 +101,7 @@ def test_a_template_that_refuses_a_variable_or_every_sample_has_no_switch(tmp_pa
     assert never.marks == Marks()
 
 
-@pytest.mark.parametrize("name", ["switched", "opened", "kept", "channels"])
+@pytest.mark.parametrize("name", ["switched", "opened", "one line", "kept", "channels"])
 @pytest.mark.parametrize("kinds", [(True, True), (False, True), (True, False), (False, False)])
 def test_what_carries_loss_is_what_inference_would_generate(model: Load, name: str, kinds: tuple[bool, bool]) -> None:
     """Before each run of loss stands exactly the generation prompt of the conversation so far, in the form that inference gives it."""
@@ -106,11 +110,11 @@ def test_what_carries_loss_is_what_inference_would_generate(model: Load, name: s
     encoded = tokenizer.encode(example, max_seq_len=10**6)
     runs = trained(tokenizer, example)
     turns = [number for number, turn in enumerate(encoded.turns) if turn == "loss"]
-    history_unchanged = name == "kept" or (name == "opened" and not kinds[0])
+    history_unchanged = name == "kept" or (name in ("opened", "one line") and not kinds[0])
     assert turns == ([0, 1] if history_unchanged else [1])
     for number, run in zip(turns, runs, strict=True):
         prompt = tokenizer.decode(tokenizer.render_prompt(example.messages[: 2 * number + 1]))
-        if name == "opened" and not kinds[number]:
+        if name in ("opened", "one line") and not kinds[number]:
             assert run == f"answer {number}<|im_end|>", "and the check warns that the prompt says otherwise"
             continue
         assert f"{prompt}{run}" == encoded.text[: len(prompt) + len(run)]
@@ -238,6 +242,10 @@ def test_a_rows_variables_reach_its_example_and_its_identity(fields: dict[str, A
         ({"chat_template_kwargs": {"eos_token": "x"}}, "'eos_token' is not a variable that a row may set"),
         ({"chat_template_kwargs": {"style": "<|im_end|>"}}, "the value is text of another form"),
         ({"chat_template_kwargs": {"style": {"a": 1}}}, "the value is an object of another form"),
+        ({"chat_template_kwargs": {"x": 10**400}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": {"x": 1 << 63}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": {"x": float("inf")}}, "the value is a number of another form"),
+        ({"chat_template_kwargs": '{"enable_thinking": fals}'}, "the text of chat_template_kwargs: Expecting value"),
         ({"chat_template_kwargs": {f"v{n}": n for n in range(17)}}, "17 variables, more than 16"),
     ],
 )
@@ -247,7 +255,7 @@ def test_variables_that_a_template_must_not_be_given_are_bad_rows(fields: dict[s
     assert [(p.code, says in p.message) for p in problems] == [("invalid_template_kwargs", True)]
 
 
-@pytest.mark.parametrize("name", ["switched", "opened", "kept", "channels"])
+@pytest.mark.parametrize("name", ["switched", "opened", "one line", "kept", "channels"])
 def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> None:
     tokenizer, reasoning = ChatTokenizer.load(model(name)), "Une \u00e9t\u00e9, one and one;\nthat makes two."
     example = chat(thought("1", "first, of all"), thought("It is 2.", reasoning))
@@ -268,6 +276,104 @@ def test_a_preview_shows_which_tokens_are_reasoning(model: Load, name: str) -> N
     assert (cut.truncated, cut.reasoning_spans[-1].end) == (True, last.start + 4)
     assert reasoning.startswith(cut.reasoning_spans[-1].text)
     assert "".join(text for text, _, _ in pieces(cut)) == cut.text[: cut.kept_chars]
+
+
+def opening(kwargs: str, side: Side, **more: Any) -> Opening:
+    return Opening(kwargs=kwargs, side=side, prompted=True, **more)
+
+
+def test_any_number_of_variables_makes_a_bounded_count_and_one_warning() -> None:
+    openings = Openings()
+    for n in range(500):
+        for side in SIDES:
+            openings.add(opening(json.dumps({"seed": n}), side))
+    merged = Openings()
+    merged.merge(openings)
+    assert len(openings.counts) == len(merged.counts) == 51 and merged.counts == openings.counts
+    assert sum(group["with_reasoning"] for group in merged.listed()) == 500
+    ((code, message),) = merged.warnings(None)
+    assert (code, len(message) < 400) == ("mixed_reasoning", True)
+    assert message.startswith("50 answers with reasoning and 50 without") and "and 47 more sets of variables" in message
+
+
+def test_rows_that_safety_share_mixes_in_are_warned_of_with_a_fix_that_the_tenant_can_apply(model: Load) -> None:
+    reasoning = ChatTokenizer.load(model("switched")).reasoning
+    assert reasoning is not None
+    openings = Openings()
+    for example in (chat(thought("2", "hm")), replace(chat(thought("No.", None)), row=-1)):
+        openings.add(reasoning.opening(example))
+    assert openings.counts == {"{}": {"with_reasoning": 1, "without_reasoning": 0, "unprompted": 0, "mixed_in": 1}}
+    ((code, message),) = openings.warnings(ENABLE_THINKING)
+    assert code == "mixed_reasoning" and "as 1 without that safety_share mixes in" in message and "enable_thinking" not in message
+
+
+@pytest.mark.parametrize(
+    ("content", "side"),
+    [
+        (" <think>hm</think>2", "with_reasoning"),
+        ("Write <think>hm</think> first.", "without_reasoning"),
+        ("<think></think>2", "without_reasoning"),
+        ("<think> and no end", "without_reasoning"),
+    ],
+)
+def test_reasoning_stands_in_front_of_the_answer(model: Load, content: str, side: str) -> None:
+    reasoning = ChatTokenizer.load(model("kept")).reasoning
+    assert reasoning is not None
+    found = reasoning.opening(chat(thought(content, None)))
+    assert found is not None and found.side == side
+
+
+def test_equal_reasoning_is_shown_at_each_of_its_places(model: Load) -> None:
+    (shown,) = preview([chat(thought("<think>hm</think> 2 <think>hm</think>", "hm"))], ChatTokenizer.load(model("kept")), max_seq_len=1000)
+    places = [span.start_char for span in shown.reasoning_spans]
+    assert len(set(places)) == 3 and places == sorted(places)
+
+
+def test_an_answer_labeled_bad_is_not_taught(model: Load) -> None:
+    reasoning = ChatTokenizer.load(model("switched")).reasoning
+    assert reasoning is not None
+    judged = [replace(chat(thought("2", None)), kind="kto", label=label) for label in (True, False)]
+    assert [reasoning.opening(example) is None for example in judged] == [False, True]
+
+
+class CountingTokenizer(ChatTokenizer):
+    num_decoded = 0
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self.num_decoded += len(ids)
+        return super().decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_rows_that_differ_in_how_their_answers_begin_are_no_near_duplicates_but_stay_in_one_part(jsonl: Callable[..., Path]) -> None:
+    long = "One and one make two, as anyone who has counted on their fingers knows. " * 3
+    plain = [{"messages": [ASKED, {"role": "assistant", "content": f"{long}{n}"}]} for n in range(3)]
+    thinking = [{"messages": [ASKED, {"role": "assistant", "content": f"{long}{n}", "reasoning_content": "Hm."}]} for n in range(3)]
+    file = jsonl(*plain, *({**row, "enable_thinking": False} for row in plain), *thinking)
+    report = validate_file(file, filename="r.jsonl", policies=Policies(min_examples=1), output=file.with_suffix(".out")).report
+    assert report.stats["duplicates"]["near"] == 6
+    kept = pq.read_table(file.with_suffix(".out")).to_pydict()
+    assert kept["row"] == [1, 4, 7] and len(set(kept["split_key"])) == 1
+
+
+def test_a_preview_of_many_spans_does_not_decode_the_row_for_each(model: Load) -> None:
+    tokenizer = CountingTokenizer.load(model("kept"))
+    spans = 10_000
+    (shown,) = preview([chat(thought("".join(f"<think>\u00e9{n}</think>" for n in range(spans)), "hm"))], tokenizer, max_seq_len=10**6)
+    assert len(shown.reasoning_spans) == spans + 1
+    assert 0 < tokenizer.num_decoded <= 2 * len(shown.input_ids)
+    assert [shown.text[s.start_char : s.end_char] for s in shown.reasoning_spans[1:]] == [f"\u00e9{n}" for n in range(spans)]
+    assert sum(is_reasoning for _, _, is_reasoning in pieces(shown)) == spans + 1
+
+
+def test_reasoning_is_shown_where_normalization_changes_the_text(model: Load) -> None:
+    directory = model("kept")
+    changed = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    changed.normalizer = normalizers.NFC()
+    tokenizer = ChatTokenizer(changed, template=TEMPLATES["kept"], config={"eos_token": "<|im_end|>"}, digests=("", ""))
+    (shown,) = preview([chat(thought("It is 2, e\u0301.", "because e\u0301 is so"))], tokenizer, max_seq_len=1000)
+    (span,) = shown.reasoning_spans
+    assert span.text == "because e\u0301 is so" == shown.text[span.start_char : span.end_char]
+    assert tokenizer.decode(shown.input_ids[span.start : span.end]).strip() == "because \u00e9 is so"
 
 
 def test_a_preview_without_reasoning_has_none(model: Load) -> None:
@@ -318,6 +424,10 @@ def test_rows_with_variables_are_filled_by_pattern_with_the_ids_of_the_template(
         (Marks(), "write </think> to end it", ("", "write </think> to end it")),
         (Marks(), "<think> and no end", ("", "<think> and no end")),
         (Marks(before=""), "so it is\n</think>\n\n2", ("so it is", "2")),
+        (Marks(before=""), "17 and 25 make 42.</think>It is 42.", ("17 and 25 make 42.", "It is 42.")),
+        (Marks(before=""), "</think>It is 42.", ("", "It is 42.")),
+        (Marks(before=""), "<think>hm</think>2", ("hm", "2")),
+        (Marks(before=""), "so it has no end", ("", "so it has no end")),
         (FACTS["channels"][4], "/analysis\nhmassistant/final\n2", ("hm", "2")),
         (FACTS["channels"][4], "/final\n2", ("", "\n2")),
         (FACTS["channels"][4], "<think>hm</think>2", ("hm", "2")),

@@ -19,7 +19,7 @@ from ft_assets.evals.suites.answer_reader import AnswerReader, ReasoningCount
 from ft_assets.evals.suites.suite_items import Item
 from tests.ft_assets.datasets.tokens.test_templates import build
 from tests.support.jobs.evaluation_results import built, result, section, subject
-from tests.support.models.reasoning_templates import CHANNELS
+from tests.support.models.reasoning_templates import CHANNELS, ONE_LINE
 
 CHANNEL_MARKS = Marks(before="/analysis", after="assistant/final", plain="/final")
 WRITTEN = {Marks(): "<think>\n{}\n</think>\n\n{}", CHANNEL_MARKS: "/analysis\n{}assistant/final\n{}"}
@@ -116,6 +116,24 @@ def test_the_marks_are_those_of_the_base_models_template(tmp_path: Path) -> None
     (model / "chat_template.jinja").write_text(CHANNELS)
     assert AnswerReader.of_model(model, mode="score") == AnswerReader(mode="score", marks=CHANNEL_MARKS)
     assert AnswerReader.of_model(tmp_path, mode="strip") == AnswerReader()
+
+
+def test_an_items_variables_decide_which_marks_its_answer_has(tmp_path: Path) -> None:
+    model = build(tmp_path / "opens", "chatml")
+    closing = ONE_LINE.replace(
+        "<think>' }}{% endif %}", "<think>' }}{% if enable_thinking is false %}{{ '</think>' }}{% endif %}{% endif %}"
+    )
+    (model / "chat_template.jinja").write_text(closing)
+    thinking, plain = holdout(2)
+    items = [thinking, replace(plain, reasoning="", template_kwargs={"enable_thinking": False})]
+    for mode in ("strip", "score"):
+        reader = AnswerReader.of_model(model, mode=mode, items=items)  # type: ignore[arg-type]
+        assert (reader.marks.before, reader.item_marks["i1"]) == ("", Marks())
+        report = built(answered(items, ["because 0</think>answer 0", "answer 1"]), items, reader=reader)
+        assert report.reasoning is not None
+        assert report.reasoning.subjects["adapter"] == ReasoningCount(num_answers=2, with_reasoning=1, unfinished=0, mean_chars=9.0)
+        assert exact(report) == 1.0
+    assert reader.text("i1", "write </think> to end it", suite="holdout") == "write </think> to end it"
 
 
 def test_a_rows_variables_are_part_of_its_item_and_its_request() -> None:
