@@ -29,6 +29,8 @@ SLOTS = 96
 SLOT_S = DAY_S / SLOTS
 LONGEST = 12
 """Lengths are computed up to this multiple of their mean: fewer than one job in a million is longer."""
+FLAT_S = 10 * DAY_S
+"""From this length on, as many jobs run at each time of the day: the swing of submissions moves their number by less than 2 %."""
 COST_SHARE = 0.5
 """Default cost of a GPU-hour as a share of its on-demand price: the lower end of the H100 hours that the price list quotes, 2 of 4 USD."""
 MONTH_DAYS, YEAR_DAYS = 30, 365
@@ -110,6 +112,8 @@ def demand(mix: JobMix, found: Sequence[Part]) -> Demand:
 
 def _running(rates: Sequence[float], length_s: float, average: float) -> list[float]:
     """Return the mean number of running jobs in each slot; `average` over the day."""
+    if length_s >= FLAT_S:
+        return [average] * SLOTS
     mu = math.log(length_s) - SPREAD**2 / 2
     still = [0.0] * SLOTS  # share of jobs that still run this many slots after their submission, whole days folded into one
     for slot in range(math.ceil(LONGEST * length_s / DAY_S) * SLOTS):
@@ -132,7 +136,8 @@ def served(found: Sequence[Part], pools: Sequence[Pool]) -> float:
     cuts = (
         24 * sum(size[name] for name in union) + sum(part.gpu_hours_a_day for part in found if not part.able <= union) for union in unions
     )
-    return min(1.0, min(cuts) / total)
+    share = min(cuts) / total
+    return share if share < 1.0 - 1e-9 else 1.0  # sums of shares are rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

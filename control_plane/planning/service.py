@@ -17,7 +17,7 @@ from control_plane.planning import kind_sizes, rules, waits
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
 from control_plane.planning.sized_kind import SizedKind
-from control_plane.planning.waits import Simulated
+from control_plane.planning.waits import Limits, Simulated
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest
 
@@ -25,6 +25,7 @@ MAX_DAYS = 60.0
 MAX_GPUS = MAX_NODES * 8
 MAX_LAYOUTS = 5
 """Other numbers of GPUs that one plan compares; each is a simulation."""
+DEFAULT_LIMITS = Limits()
 Layout = Mapping[str, int]
 """GPUs by pool; pools that it does not name stay as they are."""
 
@@ -59,7 +60,9 @@ class Scenario:
 
     gpus: Layout
     money: Money
-    simulated: Simulated
+    simulated: Simulated | None
+    without_waits: str | None
+    """Why nothing is simulated, as a sentence."""
 
     @property
     def num_gpus(self) -> int:
@@ -102,7 +105,7 @@ class CapacityPlan:
                 {"gpus": dict(s.gpus), "num_gpus": s.num_gpus,
                  "money": asdict(s.money)
                  | {"cost_micros": s.money.cost_micros, "margin_micros": s.money.margin_micros, "margin": s.money.margin},
-                 "simulated": asdict(s.simulated)}
+                 "simulated": None if s.simulated is None else asdict(s.simulated), "without_waits": s.without_waits}
                 for s in self.scenarios
             ],
             "assumptions": self.assumptions,
@@ -111,12 +114,13 @@ class CapacityPlan:
 
 def plan(
     settings: Settings, mix: JobMix, *, at: datetime, layouts: Sequence[Layout] = (), gpu_usd_per_hour: float | None = None,
-    days: float = 14.0, seed: int = 1, max_jobs: int = waits.MAX_JOBS,
+    days: float = 14.0, seed: int = 1, limits: Limits = DEFAULT_LIMITS,
 ) -> CapacityPlan:  # fmt: skip
     """Plan `mix` on the pools of `settings`, as they are and with the GPUs of each of `layouts`, at the prices of `at`.
 
-    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated; `max_jobs`
-    bounds their jobs. Raises ``InvalidRequest`` with the first mistake (``invalid_mix``, ``invalid_plan``, ``invalid_pools``, ``no_pool``).
+    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated, within
+    `limits`. Pools that cannot be simulated have no waits, and say why. Raises ``InvalidRequest`` with the first mistake (``invalid_mix``,
+    ``invalid_plan``, ``invalid_pools``, ``no_pool``).
     """
     _check(days, layouts, gpu_usd_per_hour)
     pools = configured_pools.configured(settings, at)
@@ -124,23 +128,24 @@ def plan(
     kinds = kind_sizes.sized(mix, pools)
     found = rules.parts(mix, kinds, pools)
     storage = _storage(mix, kinds)
+    gpu_cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
+
+    def scenario(resized: Sequence[Pool]) -> Scenario:
+        fits = rules.parts(mix, kinds, resized)
+        money = rules.money(fits, resized, prices, gpu_cost=gpu_cost, stored_gib=storage.after(YEAR_DAYS))
+        why, simulated = _without_waits(resized, money, limits), None
+        if why is None:
+            simulated = waits.simulate(mix, kinds, resized, days=days, seed=seed, limits=limits)
+            why = None if simulated else "the queue grows so long that not one day of it can be simulated here"
+        return Scenario(gpus={pool.name: pool.total_gpus for pool in resized}, money=money, simulated=simulated, without_waits=why)
+
     return CapacityPlan(
         kinds=tuple(kinds),
         jobs_a_day=mix.jobs_a_day,
         total=rules.demand(mix, found),
         pools=tuple(_of_pool(mix, pool, found) for pool in pools),
         storage=storage,
-        scenarios=tuple(
-            _scenario(
-                resized,
-                rules.parts(mix, kinds, resized),
-                prices,
-                gpu_usd_per_hour=gpu_usd_per_hour,
-                stored_gib=storage.after(YEAR_DAYS),
-                simulated=waits.simulate(mix, kinds, resized, days=days, seed=seed, max_jobs=max_jobs),
-            )
-            for resized in (pools, *(_resized(pools, layout) for layout in layouts))
-        ),
+        scenarios=tuple(scenario(resized) for resized in (pools, *(_resized(pools, layout) for layout in layouts))),
         assumptions=_assumptions(prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, days=days, seed=seed),
     )
 
@@ -159,16 +164,13 @@ def _check(days: float, layouts: Sequence[Layout], gpu_usd_per_hour: float | Non
         )
 
 
-def _scenario(
-    pools: Sequence[Pool], found: Sequence[Part], prices: PriceList, *, gpu_usd_per_hour: float | None, stored_gib: float,
-    simulated: Simulated,
-) -> Scenario:  # fmt: skip
-    cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
-    return Scenario(
-        gpus={pool.name: pool.total_gpus for pool in pools},
-        money=rules.money(found, pools, prices, gpu_cost=cost, stored_gib=stored_gib),
-        simulated=simulated,
-    )
+def _without_waits(pools: Sequence[Pool], money: Money, limits: Limits) -> str | None:
+    """Return why a simulation would say nothing or take too long; None if it can run."""
+    if money.served < 1.0:
+        return f"the GPUs can do {money.served * 100:.3g} % of the mix, so its queue grows without end"
+    if (gpus := sum(pool.total_gpus for pool in pools)) > limits.gpus:
+        return f"{gpus:,} GPUs are more than the {limits.gpus:,} of a simulation here"
+    return None
 
 
 def _of_pool(mix: JobMix, pool: Pool, found: Sequence[Part]) -> PoolPlan:

@@ -132,3 +132,10 @@ def test_pools_serve_what_fits_wherever_jobs_may_run() -> None:
     assert served(wide, small) == pytest.approx(16 / 20)
     assert served(wide, pool(64, name="small", takes=frozenset({"lora"}))) == pytest.approx((8 + 10) / 20)  # full jobs have 8 GPUs
     assert served(pool(16, name="wide")) == pytest.approx(16 / 20)
+
+
+def test_jobs_of_many_days_need_the_same_gpus_all_day() -> None:
+    long = demand_of(mix_of(ONE | {"gpu_hours": 100_000}, arrivals="working_hours"), [pool(200_000)])
+    assert {mean for mean, _ in long.by_slot} == {long.average}
+    almost = demand_of(mix_of(ONE | {"gpu_hours": 9.9 * 24}, arrivals="working_hours"), [pool()])
+    assert [mean for mean, _ in almost.by_slot] == pytest.approx([almost.average] * rules.SLOTS, rel=0.02)

@@ -11,6 +11,7 @@ import pytest
 
 from control_plane.attempts.checkpoint_retention import KEPT_AFTER_END
 from control_plane.planning import job_mix, kind_sizes, service
+from control_plane.planning.waits import Limits
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest
 
@@ -63,7 +64,7 @@ def test_checkpoints_stay_for_days_and_the_rest_grows(settings: Settings) -> Non
         ({"layouts": [{"all": 0}]}, "all=0: a pool has 1 to 80,000 GPUs"),
         ({"layouts": [{"all": 8}] * 6}, "a plan compares 5"),
         ({"gpu_usd_per_hour": -1.0}, "it can be 0 to 1,000"),
-        ({"max_jobs": 100}, "at most 100 here; simulate fewer days"),
+        ({"limits": Limits(jobs=100)}, "at most 100 here; simulate fewer days"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_with_its_limit(settings: Settings, given: dict[str, Any], says: str) -> None:
@@ -76,3 +77,31 @@ def test_what_cannot_be_planned_is_refused_with_its_limit(settings: Settings, gi
 def test_a_mix_that_submits_nothing_is_refused(settings: Settings) -> None:
     with pytest.raises(InvalidRequest, match="no job is submitted in 1 days"):
         service.plan(settings, replace(MIX, jobs_a_day=1e-6), at=NOW, days=1.0)
+
+
+def test_pools_that_cannot_be_simulated_have_money_and_say_why_they_have_no_waits(settings: Settings) -> None:
+    found = service.plan(settings, MIX, at=NOW, layouts=[{"all": 4}, {"all": 64}], days=1.0, limits=Limits(gpus=32))
+    given, few, many = found.scenarios
+    assert given.simulated is not None
+    assert given.without_waits is None
+    assert (few.simulated, many.simulated) == (None, None)
+    assert few.without_waits == "the GPUs can do 50 % of the mix, so its queue grows without end"
+    assert many.without_waits == "64 GPUs are more than the 32 of a simulation here"
+    assert few.money.price_micros == pytest.approx(many.money.price_micros / 2, rel=1e-6)
+    (over,) = service.plan(settings, MIX, at=NOW, days=1.0, limits=Limits(work=500)).scenarios
+    assert over.simulated is None
+    assert over.without_waits == "the queue grows so long that not one day of it can be simulated here"
+
+
+def test_a_simulation_at_its_limit_of_work_counts_the_days_before_it(settings: Settings) -> None:
+    wide = job_mix.parse({"jobs_a_day": 22, "arrivals": "even", "kinds": [KIND | {"gpus": 8, "gpu_hours": 16}]})
+    (whole,) = service.plan(settings, wide, at=NOW, days=20.0).scenarios
+    (part,) = service.plan(settings, wide, at=NOW, days=20.0, limits=Limits(work=12_000)).scenarios
+    assert whole.simulated is not None
+    assert part.simulated is not None
+    assert (whole.simulated.complete, part.simulated.complete) == (True, False)
+    assert whole.simulated.days == 20.0
+    assert 1.0 <= part.simulated.days < 20.0
+    assert part.simulated.not_started > 0
+    assert min(wait.p50_s for wait in part.simulated.waits) >= 0.0
+    assert len(part.simulated.busy) == int(part.simulated.days * 24) + 1
