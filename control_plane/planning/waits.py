@@ -25,6 +25,8 @@ three."""
 class Limits:
     """What one simulation may take. The defaults are those of a command that runs for minutes."""
 
+    days: float = 28.0
+    """Days that are simulated if none are given, or fewer if these have too many jobs."""
     jobs: int = 40_000
     """Jobs that are submitted: a minute, at a millisecond for each."""
     gpus: int = 80_000
@@ -69,19 +71,29 @@ class Simulated:
     """Hours since the counted days began, GPUs in use, GPUs that waiting jobs request; on the hour."""
 
 
-def simulate(mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool], *, days: float, seed: int, limits: Limits) -> Simulated | None:
-    """Run the policy on jobs of `days`, with exact estimates, without failures of nodes; None if its limit of work ends it before a day.
+def days_within(limits: Limits, mix: JobMix, wanted: float | None) -> float | None:
+    """Return the days to simulate: `wanted`, else as many of :attr:`Limits.days` as have few enough jobs; None if not one day has.
 
-    ``InvalidRequest`` (``invalid_plan``) if the days have too many jobs to simulate, or too few to say anything.
+    ``InvalidRequest`` (``invalid_plan``) with the largest number if `wanted` are too many.
     """
-    expected = mix.jobs_a_day * (days + WARM_UP_DAYS)
-    if expected > limits.jobs:
+    most = math.floor(10.0 * (limits.jobs / mix.jobs_a_day - WARM_UP_DAYS)) / 10.0
+    if most < LEAST_DAYS:
+        return None
+    if wanted is not None and wanted > most:
         raise InvalidRequest(
-            f"{days:g} days and {WARM_UP_DAYS:g} before them have {expected:,.0f} jobs, and a simulation takes at most {limits.jobs:,} "
-            "here; simulate fewer days",
+            f"{wanted:g} days and {WARM_UP_DAYS:g} before them have {mix.jobs_a_day * (wanted + WARM_UP_DAYS):,.0f} jobs, more than the "
+            f"{limits.jobs:,} of a simulation here; simulate at most {most:g} days",
             code="invalid_plan",
             param="days",
         )
+    return min(limits.days, most) if wanted is None else wanted
+
+
+def simulate(mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool], *, days: float, seed: int, limits: Limits) -> Simulated | None:
+    """Run the policy on jobs of `days`, with exact estimates, without failures of nodes; None if its limit of work ends it before a day.
+
+    ``InvalidRequest`` (``invalid_plan``) if the days have no job.
+    """
     jobs = submissions(mix, kinds, seed=seed, days=days + WARM_UP_DAYS)
     begin = WARM_UP_DAYS * DAY_S
     if not any(job.submit_s >= begin for job in jobs):

@@ -62,7 +62,9 @@ def plan(
     gpu_cost: Annotated[
         float | None, typer.Option("--gpu-cost", help="US dollars that an hour of a GPU costs you. Default: half of its on-demand price.")
     ] = None,
-    days: Annotated[float, typer.Option("--days", help="Days to simulate.")] = 28.0,
+    days: Annotated[
+        float | None, typer.Option("--days", help="Days to simulate. Default: 28, or as many as have at most 40,000 jobs.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated submissions.")] = 1,
 ) -> Any:
     """Plan capacity: GPUs per pool on average and at peak, storage, waits by simulation, cost, price and margin."""

@@ -77,7 +77,7 @@ def test_a_plan_shows_what_the_service_computes(operator: httpx.Client, platform
         ({"kind.share": ["50", "20", ""]}, "add up to 70 %"),
         ({"kind.gpus": ["16", "", ""]}, "no pool gives 16 GPUs"),
         ({"kind.gpus": ["<b>", "", ""]}, "&lt;b&gt;"),
-        ({"jobs_a_day": "9000"}, "simulate fewer days"),
+        ({"days": "59", "jobs_a_day": "200"}, "simulate at most 57 days"),
         ({"pool.small": "0"}, "a pool has 1 to"),
         ({"days": "900"}, "simulate 1 to 60"),
     ],
@@ -111,6 +111,7 @@ def test_a_server_computes_one_plan_at_a_time(operator: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"jobs_a_day": "9000", "days": "", "kind.gpu_hours": ["0.01", "", ""], "pool.small": "4000"}, "Margin a month"),
         ({"pool.small": "5000"}, "GPUs are more than the 4,096 of a simulation here"),
         ({"kind.gpu_hours": ["90", "", ""]}, "The price is for what they can do."),
     ],

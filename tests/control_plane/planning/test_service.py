@@ -64,7 +64,7 @@ def test_checkpoints_stay_for_days_and_the_rest_grows(settings: Settings) -> Non
         ({"layouts": [{"all": 0}]}, "all=0: a pool has 1 to 80,000 GPUs"),
         ({"layouts": [{"all": 8}] * 6}, "a plan compares 5"),
         ({"gpu_usd_per_hour": -1.0}, "it can be 0 to 1,000"),
-        ({"limits": Limits(jobs=100)}, "at most 100 here; simulate fewer days"),
+        ({"limits": Limits(jobs=480), "days": 2.1}, "more than the 480 of a simulation here; simulate at most 2 days"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_with_its_limit(settings: Settings, given: dict[str, Any], says: str) -> None:
@@ -90,7 +90,7 @@ def test_pools_that_cannot_be_simulated_have_money_and_say_why_they_have_no_wait
     assert few.money.price_micros == pytest.approx(many.money.price_micros / 2, rel=1e-6)
     (over,) = service.plan(settings, MIX, at=NOW, days=1.0, limits=Limits(work=500)).scenarios
     assert over.simulated is None
-    assert over.without_waits == "the queue grows so long that not one day of it can be simulated here"
+    assert over.without_waits == "the simulation reached its limit of work before the end of a day"
 
 
 def test_a_simulation_at_its_limit_of_work_counts_the_days_before_it(settings: Settings) -> None:
@@ -105,3 +105,22 @@ def test_a_simulation_at_its_limit_of_work_counts_the_days_before_it(settings: S
     assert part.simulated.not_started > 0
     assert min(wait.p50_s for wait in part.simulated.waits) >= 0.0
     assert len(part.simulated.busy) == int(part.simulated.days * 24) + 1
+
+
+def test_days_that_were_not_given_are_as_many_as_can_be_simulated(settings: Settings) -> None:
+    def planned(jobs: int) -> service.CapacityPlan:
+        return service.plan(settings, MIX, at=NOW, limits=Limits(days=3.0, jobs=jobs))
+
+    for jobs, days, says in (
+        (5000, 3.0, "waits: 3 days simulated, with"),
+        (440, 1.5, "waits: 1.5 days simulated, because 3 have too many"),
+    ):
+        found = planned(jobs)
+        (scenario,) = found.scenarios
+        assert scenario.simulated is not None
+        assert scenario.simulated.days == pytest.approx(days)
+        assert any(one.startswith(says) for one in found.assumptions)
+    none = planned(383)
+    assert none.scenarios[0].simulated is None
+    assert none.scenarios[0].without_waits == "1 day and the 3 before it have 384 jobs, more than the 383 of a simulation here"
+    assert "waits: not simulated, because a day of this mix has too many jobs" in none.assumptions

@@ -25,8 +25,7 @@ from ft_assets.training import model_shapes
 ROWS = 6
 """Kinds that the form has room for."""
 KIND_FIELDS = ("name", "share", "gpu_hours", "gpus", "class", "model", "tokens")
-DAYS = 7.0
-LIMITS = Limits(jobs=12_000, gpus=4096, work=1_000_000)
+LIMITS = Limits(days=7.0, jobs=12_000, gpus=4096, work=1_000_000)
 """Of one simulation, so that it takes some ten seconds at most: the request of an operator shares a process with those of tenants."""
 one_plan = threading.Lock()
 """Held while a plan is computed: one at a time in a process."""
@@ -62,7 +61,8 @@ def plan_capacity(page: OperatorPageDep, given: Annotated[FormData, Depends(_for
         cost = form["gpu_cost"]
         found = service.plan(
             page.platform.settings, job_mix.parse(_body(form)), at=page.platform.clock(), layouts=[layout] if changed else (),
-            gpu_usd_per_hour=_number(cost, "cost of a GPU-hour") if cost else None, days=_number(form["days"], "days"), limits=LIMITS,
+            gpu_usd_per_hour=_number(cost, "cost of a GPU-hour") if cost else None,
+            days=_number(form["days"], "days") if form["days"] else None, limits=LIMITS,
         )  # fmt: skip
     except InvalidRequest as error:
         return _show(page, form=form, gpus=gpus, error=error.message)
@@ -100,7 +100,7 @@ def _sent(given: FormData) -> Mapping[str, Any]:
 def _form(kinds: list[dict[str, str]], tiers: Mapping[str, str], **fields: str) -> Mapping[str, Any]:
     blank = dict.fromkeys(KIND_FIELDS, "")
     rows = [*kinds, *(blank for _ in range(ROWS - len(kinds)))]
-    return {"days": f"{DAYS:g}", "gpu_cost": "", **fields, "kinds": rows, "tiers": tiers}
+    return {"days": "", "gpu_cost": "", **fields, "kinds": rows, "tiers": tiers}
 
 
 def _text(value: object) -> str:
