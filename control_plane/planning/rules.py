@@ -4,7 +4,7 @@
 2. Average: submissions a second, times seconds on GPUs, times GPUs.
 3. Over the day: jobs that run if each started at once, from the rate of submissions before and the lengths (Poisson arrivals, lognormal
    lengths). Their GPUs have a mean and a standard deviation at each time of the day.
-4. Peak: the mean at the busiest time, plus one standard deviation: five of six days need no more then.
+4. Peak: the mean at the busiest time, plus one standard deviation: exceeded one time in six then.
 5. Served: the part of the average that the pools can do, wherever jobs may run. If it is not all, the queue grows without end.
 6. Cost: every GPU of the pools, used or not, and what is stored after a year. Price: the served GPU time at the price list, by tier.
 """
@@ -186,14 +186,19 @@ def hourly_cost(pool: Pool, prices: PriceList, given_usd: float | None) -> int:
 
 
 def resized(pool: Pool, num_gpus: int) -> Pool:
-    """Return `pool` with `num_gpus`: nodes as large as its largest, fabrics of as many nodes as its largest, the same share reserved."""
+    """Return `pool` with `num_gpus`: nodes as large as its largest, fabrics of as many nodes as its largest, the same share
+    outside of fabrics and the same share reserved."""
     if num_gpus == pool.total_gpus:
         return pool
-    fabrics = [n.fabric for n in pool.nodes]
+    fabrics, per_node = [n.fabric for n in pool.nodes if n.fabric], max(n.num_gpus for n in pool.nodes)
+    outside = num_gpus
+    if fabrics:
+        alone = sum(n.num_gpus for n in pool.nodes if not n.fabric) * num_gpus / pool.total_gpus
+        outside = min(num_gpus, round(alone / per_node) * per_node)
     per_fabric = max(fabrics.count(name) for name in fabrics) if len(set(fabrics)) > 1 else 0
-    made = nodes(
-        num_gpus, per_node=max(n.num_gpus for n in pool.nodes), prefix=f"{pool.name}-planned", fabric="fabric" if fabrics[0] else "",
-        fabrics_of=per_fabric,
-    )  # fmt: skip
+    made = (
+        *nodes(num_gpus - outside, per_node=per_node, prefix=f"{pool.name}-planned", fabric="fabric", fabrics_of=per_fabric),
+        *nodes(outside, per_node=per_node, prefix=f"{pool.name}-planned-alone"),
+    )
     reserved = round(pool.reserved_gpus * num_gpus / pool.total_gpus)
     return replace(pool, nodes=made, reserved_gpus=reserved, max_gpus_per_job=min(pool.max_gpus_per_job, largest_gang(made)))

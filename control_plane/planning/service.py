@@ -147,7 +147,9 @@ def plan(
         pools=tuple(_of_pool(mix, pool, found) for pool in pools),
         storage=storage,
         scenarios=tuple(scenario(resized) for resized in (pools, *(_resized(pools, layout) for layout in layouts))),
-        assumptions=_assumptions(prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed)),
+        assumptions=_assumptions(
+            mix, prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed)
+        ),
     )
 
 
@@ -217,10 +219,13 @@ def _by_hour(demand: Demand) -> list[dict[str, float]]:
     ]
 
 
-def _assumptions(prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, waits_by: str) -> tuple[str, ...]:
+def _assumptions(
+    mix: JobMix, prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, waits_by: str
+) -> tuple[str, ...]:
     hourly = {pool.gpu_type: rules.hourly_cost(pool, prices, gpu_usd_per_hour) / MICROS for pool in pools}
     cost = ", ".join(f"{usd:g} USD per hour of {gpu_type}" for gpu_type, usd in hourly.items())
     origin = "as given" if gpu_usd_per_hour is not None else "half of the on-demand price; give your own"
+    models = ", ".join(f"{job_class} jobs as {name}" for job_class, name in kind_sizes.assumed_models(mix).items())
     return (
         f"cost: every GPU of the pools for {MONTH_DAYS} days, used or not, at {cost} ({origin}), and what is stored after a year without "
         f"deletions, at {prices.storage.micros_per_gib_month / MICROS:g} USD per GiB-month; no staff, network or CPU nodes",
@@ -228,6 +233,7 @@ def _assumptions(prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: 
         "do; storage within allowances",
         "demand: lengths spread lognormally (sigma 0.5); peak is the mean at the busiest time of day plus one standard deviation",
         waits_by,
+        *((f"storage of kinds without a model: {models}",) if models else ()),
         "lengths by model: the estimates' cost model and the recipes' defaults, without this installation's history",
     )
 

@@ -124,3 +124,14 @@ def test_days_that_were_not_given_are_as_many_as_can_be_simulated(settings: Sett
     assert none.scenarios[0].simulated is None
     assert none.scenarios[0].without_waits == "1 day and the 3 before it have 384 jobs, more than the 383 of a simulation here"
     assert "waits: not simulated, because a day of this mix has too many jobs" in none.assumptions
+
+
+def test_the_models_by_which_kinds_without_one_are_stored_are_assumptions(settings: Settings) -> None:
+    def assumed(**kind: Any) -> list[str]:
+        mix = job_mix.parse({"jobs_a_day": 9, "tiers": {"premium": 100}, "kinds": [{"name": "one", "share": 100, **kind}]})
+        found = service.plan(settings, mix, at=NOW, days=1.0).assumptions
+        return [one for one in found if one.startswith("storage of kinds without a model")]
+
+    assert assumed(gpu_hours=2, gpus=1) == ["storage of kinds without a model: lora jobs as llama-3.1-8b"]
+    assert assumed(gpu_hours=2, gpus=1, **{"class": "large"}) == ["storage of kinds without a model: large jobs as llama-3.1-70b"]
+    assert assumed(model="llama-3.1-8b", tokens=1_000_000) == []
