@@ -32,7 +32,11 @@ SWING = 0.8
 
 Percent = Annotated[float, Field(ge=0, le=100)]
 Gpus = Annotated[int, Field(strict=True, ge=1, le=COUNTS[-1])]
-Widths = Annotated[tuple[Gpus, ...], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, int) else value)]
+Widths = Annotated[
+    tuple[Gpus, ...],
+    Field(min_length=1, max_length=COUNTS[-1]),
+    BeforeValidator(lambda value: [value] if isinstance(value, int) else value),
+]
 
 
 def _arrivals(value: Any) -> str | tuple[float, ...]:

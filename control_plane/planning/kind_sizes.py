@@ -57,6 +57,12 @@ def _sized(mix: JobMix, kind: JobKind, pools: Sequence[Pool]) -> SizedKind:
     )  # fmt: skip
 
 
+def assumed_models(mix: JobMix) -> Mapping[JobClass, str]:
+    """Return the model by whose size kinds without a model store what they do, by class."""
+    without = {kind.job_class or "lora" for kind in mix.kinds if kind.model is None}
+    return {job_class: name for job_class, name in TYPICAL.items() if job_class in without}
+
+
 def _tiers(mix: JobMix, kind: JobKind, of_class: JobClass) -> Mapping[str, float]:
     """Return the shares of tiers, 0 to 1, premium first."""
     allowed = [name for name, tier in TIERS.items() if of_class == "lora" or tier.may_train_full]

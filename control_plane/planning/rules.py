@@ -4,7 +4,7 @@
 2. Average: submissions a second, times seconds on GPUs, times GPUs.
 3. Over the day: jobs that run if each started at once, from the rate of submissions before and the lengths (Poisson arrivals, lognormal
    lengths). Their GPUs have a mean and a standard deviation at each time of the day.
-4. Peak: the mean at the busiest time, plus one standard deviation: five of six days need no more then.
+4. Peak: the mean at the busiest time, plus one standard deviation: exceeded one time in six then.
 5. Served: the part of the average that the pools can do, wherever jobs may run. If it is not all, the queue grows without end.
 6. Cost: every GPU of the pools, used or not, and what is stored after a year. Price: the served GPU time at the price list, by tier.
 """
@@ -29,6 +29,8 @@ SLOTS = 96
 SLOT_S = DAY_S / SLOTS
 LONGEST = 12
 """Lengths are computed up to this multiple of their mean: fewer than one job in a million is longer."""
+FLAT_S = 10 * DAY_S
+"""From this length on, as many jobs run at each time of the day: the swing of submissions moves their number by less than 2 %."""
 COST_SHARE = 0.5
 """Default cost of a GPU-hour as a share of its on-demand price: the lower end of the H100 hours that the price list quotes, 2 of 4 USD."""
 MONTH_DAYS, YEAR_DAYS = 30, 365
@@ -110,6 +112,8 @@ def demand(mix: JobMix, found: Sequence[Part]) -> Demand:
 
 def _running(rates: Sequence[float], length_s: float, average: float) -> list[float]:
     """Return the mean number of running jobs in each slot; `average` over the day."""
+    if length_s >= FLAT_S:
+        return [average] * SLOTS
     mu = math.log(length_s) - SPREAD**2 / 2
     still = [0.0] * SLOTS  # share of jobs that still run this many slots after their submission, whole days folded into one
     for slot in range(math.ceil(LONGEST * length_s / DAY_S) * SLOTS):
@@ -132,7 +136,8 @@ def served(found: Sequence[Part], pools: Sequence[Pool]) -> float:
     cuts = (
         24 * sum(size[name] for name in union) + sum(part.gpu_hours_a_day for part in found if not part.able <= union) for union in unions
     )
-    return min(1.0, min(cuts) / total)
+    share = min(cuts) / total
+    return share if share < 1.0 - 1e-9 else 1.0  # sums of shares are rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,14 +186,19 @@ def hourly_cost(pool: Pool, prices: PriceList, given_usd: float | None) -> int:
 
 
 def resized(pool: Pool, num_gpus: int) -> Pool:
-    """Return `pool` with `num_gpus`: nodes as large as its largest, fabrics of as many nodes as its largest, the same share reserved."""
+    """Return `pool` with `num_gpus`: nodes as large as its largest, fabrics of as many nodes as its largest, the same share
+    outside of fabrics and the same share reserved."""
     if num_gpus == pool.total_gpus:
         return pool
-    fabrics = [n.fabric for n in pool.nodes]
+    fabrics, per_node = [n.fabric for n in pool.nodes if n.fabric], max(n.num_gpus for n in pool.nodes)
+    outside = num_gpus
+    if fabrics:
+        alone = sum(n.num_gpus for n in pool.nodes if not n.fabric) * num_gpus / pool.total_gpus
+        outside = min(num_gpus, round(alone / per_node) * per_node)
     per_fabric = max(fabrics.count(name) for name in fabrics) if len(set(fabrics)) > 1 else 0
-    made = nodes(
-        num_gpus, per_node=max(n.num_gpus for n in pool.nodes), prefix=f"{pool.name}-planned", fabric="fabric" if fabrics[0] else "",
-        fabrics_of=per_fabric,
-    )  # fmt: skip
+    made = (
+        *nodes(num_gpus - outside, per_node=per_node, prefix=f"{pool.name}-planned", fabric="fabric", fabrics_of=per_fabric),
+        *nodes(outside, per_node=per_node, prefix=f"{pool.name}-planned-alone"),
+    )
     reserved = round(pool.reserved_gpus * num_gpus / pool.total_gpus)
     return replace(pool, nodes=made, reserved_gpus=reserved, max_gpus_per_job=min(pool.max_gpus_per_job, largest_gang(made)))

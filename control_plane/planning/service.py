@@ -17,7 +17,7 @@ from control_plane.planning import kind_sizes, rules, waits
 from control_plane.planning.job_mix import DAY_S, JobMix
 from control_plane.planning.rules import MONTH_DAYS, YEAR_DAYS, Demand, Money, Part
 from control_plane.planning.sized_kind import SizedKind
-from control_plane.planning.waits import Simulated
+from control_plane.planning.waits import Limits, Simulated
 from control_plane.platform.settings import Settings
 from ft_assets.errors import InvalidRequest
 
@@ -25,6 +25,7 @@ MAX_DAYS = 60.0
 MAX_GPUS = MAX_NODES * 8
 MAX_LAYOUTS = 5
 """Other numbers of GPUs that one plan compares; each is a simulation."""
+DEFAULT_LIMITS = Limits()
 Layout = Mapping[str, int]
 """GPUs by pool; pools that it does not name stay as they are."""
 
@@ -59,7 +60,9 @@ class Scenario:
 
     gpus: Layout
     money: Money
-    simulated: Simulated
+    simulated: Simulated | None
+    without_waits: str | None
+    """Why nothing is simulated, as a sentence."""
 
     @property
     def num_gpus(self) -> int:
@@ -102,7 +105,7 @@ class CapacityPlan:
                 {"gpus": dict(s.gpus), "num_gpus": s.num_gpus,
                  "money": asdict(s.money)
                  | {"cost_micros": s.money.cost_micros, "margin_micros": s.money.margin_micros, "margin": s.money.margin},
-                 "simulated": asdict(s.simulated)}
+                 "simulated": None if s.simulated is None else asdict(s.simulated), "without_waits": s.without_waits}
                 for s in self.scenarios
             ],
             "assumptions": self.assumptions,
@@ -111,12 +114,13 @@ class CapacityPlan:
 
 def plan(
     settings: Settings, mix: JobMix, *, at: datetime, layouts: Sequence[Layout] = (), gpu_usd_per_hour: float | None = None,
-    days: float = 14.0, seed: int = 1, max_jobs: int = waits.MAX_JOBS,
+    days: float | None = None, seed: int = 1, limits: Limits = DEFAULT_LIMITS,
 ) -> CapacityPlan:  # fmt: skip
     """Plan `mix` on the pools of `settings`, as they are and with the GPUs of each of `layouts`, at the prices of `at`.
 
-    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated; `max_jobs`
-    bounds their jobs. Raises ``InvalidRequest`` with the first mistake (``invalid_mix``, ``invalid_plan``, ``invalid_pools``, ``no_pool``).
+    Uses no database. `gpu_usd_per_hour`: what a GPU costs the platform; None: half of its on-demand price. `days`: simulated, within
+    `limits`; None: those of `limits`, or fewer if they have too many jobs. Pools that cannot be simulated have no waits, and say why.
+    Raises ``InvalidRequest`` with the first mistake (``invalid_mix``, ``invalid_plan``, ``invalid_pools``, ``no_pool``).
     """
     _check(days, layouts, gpu_usd_per_hour)
     pools = configured_pools.configured(settings, at)
@@ -124,30 +128,34 @@ def plan(
     kinds = kind_sizes.sized(mix, pools)
     found = rules.parts(mix, kinds, pools)
     storage = _storage(mix, kinds)
+    simulated_days = waits.days_within(limits, mix, days)
+    gpu_cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
+
+    def scenario(resized: Sequence[Pool]) -> Scenario:
+        fits = rules.parts(mix, kinds, resized)
+        money = rules.money(fits, resized, prices, gpu_cost=gpu_cost, stored_gib=storage.after(YEAR_DAYS))
+        why, simulated = _without_waits(mix, resized, money, limits), None
+        if why is None and simulated_days is not None:
+            simulated = waits.simulate(mix, kinds, resized, days=simulated_days, seed=seed, limits=limits)
+            why = None if simulated else "the simulation reached its limit of work before the end of a day"
+        return Scenario(gpus={pool.name: pool.total_gpus for pool in resized}, money=money, simulated=simulated, without_waits=why)
+
     return CapacityPlan(
         kinds=tuple(kinds),
         jobs_a_day=mix.jobs_a_day,
         total=rules.demand(mix, found),
         pools=tuple(_of_pool(mix, pool, found) for pool in pools),
         storage=storage,
-        scenarios=tuple(
-            _scenario(
-                resized,
-                rules.parts(mix, kinds, resized),
-                prices,
-                gpu_usd_per_hour=gpu_usd_per_hour,
-                stored_gib=storage.after(YEAR_DAYS),
-                simulated=waits.simulate(mix, kinds, resized, days=days, seed=seed, max_jobs=max_jobs),
-            )
-            for resized in (pools, *(_resized(pools, layout) for layout in layouts))
+        scenarios=tuple(scenario(resized) for resized in (pools, *(_resized(pools, layout) for layout in layouts))),
+        assumptions=_assumptions(
+            mix, prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, waits_by=_waits_by(simulated_days, days, limits, seed)
         ),
-        assumptions=_assumptions(prices, pools, gpu_usd_per_hour=gpu_usd_per_hour, days=days, seed=seed),
     )
 
 
-def _check(days: float, layouts: Sequence[Layout], gpu_usd_per_hour: float | None) -> None:
-    if not 1.0 <= days <= MAX_DAYS:
-        raise InvalidRequest(f"days is {days:g}; simulate 1 to {MAX_DAYS:g}", code="invalid_plan", param="days")
+def _check(days: float | None, layouts: Sequence[Layout], gpu_usd_per_hour: float | None) -> None:
+    if days is not None and not waits.LEAST_DAYS <= days <= MAX_DAYS:
+        raise InvalidRequest(f"days is {days:g}; simulate {waits.LEAST_DAYS:g} to {MAX_DAYS:g}", code="invalid_plan", param="days")
     if len(layouts) > MAX_LAYOUTS:
         raise InvalidRequest(
             f"{len(layouts)} layouts are given, and a plan compares {MAX_LAYOUTS}; plan the others on their own", code="invalid_plan",
@@ -159,16 +167,19 @@ def _check(days: float, layouts: Sequence[Layout], gpu_usd_per_hour: float | Non
         )
 
 
-def _scenario(
-    pools: Sequence[Pool], found: Sequence[Part], prices: PriceList, *, gpu_usd_per_hour: float | None, stored_gib: float,
-    simulated: Simulated,
-) -> Scenario:  # fmt: skip
-    cost = {pool.name: rules.hourly_cost(pool, prices, gpu_usd_per_hour) for pool in pools}
-    return Scenario(
-        gpus={pool.name: pool.total_gpus for pool in pools},
-        money=rules.money(found, pools, prices, gpu_cost=cost, stored_gib=stored_gib),
-        simulated=simulated,
-    )
+def _without_waits(mix: JobMix, pools: Sequence[Pool], money: Money, limits: Limits) -> str | None:
+    """Return why a simulation would say nothing or take too long; None if it can run."""
+    if money.served < 1.0:
+        return f"the GPUs can do {money.served * 100:.3g} % of the mix, so its queue grows without end"
+    if (gpus := sum(pool.total_gpus for pool in pools)) > limits.gpus:
+        return f"{gpus:,} GPUs are more than the {limits.gpus:,} of a simulation here"
+    if waits.days_within(limits, mix, None) is None:
+        jobs = mix.jobs_a_day * (waits.LEAST_DAYS + waits.WARM_UP_DAYS)
+        return (
+            f"{waits.LEAST_DAYS:g} day and the {waits.WARM_UP_DAYS:g} before it have {jobs:,.0f} jobs, more than the {limits.jobs:,} of a "
+            "simulation here"
+        )
+    return None
 
 
 def _of_pool(mix: JobMix, pool: Pool, found: Sequence[Part]) -> PoolPlan:
@@ -208,17 +219,30 @@ def _by_hour(demand: Demand) -> list[dict[str, float]]:
     ]
 
 
-def _assumptions(prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, days: float, seed: int) -> tuple[str, ...]:
+def _assumptions(
+    mix: JobMix, prices: PriceList, pools: Sequence[Pool], *, gpu_usd_per_hour: float | None, waits_by: str
+) -> tuple[str, ...]:
     hourly = {pool.gpu_type: rules.hourly_cost(pool, prices, gpu_usd_per_hour) / MICROS for pool in pools}
     cost = ", ".join(f"{usd:g} USD per hour of {gpu_type}" for gpu_type, usd in hourly.items())
     origin = "as given" if gpu_usd_per_hour is not None else "half of the on-demand price; give your own"
+    models = ", ".join(f"{job_class} jobs as {name}" for job_class, name in kind_sizes.assumed_models(mix).items())
     return (
         f"cost: every GPU of the pools for {MONTH_DAYS} days, used or not, at {cost} ({origin}), and what is stored after a year without "
         f"deletions, at {prices.storage.micros_per_gib_month / MICROS:g} USD per GiB-month; no staff, network or CPU nodes",
         f"price: GPU time by the price list of {prices.valid_from}, if tenants submit no less when they wait, for what the pools can "
         "do; storage within allowances",
         "demand: lengths spread lognormally (sigma 0.5); peak is the mean at the busiest time of day plus one standard deviation",
-        f"waits: {days:g} days simulated with seed {seed} after {waits.WARM_UP_DAYS:g} days that are not counted; estimates are exact, no "
-        "node fails, no tenant reaches a limit",
+        waits_by,
+        *((f"storage of kinds without a model: {models}",) if models else ()),
         "lengths by model: the estimates' cost model and the recipes' defaults, without this installation's history",
+    )
+
+
+def _waits_by(simulated: float | None, wanted: float | None, limits: Limits, seed: int) -> str:
+    if simulated is None:
+        return "waits: not simulated, because a day of this mix has too many jobs"
+    fewer = f", because {limits.days:g} have too many jobs" if wanted is None and simulated < limits.days else ""
+    return (
+        f"waits: {simulated:g} days simulated{fewer}, with seed {seed}, after {waits.WARM_UP_DAYS:g} days that are not counted; estimates "
+        "are exact, no node fails, no tenant reaches a limit"
     )

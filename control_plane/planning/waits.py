@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,23 @@ from control_plane.queue.simulation.outcome import Outcome, Record, quantile
 from control_plane.tenants.rules import TIERS, tier_named
 from ft_assets.errors import InvalidRequest
 
-WARM_UP_DAYS = 3.0
-"""Days before the ones that are counted: they begin with an empty cluster, and the planned mix's longest jobs run for two to three."""
-MAX_JOBS = 40_000
-"""Default limit of jobs in one simulation: a minute, at a millisecond for each."""
+LEAST_DAYS, WARM_UP_DAYS = 1.0, 3.0
+"""Fewest days that are counted, and days before them, which begin with an empty cluster: the planned mix's longest jobs run for two to
+three."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one simulation may take. The defaults are those of a command that runs for minutes."""
+
+    days: float = 28.0
+    """Days that are simulated if none are given, or fewer if these have too many jobs."""
+    jobs: int = 40_000
+    """Jobs that are submitted: a minute, at a millisecond for each."""
+    gpus: int = 80_000
+    """GPUs of all pools."""
+    work: int = 30_000_000
+    """Jobs and nodes that are considered, each counted in every round: 6 to 25 microseconds each. It bounds queues that grow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +54,12 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
+    days: float
+    """Days that are counted."""
+    complete: bool
+    """False: the simulation reached its limit of work, and the days are fewer than requested or jobs were left."""
+    not_started: int
+    """Jobs that had not started then; they count as if they had started at that moment."""
     waits: tuple[Wait, ...]
     utilisation: float
     """GPUs in use, as a share, while the counted jobs were submitted."""
@@ -51,48 +71,63 @@ class Simulated:
     """Hours since the counted days began, GPUs in use, GPUs that waiting jobs request; on the hour."""
 
 
-def simulate(
-    mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool], *, days: float, seed: int, max_jobs: int = MAX_JOBS
-) -> Simulated:
-    """Run the policy on jobs of `days`, with exact estimates, without failures of nodes.
+def days_within(limits: Limits, mix: JobMix, wanted: float | None) -> float | None:
+    """Return the days to simulate: `wanted`, else as many of :attr:`Limits.days` as have few enough jobs; None if not one day has.
 
-    ``InvalidRequest`` (``invalid_plan``) if the days have too many jobs to simulate, or too few to say anything.
+    ``InvalidRequest`` (``invalid_plan``) with the largest number if `wanted` are too many.
     """
-    expected = mix.jobs_a_day * (days + WARM_UP_DAYS)
-    if expected > max_jobs:
+    most = math.floor(10.0 * (limits.jobs / mix.jobs_a_day - WARM_UP_DAYS)) / 10.0
+    if most < LEAST_DAYS:
+        return None
+    if wanted is not None and wanted > most:
         raise InvalidRequest(
-            f"{days:g} days and {WARM_UP_DAYS:g} before them have {expected:,.0f} jobs, and a simulation takes at most {max_jobs:,} here; "
-            "simulate fewer days",
+            f"{wanted:g} days and {WARM_UP_DAYS:g} before them have {mix.jobs_a_day * (wanted + WARM_UP_DAYS):,.0f} jobs, more than the "
+            f"{limits.jobs:,} of a simulation here; simulate at most {most:g} days",
             code="invalid_plan",
             param="days",
         )
+    return min(limits.days, most) if wanted is None else wanted
+
+
+def simulate(mix: JobMix, kinds: Sequence[SizedKind], pools: Sequence[Pool], *, days: float, seed: int, limits: Limits) -> Simulated | None:
+    """Run the policy on jobs of `days`, with exact estimates, without failures of nodes; None if its limit of work ends it before a day.
+
+    ``InvalidRequest`` (``invalid_plan``) if the days have no job.
+    """
     jobs = submissions(mix, kinds, seed=seed, days=days + WARM_UP_DAYS)
     begin = WARM_UP_DAYS * DAY_S
     if not any(job.submit_s >= begin for job in jobs):
         raise InvalidRequest(f"no job is submitted in {days:g} days of this mix; simulate more days", code="invalid_plan", param="days")
-    outcome = Simulation(jobs, pools, lambda snapshot, now: schedule(snapshot, now=now), seed=seed).run()
-    counted = [r for r in outcome.records if r.job.submit_s >= begin]
-    hours = _on_the_hour(outcome, begin, days)
+    outcome = Simulation(jobs, pools, lambda snapshot, now: schedule(snapshot, now=now), seed=seed, max_work=limits.work).run()
+    stop = math.inf if outcome.stopped_at is None else outcome.stopped_at
+    end = min(begin + days * DAY_S, stop)
+    counted = [r for r in outcome.records if begin <= r.job.submit_s <= end]
+    if end < begin + LEAST_DAYS * DAY_S or not counted:
+        return None
+    waits = [
+        (record, min(stop, math.inf if record.first_start is None else record.first_start) - record.job.submit_s) for record in counted
+    ]
     return Simulated(
-        waits=tuple(_waits(counted)), utilisation=_utilisation(outcome, begin, begin + days * DAY_S),
+        days=(end - begin) / DAY_S, complete=outcome.stopped_at is None, not_started=sum(r.first_start is None for r in counted),
+        waits=tuple(_waits(waits)), utilisation=_utilisation(outcome, begin, end),
         preemptions=sum(r.preemptions for r in counted), most_preemptions=max(r.preemptions for r in counted),
-        missed_reservations=len(outcome.broken) + outcome.slipped, busy=hours,
+        missed_reservations=len(outcome.broken) + outcome.slipped, busy=_on_the_hour(outcome, begin, (end - begin) / DAY_S),
     )  # fmt: skip
 
 
-def _waits(records: Sequence[Record]) -> Iterable[Wait]:
+def _waits(counted: Sequence[tuple[Record, float]]) -> Iterable[Wait]:
     """Yield the waits of each tier, premium first, then of each of its kinds if it has several."""
     for tier in reversed([*TIERS]):
-        of_tier = [r for r in records if r.job.tier == tier]
-        kinds = list(dict.fromkeys(r.job.kind for r in of_tier))
+        of_tier = [(r.job.kind, waited) for r, waited in counted if r.job.tier == tier]
+        kinds = sorted({kind for kind, _ in of_tier})
         if of_tier:
-            yield _wait(tier, None, of_tier)
+            yield _wait(tier, None, [waited for _, waited in of_tier])
         if len(kinds) > 1:
-            yield from (_wait(tier, kind, [r for r in of_tier if r.job.kind == kind]) for kind in sorted(kinds))
+            yield from (_wait(tier, kind, [waited for of, waited in of_tier if of == kind]) for kind in kinds)
 
 
-def _wait(tier: str, kind: str | None, records: Sequence[Record]) -> Wait:
-    waits, promised = sorted(r.first_wait_s for r in records), tier_named(tier).starts_within_s
+def _wait(tier: str, kind: str | None, waited: Sequence[float]) -> Wait:
+    waits, promised = sorted(waited), tier_named(tier).starts_within_s
     return Wait(
         tier=tier, kind=kind, jobs=len(waits), p50_s=quantile(waits, 0.5), p95_s=quantile(waits, 0.95), max_s=waits[-1],
         promised_s=promised, within=None if promised is None else sum(wait <= promised for wait in waits) / len(waits),

@@ -62,7 +62,9 @@ def plan(
     gpu_cost: Annotated[
         float | None, typer.Option("--gpu-cost", help="US dollars that an hour of a GPU costs you. Default: half of its on-demand price.")
     ] = None,
-    days: Annotated[float, typer.Option("--days", help="Days to simulate.")] = 28.0,
+    days: Annotated[
+        float | None, typer.Option("--days", help="Days to simulate. Default: 28, or as many as have at most 40,000 jobs.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the simulated submissions.")] = 1,
 ) -> Any:
     """Plan capacity: GPUs per pool on average and at peak, storage, waits by simulation, cost, price and margin."""
@@ -160,18 +162,29 @@ def _scenario(scenario: Mapping[str, Any]) -> list[str]:
     waits = [
         (w["tier"] if w["kind"] is None else "", w["kind"] or "all", f"{w['jobs']:,}", _wait(w["p50_s"]), _wait(w["p95_s"]),
          _wait(w["max_s"]), "" if w["promised_s"] is None else f"{w['within'] * 100:.1f} % in {span_words(w['promised_s'])}")
-        for w in ran["waits"]
+        for w in (ran["waits"] if ran else ())
     ]  # fmt: skip
     margin = "" if money["margin"] is None else f" ({money['margin'] * 100:.1f} %)"
-    short = [f"too few GPUs: they can do {money['served'] * 100:.3g} % of the mix, and the queue grows without end"]
+    use = (
+        "no waits"
+        if ran is None
+        else (f"{ran['utilisation'] * 100:.0f} % in use, {ran['preemptions']:,} preemptions, at most {ran['most_preemptions']} of one job")
+    )
     return [
-        *(short if money["served"] < 1.0 else []),
-        f"{scenario['num_gpus']:,} GPUs ({gpus}): {ran['utilisation'] * 100:.0f} % in use, {ran['preemptions']:,} preemptions, at most "
-        f"{ran['most_preemptions']} of one job",
+        f"{scenario['num_gpus']:,} GPUs ({gpus}): {use}",
+        *([f"not simulated: {scenario['without_waits']}"] if ran is None else []),
+        *([] if ran is None or ran["complete"] else [_stopped(ran)]),
         f"month: cost {_usd(money['cost_micros'])} ({_usd(money['gpu_cost_micros'])} of it GPUs), price {_usd(money['price_micros'])}, "
         f"margin {_usd(money['margin_micros'])}{margin}",
-        *columns(("TIER", "KIND", "JOBS", "P50 WAIT", "P95 WAIT", "LONGEST", "STARTS IN TIME"), waits),
+        *(columns(("TIER", "KIND", "JOBS", "P50 WAIT", "P95 WAIT", "LONGEST", "STARTS IN TIME"), waits) if waits else []),
     ]
+
+
+def _stopped(ran: Mapping[str, Any]) -> str:
+    return (
+        f"the simulation stopped at its limit of work: {ran['days']:.1f} days are counted, and the {ran['not_started']:,} jobs that had "
+        "not started count as if they had then; real waits are longer"
+    )
 
 
 def _wait(seconds: float) -> str:

@@ -22,16 +22,12 @@ class Stops:
     placement: Placement
     victims: tuple[Running, ...]
     lost_s: float
-    max_preemptions: int
-    """From :attr:`.rules.Rules.max_preemptions`."""
 
-    def key(self) -> tuple[int, int, int, float, int, str, Placement]:
-        """Sort key, cheapest first: few jobs that were stopped too often, no victim of a higher tier than needed, few due jobs, little lost
-        work, few victims."""
-        often = sum(v.preemptions >= self.max_preemptions for v in self.victims)
+    def key(self) -> tuple[int, int, float, int, str, Placement]:
+        """Sort key, cheapest first: no victim of a higher tier than needed, few due jobs, little lost work, few victims."""
         tier = -min((TIER_ORDER[v.tier] for v in self.victims), default=len(TIER_ORDER))
         due = sum(remaining_wait(v) <= 0.0 for v in self.victims)
-        return often, tier, due, self.lost_s, len(self.victims), self.pool, self.placement
+        return tier, due, self.lost_s, len(self.victims), self.pool, self.placement
 
 
 def lost_s(job: Running, *, now: float, rules: Rules) -> float:
@@ -43,18 +39,17 @@ def lost_s(job: Running, *, now: float, rules: Rules) -> float:
 def order_preemptees(running: Sequence[Running], *, longest: bool = False, now: float, rules: Rules) -> list[Running]:
     """Return running jobs in the order in which they would be stopped.
 
-    1. Jobs that were stopped as often as a job should be, last.
-    2. Lower tier first.
-    3. Jobs that are not due before those that are.
-    4. For a premium job, less lost work first; for others (`longest`), the longest remaining time first.
-    5. Started later first.
-    6. Job id, so that ties always sort alike.
+    1. Lower tier first.
+    2. Jobs that are not due before those that are.
+    3. For a premium job, less lost work first; for others (`longest`), the longest remaining time first.
+    4. Started later first.
+    5. Job id, so that ties always sort alike.
     """
 
-    def key(job: Running) -> tuple[bool, int, bool, float, float, str]:
+    def key(job: Running) -> tuple[int, bool, float, float, str]:
         tier = -TIER_ORDER[job.tier]
         cost = -job.expected_end if longest else lost_s(job, now=now, rules=rules)
-        return job.preemptions >= rules.max_preemptions, tier, remaining_wait(job) <= 0.0, cost, -job.started_at, job.job_id
+        return tier, remaining_wait(job) <= 0.0, cost, -job.started_at, job.job_id
 
     return sorted(running, key=key)
 
@@ -87,10 +82,9 @@ def yields_to_slice(job: Running, other: Waiting, *, due: bool, least_queue_wait
     1. premium jobs;
     2. jobs whose wait is used up: they would be due again at once. A running job has at least the maximum wait of its tier's waiting jobs;
     3. jobs that have not run for a while in this attempt;
-    4. jobs that were stopped as often as a job should be;
-    5. for a job that is not due: jobs that do not have many times as long to run.
+    4. for a job that is not due: jobs that do not have many times as long to run.
     """
-    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier] or job.preemptions >= rules.max_preemptions:
+    if job.tier == RESERVED_FOR or TIER_ORDER[job.tier] < TIER_ORDER[other.tier]:
         return False
     if max(remaining_wait(job), least_queue_wait - job.waited_s) <= rules.overhead_s or now - job.started_at < rules.least_run_s:
         return False
@@ -152,9 +146,7 @@ class _Search:
 
     def _stops(self, placement: Placement, victims: Sequence[Running]) -> Stops:
         lost = sum(lost_s(v, now=self.now, rules=self.rules) for v in victims)
-        return Stops(
-            pool=self.pool.pool.name, placement=placement, victims=tuple(victims), lost_s=lost, max_preemptions=self.rules.max_preemptions
-        )
+        return Stops(pool=self.pool.pool.name, placement=placement, victims=tuple(victims), lost_s=lost)
 
     def _emptied(self, node: NodeTimeline, num_gpus: int) -> list[Running] | None:
         """Return the jobs to stop for `num_gpus` of this node; None if they do not suffice."""

@@ -49,9 +49,6 @@ class Rules:
     """A job with less than this left is not stopped: it ends soon anyway."""
     cool_down_s: float = 1800.0
     """After a stop, the next attempt runs at least this long before it can be stopped again."""
-    max_preemptions: int = 5
-    """A job stopped this often is not stopped for a due or much shorter one, and for a premium one only if no other choice frees its GPUs:
-    each stop costs it three minutes and its place on a node. Without a bound, one job of the planned mix was stopped 23 times."""
     slicing: bool = True
     """Whether jobs that are due, or much shorter, may replace long-running ones of their own or a lower tier (rule 5.2)."""
     least_run_s: float = 900.0

@@ -88,16 +88,20 @@ class Simulation:
         estimates: Estimates | None = None,
         seed: int = 0,
         tick_s: float = 900.0,
+        max_work: int | None = None,
     ) -> None:
         """`estimate_error` K: every estimate is the duration times ``exp(U(-ln K, ln K))``, unless `estimates` makes it. `tick_s`: longest
-        time between decisions while jobs wait, because rules depend on time; 0: decide only when something happened."""
+        time between decisions while jobs wait, because rules depend on time; 0: decide only when something happened. `max_work`: end after
+        the round in which this many jobs and nodes have been considered, each counted in every round; None: end with the last job."""
         self.pools, self.policy, self.costs, self.tick_s = list(pools), policy, costs or Costs(), tick_s
         self.random = random.Random(seed)
         self.estimates = estimates
         spread = math.log(estimate_error)
         self.live = {j.job_id: _Live(Record(j, j.duration_s * math.exp(self.random.uniform(-spread, spread))), j.submit_s) for j in jobs}
         self.outcome = Outcome(records=[one.record for one in self.live.values()], num_gpus=sum(p.num_gpus for p in pools))
+        self.sizes = {p.name: {n.name: n.num_gpus for n in p.nodes} for p in pools}
         self.free = {p.name: {n.name: n.num_gpus for n in p.nodes if n.ready} for p in pools}
+        self.num_nodes, self.max_work, self.work = sum(len(p.nodes) for p in pools), max_work, 0
         self.queue: dict[str, _Live] = {}
         self.held: dict[str, _Live] = {}
         self.used: dict[str, float] = {}
@@ -132,6 +136,9 @@ class Simulation:
                     changed = handlers[kind](key, number) or changed
             if changed:
                 self._decide()
+            if self.max_work is not None and self.work >= self.max_work and self.left:
+                self.outcome.stopped_at = self.now
+                break
         self.outcome.slipped = self.reservations.slipped
         return self.outcome
 
@@ -221,7 +228,7 @@ class Simulation:
         if attempt.requested_stop is None and attempt.expected_end < self.now - LATE_S:
             self._disturb(one, attempt)
         free = self.free[attempt.pool]
-        sizes = {n.name: n.num_gpus for p in self.pools if p.name == attempt.pool for n in p.nodes}
+        sizes = self.sizes[attempt.pool]
         for node, gpus in attempt.placement:
             if node in free:  # a lost one gives nothing back
                 free[node] += gpus
@@ -262,7 +269,7 @@ class Simulation:
     def _repair(self, key: str, _: int) -> bool:
         pool, node = key.split("/", 1)
         self._ready(pool, node, True)
-        self.free[pool][node] = next(n.num_gpus for p in self.pools if p.name == pool for n in p.nodes if n.name == node)
+        self.free[pool][node] = self.sizes[pool][node]
         if self.costs.node_mtbf_days < math.inf:
             self._at(self._until_failure(), FAILURE, key)
         return True
@@ -335,6 +342,7 @@ class Simulation:
         snapshot = Snapshot(pools=self.pools, waiting=waiting, running=running, used=dict(self.used))
         decisions = self.policy(snapshot, self.now)
         self.outcome.rounds += 1
+        self.work += len(waiting) + len(running) + self.num_nodes
         told = [d.job_id for d in decisions if not isinstance(d, Preempt)]
         assert sorted(told) == sorted(self.queue), "a policy returns exactly one Start or Wait for each waiting job"
         head: Wait | None = None

@@ -54,6 +54,8 @@ class Outcome:
     slipped: int = 0
     """Reservations that an overrun or a lost node made late, see :class:`.reservation_watch.ReservationWatch`."""
     rounds: int = 0
+    stopped_at: float | None = None
+    """When the simulation reached its limit of work with jobs left; None: it ran until all had ended."""
     log: list[tuple[float, str, str, Placement]] = field(default_factory=list)
     """Time, ``start`` or ``release``, job, GPUs: which job held what."""
 

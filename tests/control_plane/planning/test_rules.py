@@ -132,3 +132,22 @@ def test_pools_serve_what_fits_wherever_jobs_may_run() -> None:
     assert served(wide, small) == pytest.approx(16 / 20)
     assert served(wide, pool(64, name="small", takes=frozenset({"lora"}))) == pytest.approx((8 + 10) / 20)  # full jobs have 8 GPUs
     assert served(pool(16, name="wide")) == pytest.approx(16 / 20)
+
+
+def test_jobs_of_many_days_need_the_same_gpus_all_day() -> None:
+    long = demand_of(mix_of(ONE | {"gpu_hours": 100_000}, arrivals="working_hours"), [pool(200_000)])
+    assert {mean for mean, _ in long.by_slot} == {long.average}
+    almost = demand_of(mix_of(ONE | {"gpu_hours": 9.9 * 24}, arrivals="working_hours"), [pool()])
+    assert [mean for mean, _ in almost.by_slot] == pytest.approx([almost.average] * rules.SLOTS, rel=0.02)
+
+
+def test_a_resized_pool_of_which_a_part_is_outside_of_fabrics_keeps_that_part() -> None:
+    alone, rail = nodes(32, prefix="alone"), nodes(64, prefix="rail", fabric="ib", fabrics_of=4)
+    for order in ((*alone, *rail), (*rail, *alone)):
+        larger = rules.resized(pool(96, nodes=order), 192)
+        fabrics = [n.fabric for n in larger.nodes]
+        assert fabrics.count("") == 8
+        assert {name: fabrics.count(name) for name in fabrics if name} == {f"fabric{i}": 4 for i in range(4)}
+        assert len({n.name for n in larger.nodes}) == 24
+    one_fabric = rules.resized(pool(64, nodes=(*alone[:4], *nodes(32, prefix="rail", fabric="ib"))), 128)
+    assert [n.fabric for n in one_fabric.nodes].count("fabric") == 8

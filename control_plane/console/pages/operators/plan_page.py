@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
-from starlette.datastructures import QueryParams
+from starlette.datastructures import FormData
 
 from control_plane.capacity import configured_pools
 from control_plane.capacity.pools import JOB_CLASSES
@@ -15,7 +16,8 @@ from control_plane.console.documents.charts import columns, over_time
 from control_plane.console.pages.operators.operator_page import OperatorPage, OperatorPageDep
 from control_plane.console.pages.page import OPERATORS, PageRoute
 from control_plane.planning import job_mix, service
-from control_plane.planning.service import CapacityPlan, Scenario
+from control_plane.planning.service import CapacityPlan
+from control_plane.planning.waits import Limits, Simulated
 from control_plane.tenants.rules import TIERS
 from ft_assets.errors import InvalidRequest
 from ft_assets.training import model_shapes
@@ -23,31 +25,49 @@ from ft_assets.training import model_shapes
 ROWS = 6
 """Kinds that the form has room for."""
 KIND_FIELDS = ("name", "share", "gpu_hours", "gpus", "class", "model", "tokens")
-DAYS = 7.0
-MAX_JOBS = 12_000
-"""Most jobs of a simulation, so that it takes seconds: the request of an operator shares a process with those of tenants."""
+LIMITS = Limits(days=7.0, jobs=12_000, gpus=4096, work=1_000_000)
+"""Of one simulation, so that it takes some ten seconds at most: the request of an operator shares a process with those of tenants."""
+one_plan = threading.Lock()
+"""Held while a plan is computed: one at a time in a process."""
 router = APIRouter(prefix=OPERATORS, route_class=PageRoute, include_in_schema=False)
 
 
+async def _form_data(request: Request) -> FormData:
+    return await request.form()
+
+
 @router.get("/plan")
-def plan_capacity(request: Request, page: OperatorPageDep) -> HTMLResponse:
-    """Show the form with the planned mix, or a plan of the mix that was sent."""
+def show_form(page: OperatorPageDep) -> HTMLResponse:
+    """Show the form with the planned mix."""
     pools = configured_pools.planned(page.platform)
-    given = request.query_params
-    if "jobs_a_day" not in given:
-        return _show(page, form=_planned(), gpus={pool.name: str(pool.total_gpus) for pool in pools})
+    return _show(page, form=_planned(), gpus={pool.name: str(pool.total_gpus) for pool in pools})
+
+
+@router.post("/plan")
+def plan_capacity(page: OperatorPageDep, given: Annotated[FormData, Depends(_form_data)]) -> HTMLResponse:
+    """Show a plan of the mix that was sent. It changes nothing; a POST carries the session's token, so no link can start a plan."""
+    pools = configured_pools.planned(page.platform)
     form = _sent(given)
-    gpus = {pool.name: given.get(f"pool.{pool.name}", str(pool.total_gpus)) for pool in pools}
+    gpus = {pool.name: _field(given, f"pool.{pool.name}", str(pool.total_gpus)) for pool in pools}
+    if not one_plan.acquire(blocking=False):
+        answer = _show(
+            page, form=form, gpus=gpus, error="another plan is being computed, and this server computes one at a time; retry in a moment"
+        )
+        answer.status_code = 503
+        return answer
     try:
         layout = {name: _whole(text, f"GPUs of pool {name}") for name, text in gpus.items()}
         changed = layout != {pool.name: pool.total_gpus for pool in pools}
-        cost = given.get("gpu_cost", "").strip()
+        cost = form["gpu_cost"]
         found = service.plan(
             page.platform.settings, job_mix.parse(_body(form)), at=page.platform.clock(), layouts=[layout] if changed else (),
-            gpu_usd_per_hour=_number(cost, "cost of a GPU-hour") if cost else None, days=_number(form["days"], "days"), max_jobs=MAX_JOBS,
+            gpu_usd_per_hour=_number(cost, "cost of a GPU-hour") if cost else None,
+            days=_number(form["days"], "days") if form["days"] else None, limits=LIMITS,
         )  # fmt: skip
     except InvalidRequest as error:
         return _show(page, form=form, gpus=gpus, error=error.message)
+    finally:
+        one_plan.release()
     return _show(page, form=form, gpus=gpus, plan=found, charts=_charts(found))
 
 
@@ -65,17 +85,22 @@ def _planned() -> Mapping[str, Any]:
     return _form(kinds, tiers, jobs_a_day=str(body["jobs_a_day"]), arrivals=body["arrivals"], spot=str(body["spot"]))
 
 
-def _sent(given: QueryParams) -> Mapping[str, Any]:
-    columns_of = [given.getlist(f"kind.{name}")[:ROWS] for name in KIND_FIELDS]
+def _field(given: FormData, name: str, default: str = "") -> str:
+    value = given.get(name, default)
+    return value.strip() if isinstance(value, str) else default
+
+
+def _sent(given: FormData) -> Mapping[str, Any]:
+    columns_of = [[str(value) for value in given.getlist(f"kind.{name}")[:ROWS]] for name in KIND_FIELDS]
     kinds = [dict(zip(KIND_FIELDS, (value.strip() for value in row), strict=True)) for row in zip(*columns_of, strict=False)]
-    fields = {name: given.get(name, "").strip() for name in ("jobs_a_day", "arrivals", "spot", "days", "gpu_cost")}
-    return _form(kinds, {tier: given.get(f"tier.{tier}", "0").strip() for tier in TIERS}, **fields)
+    fields = {name: _field(given, name) for name in ("jobs_a_day", "arrivals", "spot", "days", "gpu_cost")}
+    return _form(kinds, {tier: _field(given, f"tier.{tier}", "0") for tier in TIERS}, **fields)
 
 
 def _form(kinds: list[dict[str, str]], tiers: Mapping[str, str], **fields: str) -> Mapping[str, Any]:
     blank = dict.fromkeys(KIND_FIELDS, "")
     rows = [*kinds, *(blank for _ in range(ROWS - len(kinds)))]
-    return {"days": f"{DAYS:g}", "gpu_cost": "", **fields, "kinds": rows, "tiers": tiers}
+    return {"days": "", "gpu_cost": "", **fields, "kinds": rows, "tiers": tiers}
 
 
 def _text(value: object) -> str:
@@ -126,21 +151,19 @@ def _charts(plan: CapacityPlan) -> list[tuple[str, Any]]:
             "GPUs that jobs need by hour of the day: mean, and with one standard deviation (dashed)",
             over_time(day, title="GPUs needed by hour of the day", ends=("0:00", "12:00", "23:00"), limit=shown.num_gpus),
         ),
-        *_simulated(shown),
+        *(_simulated(shown.simulated, shown.num_gpus) if shown.simulated else ()),
     ]
 
 
-def _simulated(shown: Scenario) -> list[tuple[str, Any]]:
-    busy = shown.simulated.busy
+def _simulated(shown: Simulated, num_gpus: int) -> list[tuple[str, Any]]:
+    busy = shown.busy
     lines = [[(hour, float(used)) for hour, used, _ in busy], [(hour, float(queued)) for hour, _, queued in busy]]
     last = busy[-1][0] / 24
-    waits = [
-        (wait.kind or f"all {wait.tier}", wait.p95_s / 60) for wait in shown.simulated.waits if wait.kind is None or wait.tier == "premium"
-    ]
+    waits = [(wait.kind or f"all {wait.tier}", wait.p95_s / 60) for wait in shown.waits if wait.kind is None or wait.tier == "premium"]
     return [
         (
-            f"Simulated: GPUs in use, and GPUs that waiting jobs request (dashed), on {shown.num_gpus}",
-            over_time(lines, title="GPUs in use in the simulation", ends=("day 0", f"{last / 2:g}", f"day {last:g}"), limit=shown.num_gpus),
+            f"Simulated: GPUs in use, and GPUs that waiting jobs request (dashed), on {num_gpus}",
+            over_time(lines, title="GPUs in use in the simulation", ends=("day 0", f"{last / 2:g}", f"day {last:g}"), limit=num_gpus),
         ),
         ("Minutes until 95 % of the jobs start", columns(waits, title="95th percentile of waits in minutes", form="{:,.1f} min")),
     ]

@@ -69,21 +69,6 @@ def test_nobody_is_stopped_who_is(held: Running, why: str) -> None:
     assert stopped([GRAND], [long_runner("a", 4)], pool(4)) == [("a", "grand")]
 
 
-def test_a_job_that_was_stopped_as_often_as_a_job_should_be_gives_way_to_premium_alone_and_last() -> None:
-    often, once_less = long_runner("often", stops=5, tier="free"), long_runner("less", stops=4, saved_ago=9000)
-    assert stopped([GRAND], [often, once_less], pool(4)) == [("less", "grand")], "although it is of a higher tier and loses more"
-    assert stopped([GRAND], [often, long_runner("less", stops=4, saved_ago=9000, node="node-1")], pool(4, per_node=2)) == [
-        ("less", "grand")
-    ]
-    assert stopped([GRAND], [often], pool(2)) == [("often", "grand")], "nothing else frees the GPUs"
-    short = waiting("short", gpus=2, expected=HOUR)
-    assert stopped([short], [often], pool(2)) == []
-    assert stopped([short], [dataclasses.replace(often, preemptions=4)], pool(2)) == [("often", "short")]
-    due = dataclasses.replace(waiting("due", gpus=2, expected=19 * HOUR, waited=9 * HOUR), due_at=NOW - HOUR)
-    assert stopped([due], [often], pool(2)) == []
-    assert stopped([due], [dataclasses.replace(often, preemptions=4)], pool(2)) == [("often", "due")]
-
-
 def just(job: Running, **bounds: float) -> Running:
     """As far as its bound, in seconds: run, left, waited."""
     if "left" in bounds:

@@ -222,8 +222,7 @@ def stops_on(cluster: Cluster, job: Waiting, name: str, victims: Sequence[Runnin
     if not here or not suffice:
         return None
     chosen = min(suffice, key=lambda chosen: [v in chosen for v in reversed(here)])
-    lost = sum(lost_s(v, now=NOW, rules=RULES) for v in chosen)
-    return Stops(pool="p", placement=placement, victims=chosen, lost_s=lost, max_preemptions=RULES.max_preemptions)
+    return Stops(pool="p", placement=placement, victims=chosen, lost_s=sum(lost_s(v, now=NOW, rules=RULES) for v in chosen))
 
 
 @PACKINGS

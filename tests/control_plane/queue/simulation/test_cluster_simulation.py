@@ -55,6 +55,14 @@ def test_a_small_case_comes_out_as_computed_by_hand(policy: object, expected: di
     assert starts(CASE, policy) == expected
 
 
+def test_a_simulation_stops_after_the_round_that_reaches_its_limit_of_work() -> None:
+    """Rounds at 0, 1, 2 and 3 consider one job, then one more each, and one node: 2, 3, 4 and 5, 14 in all."""
+    stopped = Simulation(CASE, [pool(4, per_node=4)], fifo, tick_s=0, max_work=14).run()
+    assert (stopped.rounds, stopped.stopped_at) == (4, 3.0)
+    assert [record.first_start for record in stopped.records] == [0.0, None, None, None, None]
+    assert Simulation(CASE, [pool(4, per_node=4)], fifo, tick_s=0, max_work=10_000).run().stopped_at is None
+
+
 def test_shortest_first_prefers_the_shorter_of_two_that_wait() -> None:
     jobs = [job("a", 0, 4, 100), job("long", 1, 4, 80), job("short", 2, 4, 10)]
     assert starts(jobs, shortest_first) == {"a": 0, "short": 100, "long": 110}
