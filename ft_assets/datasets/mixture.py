@@ -47,7 +47,7 @@ class MixedFile:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        return cls(**{name: stored.get(name) for name in FIELDS})
+        return cls(file=str(stored["file"]), weight=stored.get("weight"), tokens=stored.get("tokens"))
 
 
 def parse(given: Sequence[Any]) -> tuple[MixedFile, ...]:
