@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
@@ -15,6 +17,7 @@ from control_plane.tracking.tables import Integration
 
 router = APIRouter(prefix="/v1/integrations/wandb", tags=["integrations"])
 job_router = APIRouter(tags=["fine_tuning"])
+NONE_STORED: dict[int | str, dict[str, Any]] = {404: {"description": "No key is stored."}}
 
 
 @router.put("", summary="Set the key for Weights & Biases", response_model=schemas.Integration)
@@ -23,13 +26,13 @@ def set_key(platform: PlatformDep, tenant: Admin, body: schemas.SetWandb) -> Int
     return service.set_wandb(platform, tenant, api_key=body.api_key)
 
 
-@router.get("", summary="Retrieve the integration of Weights & Biases", response_model=schemas.Integration)
+@router.get("", summary="Retrieve the integration of Weights & Biases", response_model=schemas.Integration, responses=NONE_STORED)
 def retrieve(platform: PlatformDep, tenant: Reader) -> Integration:
     """Return whether a key is stored, without the key."""
     return service.get_wandb(platform, tenant)
 
 
-@router.delete("", summary="Remove the key for Weights & Biases")
+@router.delete("", summary="Remove the key for Weights & Biases", responses=NONE_STORED)
 def remove(platform: PlatformDep, tenant: Admin) -> http_schemas.Deleted:
     """Delete your API key of Weights & Biases. Jobs that are running stop sending."""
     service.remove_wandb(platform, tenant)

@@ -16,7 +16,6 @@ from control_plane.cli.admin.base_update_commands import ModelId
 from control_plane.cli.admin.local_platform import local
 from control_plane.cli.output import Json, fields, say
 from control_plane.cli.record_views import add_group, document, listing
-from ft_assets.base_models import known_models
 from ft_assets.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def add(
     """Add a base model; its weights, tokenizer, template and config are pinned by digest."""
     from control_plane.models import catalogue as base_models
     from control_plane.platform.settings import load
+    from ft_assets.base_models import known_models
 
     given = base_models.Given(license=license, context_length=context)
     if path is None and repo is None and model_id in known_models():
@@ -80,6 +80,8 @@ def list_models(
     as_json: Json = False,
 ) -> None:
     """List base models with license, context length, parameters, and the date of their deprecation."""
+    from ft_assets.base_models import known_models
+
     catalogue = _catalogue()
     shown = [_shown(catalogue.card(model_id)) for model_id in catalogue.ids()]
     if known:

@@ -25,6 +25,8 @@ CASES = [*ON_GPU, *ON_CPU]
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = [r for file in sorted(BENCHMARKS.glob("gpu_h*.json")) for r in json.loads(file.read_text())["results"]]
 MEASURED = [r for r in RESULTS if "peak_gib" in r]
+SINCE_MEASURED = {"sources": [], "train_experts": True, "train_router": False}
+"""Fields of a spec that the measured ones lack, as they trained."""
 PEAKS = {r["name"]: int(r["peak_gib"] * 2**30) for r in MEASURED}
 
 
@@ -53,7 +55,7 @@ def test_each_case_fits_an_h200_by_the_estimate_or_did(trial: Trial) -> None:
 def test_the_estimate_is_close_above_each_measured_peak(measured: dict[str, Any]) -> None:
     """Within 1 percent; a fifth too high where blocks were compiled and nothing was recomputed, or blocks with LoRA were recomputed. By the
     estimate of today's code."""
-    spec = TrainingSpec.from_dict(measured["spec"])
+    spec = TrainingSpec.from_dict(SINCE_MEASURED | measured["spec"])
     shape = SHAPES[spec.base_model]
     case = Case(
         shape=shape, adapter=spec.adapter, max_seq_len=spec.max_seq_len, optimizer=spec.optimization.optimizer, attention=spec.attention,

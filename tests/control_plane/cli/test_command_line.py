@@ -104,7 +104,7 @@ def test_usage_lines_show_arguments_without_braces() -> None:
     def usage(*command: str) -> str:
         return next(line for line in CliRunner().invoke(build(), [*command, "--help"]).output.splitlines() if line.startswith("Usage:"))
 
-    assert usage("submit").endswith("submit [OPTIONS] FILE_OR_ID")
+    assert usage("submit").endswith("submit [OPTIONS] FILE_OR_ID...")
     assert usage("chat").endswith("chat [OPTIONS] MODEL [PROMPT]")
     assert usage("routes", "set").endswith("set [OPTIONS] NAME MODEL=WEIGHT...")
     assert usage("webhooks", "replay").endswith("replay [OPTIONS] ENDPOINT [DELIVERY]")

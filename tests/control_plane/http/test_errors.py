@@ -105,7 +105,7 @@ def test_a_refused_file_makes_no_job_and_says_what_is_wrong_with_it(client: open
         ({"tier": "gold"}, "invalid_tier", "tier"),
         ({"tier": "premium"}, "tier_not_allowed", "tier"),
         ({"n_epochs": 3}, "unknown_parameter", "n_epochs"),
-        ({"training_file": None}, "invalid_type", "training_file"),
+        ({"training_file": None}, "missing_required_parameter", "training_file"),
         ({"training_file": ""}, "missing_required_parameter", "training_file"),
     ],
 )

@@ -32,7 +32,7 @@ NumGpus = Annotated[int | None, typer.Option("--num-gpus", help="1, 2, 4, 8, 16 
 TrainingFiles = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE_OR_ID...",
+        metavar="FILE_OR_ID",
         help="A dataset file, or the id of an uploaded one. Several are a mixture: add ,weight=NUMBER or ,tokens=NUMBER to each.",
     ),
 ]

@@ -108,7 +108,7 @@ def test_several_files_are_submitted_as_a_mixture(ft: Ft, write_chat_rows: Calla
     ids = [one["file"] for one in made["training_files"]]
     refused = ft("submit", f"{ids[0]},weight=0", ids[1], "--model", MODEL)
     assert refused.code == 1
-    assert "weight 0 of" in refused.err and "[invalid_training_files" in refused.err
+    assert "weight 0.0 of" in refused.err and "[invalid_training_files" in refused.err
 
 
 def test_a_job_is_paused_resumed_and_cancelled(ft: Ft, platform: Platform, job_id: str) -> None:
