@@ -178,8 +178,8 @@ def test_every_error_class_and_code_is_documented() -> None:
 
 
 def test_no_two_advisory_locks_have_the_same_key() -> None:
-    sources = (ROOT / "control_plane").rglob("*.py")
-    keys = [key for path in sources for key in re.findall(r"^[A-Z_]+ = (0x6674[0-9A-F]+)$", path.read_text(), re.MULTILINE)]
+    sources = [path for top in ("control_plane", "resources", "sensors", "deploy") for path in (ROOT / top).rglob("*.py")]
+    keys = [key for path in sources for key in re.findall(r"^[A-Z_]+ = (0x6674[0-9A-F]+)\b", path.read_text(), re.MULTILINE)]
     assert len(keys) > 5
     assert [key for key, number in Counter(keys).items() if number > 1] == []
 

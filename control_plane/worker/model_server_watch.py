@@ -15,8 +15,8 @@ from control_plane.platform.context import Platform
 from control_plane.serving import own_servers
 from control_plane.worker.sole_worker import check_lock, run_alone
 
-KEEP_LOCK = 0x66745F6D
-"""Advisory lock ("ft_m") of the worker that keeps the servers."""
+KEEP_LOCK = 0x66745F6B
+"""Advisory lock ("ft_k") of the worker that keeps the servers."""
 EVERY_S = 1.0
 """Between two passes while a whole model has a server or is to have one."""
 UNASKED_S = 10.0
