@@ -100,6 +100,6 @@ def test_an_upgrade_of_the_chart_leaves_running_trainings_running(cluster: Insta
     tenant = cluster.new_tenant()
     made = tenant.submit(tenant.upload(ROWS), **spec(250))
     at_step(tenant, made, 5)
-    cluster.upgrade(cluster.values | {"env": {**cluster.values["env"], "FT_LOG_LEVEL": "DEBUG"}})
+    cluster.upgrade(cluster.values | {"env": {**cluster.values["env"], "FT_LOG_LEVEL": "WARNING"}})
     tenant.reach(made, "succeeded")
     assert outcomes(cluster, made) == ["succeeded"]
