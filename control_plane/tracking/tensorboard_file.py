@@ -18,6 +18,8 @@ from control_plane.platform.context import Platform
 
 LEFT_OUT = frozenset({"step", "time"})
 """The coordinates of a step, which are not tags."""
+MOST = 3.4028234663852886e38
+"""Largest value of TensorBoard's scalars; the perplexity of a diverged run is larger."""
 VERSION = "brain.Event:2"
 """What TensorBoard expects in the first event of a file."""
 DOUBLE, VARINT, BYTES, FLOAT = 1, 0, 2, 5
@@ -70,7 +72,7 @@ def _summary(tags: Mapping[str, float]) -> bytes:
 
 def _values(tags: Mapping[str, float]) -> Iterator[bytes]:
     for tag, value in tags.items():
-        scalar = _field(1, BYTES, tag.encode()) + _field(2, FLOAT, struct.pack("<f", value))
+        scalar = _field(1, BYTES, tag.encode()) + _field(2, FLOAT, struct.pack("<f", max(-MOST, min(value, MOST))))
         yield _field(1, BYTES, scalar)
 
 

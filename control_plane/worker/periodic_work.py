@@ -106,5 +106,5 @@ RETENTION = Round(
         "exports expired": exports.expire,
     },
 )  # fmt: skip
-TRACKING = Round(name="tracking", cron="* * * * * */5", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
+TRACKING = Round(name="tracking", cron="* * * * * */15", queue=QUICK, steps={"jobs with metrics for W&B": wandb_runs.add_due})
 ROUNDS = (SWEEPS, QUOTAS, TRACKING, HARDWARE, METERING, CLEANUP, REGISTRY, RETENTION)

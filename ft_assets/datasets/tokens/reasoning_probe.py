@@ -240,7 +240,7 @@ class Reasoning:
         return Marks(before=self._bare(before), after=self._bare(rest.partition(ANSWER)[0]), plain=plain)
 
     def opening(self, example: Example) -> Opening | None:
-        """Returns how the example's answer begins; None if it has none that carries loss, or one that is labeled bad."""
+        """Returns how the example's answer begins; None if no loss falls on it or it is labeled bad."""
         answer = next(reversed(example.chosen if example.kind == "preference" else example.messages), None)
         if answer is None or answer.role != "assistant" or not answer.weight or example.label is False:
             return None

@@ -132,6 +132,16 @@ def test_tensorboard_reads_the_metrics_of_a_job_that_runs(ft: FtClient, job_id: 
         assert [(e.step, e.wall_time, e.value) for e in read.Scalars(tag)] == [(s, t, pytest.approx(v)) for s, t, v in points], tag
 
 
+def test_a_perplexity_without_bounds_is_the_largest_that_tensorboard_has(
+    ft: FtClient, platform: Platform, job_id: str, tmp_path: Path
+) -> None:
+    with platform.engine.begin() as conn:
+        record(conn, job_id, metrics_event(as_reported({"step": 3, "eval_loss": 700.0, "perplexity": 1e304, "time": 5.0})))
+    (tmp_path / "events.out.tfevents.0.run").write_bytes(ft.jobs.tensorboard(job_id))
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert read.Scalars("valid_perplexity")[-1].value == pytest.approx(3.4028e38, rel=1e-4)
+
+
 EVENT_TAGS: dict[str, list[tuple[int, float, float]]] = {
     "train_loss": [(1, 1.0, 2.0), (2, 3.0, 1.4)],
     "valid_loss": [(2, 3.0, 1.25)],
