@@ -46,7 +46,7 @@ def test_a_gang_has_a_pod_on_each_node(cluster: Installed) -> None:
 
 def test_a_premium_gang_takes_the_nodes_of_a_standard_job_which_ends_with_the_same_weights(cluster: Installed) -> None:
     modest, urgent = cluster.new_tenant(), cluster.new_tenant(tier="premium")
-    asked = spec(1000, num_gpus=2, batch=8, every=1000)  # long enough that the second job comes while it trains
+    asked = spec(1000, num_gpus=2, batch=8, every=500)  # long enough that the second job comes while it trains
     first = modest.submit(modest.upload(ROWS), **asked)
     modest.reach(first, "provisioning", "running")
     second = urgent.submit(urgent.upload(ROWS), **asked)
