@@ -22,6 +22,7 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
+from control_plane.tenants import audit_entries
 from control_plane.tracking import wandb_runs
 from control_plane.worker import hardware, namespaces
 
@@ -89,6 +90,7 @@ CLEANUP = Round(
         "expired files deleted": uploaded_files.delete_expired,
         "objects removed": orphaned_objects.remove_due,
         "old events forgotten": outbox.forget,
+        "audit entries chained": audit_entries.chain_due,
         "lost tasks of files added": validation_tasks.add_lost,
         "lost tasks of exports added": exports.add_lost,
         "leftovers removed": lambda p: len(scratch.remove_leftovers(p.settings.work_dir)),

@@ -46,7 +46,7 @@ class Manifest:
     rows: Mapping[str, Mapping[str, int]]
     """Rows by database and table."""
     settings: Mapping[str, str]
-    """Environment variables of the stack that differ from the default, without secrets."""
+    """Environment variables that configured the stack, without secrets."""
     absent: tuple[str, ...]
     """Prefixes and objects that the database refers to and the store did not have."""
     key_file_outside: bool

@@ -12,6 +12,7 @@ in one directory of the store.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import time
@@ -24,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
-from control_plane.platform.settings import Settings, load, variable
+from control_plane.platform.settings import Settings, variable
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import FileList, Manifest
 from deploy.local.backup.object_links import ObjectLinks
@@ -157,7 +158,7 @@ def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps
         directory,
         Manifest(
             format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=provenance.commit(), schema=schema,
-            rows=rows, settings=_settings(settings), absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files,
+            rows=rows, settings=_settings(), absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files,
             num_bytes=listed.num_bytes, files_sha256=listed.close(),
         ),
     )  # fmt: skip
@@ -206,12 +207,10 @@ def _absent(moment: database_dump.Moment, links: ObjectLinks) -> list[str]:
     return found
 
 
-def _settings(settings: Settings) -> Mapping[str, str]:
-    """Return the settings that differ from the defaults of this home, by their variables; secrets and addresses with passwords are left out."""
-    default = load({"FT_HOME": str(settings.home)})
-    shown = [field.name for field in fields(Settings) if field.repr and field.name != "home"]
-    changed = {variable(name): str(getattr(settings, name)) for name in shown if getattr(settings, name) != getattr(default, name)}
-    return {name: PASSWORD.sub("//***@", value) for name, value in changed.items()}
+def _settings() -> Mapping[str, str]:
+    """Return the variables of this process that configure the stack; secrets and passwords in addresses are left out."""
+    names = [variable(field.name) for field in fields(Settings) if field.repr and field.name != "home"]
+    return {name: PASSWORD.sub("//***@", os.environ[name]) for name in names if os.environ.get(name)}
 
 
 def _check_target(settings: Settings, directory: Path, root: Path) -> None:
