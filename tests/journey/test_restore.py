@@ -18,10 +18,11 @@ import pytest
 from ft_assets import layout
 from tests.journey.conftest import Stack, environment, started
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-UP_S, JOB_S = 600, 1200
-"""Generous: other work may share the machine."""
+UP_S, JOB_S = 1500, 1800
+PATIENT = {"FT_HUNG_AFTER_S": "300", "FT_START_TIMEOUT_S": "900", "FT_HEARTBEAT_TIMEOUT_S": "300"}
+"""Other work may share the machine, and time is not what is tested."""
 STEPS = 40
 REQUEST: dict[str, Any] = {
     "model": "demo-llama-3m",
@@ -71,7 +72,7 @@ def resumed_from(home: Path, job: Any) -> int:
 
 def test_a_job_and_an_adapter_outlive_their_home(folder: Path, tickets: Path) -> None:
     first, backup, second = folder / "first", folder / "backup", folder / "second"
-    with started(first, environment(first), seconds=UP_S) as stack:
+    with started(first, environment(first) | PATIENT, seconds=UP_S) as stack:
         key = json.loads(stack.ft("admin", "tenants", "create", "drill", "--tier", "standard", "--json").stdout)["api_key"]
         client = stack.client(key)
         file = client.files.create(file=tickets, purpose="fine-tune")
@@ -80,14 +81,12 @@ def test_a_job_and_an_adapter_outlive_their_home(folder: Path, tickets: Path) ->
         before = client.chat.completions.create(model=twin.fine_tuned_model, **QUESTION).choices[0].message.content
         twins = weights(first, twin)
         job_id = client.fine_tuning.jobs.create(training_file=file.id, suffix="moved", **REQUEST).id
-        until(client, job_id, lambda job: list(client.fine_tuning.jobs.checkpoints.list(job.id)))
+        running = until(client, job_id, lambda job: list(client.fine_tuning.jobs.checkpoints.list(job.id)))
         written = json.loads(stack.ft("admin", "backup", str(backup), "--json").stdout)
         assert written["absent"] == []
-        running = client.fine_tuning.jobs.retrieve(job_id)
-        assert running.status == "running", "the backup was to be made while it trains"
     shutil.rmtree(first)
 
-    env = environment(second)
+    env = environment(second) | PATIENT
     damaged = folder / "damaged"
     shutil.copytree(backup, damaged)
     torn = next((damaged / "objects").rglob("adapter_model.safetensors"))
@@ -98,7 +97,7 @@ def test_a_job_and_an_adapter_outlive_their_home(folder: Path, tickets: Path) ->
     assert str(torn.relative_to(damaged)) in refused.stderr
     assert not second.exists(), "nothing was restored"
     restored = json.loads(lost.ft("admin", "restore", str(backup), "--json").stdout)
-    assert (restored["sha256"], restored["running"]) == (written["sha256"], 1)
+    assert (restored["sha256"], restored["running"]) == (written["sha256"], 1), "the backup was made while the job trained"
 
     with started(second, env, seconds=UP_S) as stack:
         client = stack.client(key)
