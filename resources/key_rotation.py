@@ -169,7 +169,9 @@ def _refuse_if_in_use(platform: Platform, added_at: float) -> None:
         )
     older = sa.func.extract("epoch", reservations.c.granted_at) < added_at
     held = sa.select(reservations.c.job_id).where(reservations.c.released_at.is_(None), older).limit(1)
-    tokens = "SELECT count(*) FROM tasks.procrastinate_jobs WHERE task_name = :name AND args ->> 'sealed_token' <> '' AND status <> 'succeeded'"
+    tokens = (
+        "SELECT count(*) FROM tasks.procrastinate_jobs WHERE task_name = :name AND args ->> 'sealed_token' <> '' AND status <> 'succeeded'"
+    )
     with platform.engine.connect() as conn:
         job_id = conn.scalar(held)
         imports = conn.scalar(sa.text(tokens), {"name": FETCH})

@@ -80,7 +80,7 @@ def unseal(settings: Settings, sealed: str) -> str:
 
 
 def _cipher(key_file: Path) -> MultiFernet:
-    """One key per line, newest first; old ones stay until `ft admin keys retire` finds that nothing needs them. A changed file is read again."""
+    """One key per line, newest first; old ones stay until ``ft admin keys retire``. A changed file is read again."""
     kept_secret(key_file, new_key)
     found = key_file.stat()
     return _cipher_of(key_file, found.st_ino, found.st_mtime_ns)

@@ -1,8 +1,8 @@
 """The audit log as a hash chain: what is hashed, and what a chain that was tampered with shows.
 
-Each entry has a position, the digest of the entry before it, and a digest of both and of who did what to which object, when. What an erasure
-may remove (values, address, user agent) is in it as a digest with a random salt, which the erasure removes as well: the chain still
-holds, and the digest leads nowhere.
+Each entry has a position, the digest of the entry before it, and a digest of both and of who did what to which object, when. What erasure
+may remove (values, address, user agent) is in it as a digest with a random salt, which the erasure removes as well: the chain holds, and
+the digest leads nowhere.
 """
 
 from __future__ import annotations

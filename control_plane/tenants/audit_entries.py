@@ -1,7 +1,7 @@
 """Chains the entries of the audit log, exports the chain, and verifies it in the database or in an exported file.
 
-Triggers write entries in the transactions of the changes and wait for nothing. The worker gives each entry its place a minute later at most,
-one batch in a transaction, whatever the order in which those transactions ended.
+Triggers write entries in the transactions of the changes and wait for nothing. The worker gives each entry its place within a minute, a
+batch per transaction, whatever the order in which those transactions ended.
 """
 
 from __future__ import annotations

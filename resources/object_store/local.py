@@ -142,7 +142,7 @@ class LocalObjectStore:
         return self._keys
 
     def renew_envelopes(self, prefix: str) -> tuple[int, int]:
-        """Encrypt the data keys of all objects under `prefix` with their owners' newest keys; returns the objects and bytes that were written.
+        """Encrypt the data keys of all objects under `prefix` with their owners' newest keys; returns the objects and bytes written.
 
         The objects themselves are copied as they are. Readers see the old file or the new one, which open alike; one that is deleted
         meanwhile stays deleted. A second call goes on where the first one was interrupted.

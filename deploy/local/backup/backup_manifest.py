@@ -141,7 +141,9 @@ def read(directory: Path) -> Manifest:
     try:
         text = (directory / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Conflict(f"the backup in {directory} has no {MANIFEST}: it was not finished; use another one", code="backup_unfinished") from None
+        raise Conflict(
+            f"the backup in {directory} has no {MANIFEST}: it was not finished; use another one", code="backup_unfinished"
+        ) from None
     try:
         body = json.loads(text)
         if (made := body["format"]) != FORMAT:

@@ -1,8 +1,8 @@
 """``ft admin backup``: copies a home into a directory while its stack runs.
 
 1. Link every object, so that none disappears.
-2. Take snapshots of both databases as of one moment, and link what was stored in the meantime. An object is stored before a row refers to it
-   and deleted after no row does, so every object that the snapshots refer to is linked.
+2. Take snapshots of both databases as of one moment, and link what was stored in the meantime. An object is stored before a row refers to
+   it and deleted after no row does, so every object that the snapshots refer to is linked.
 3. Dump both databases at their snapshots, and copy the objects, the keys, the base models and MLflow's store.
 4. Write the manifest, and read everything back.
 
@@ -40,7 +40,7 @@ from resources.database import embedded, migrate
 OBJECTS, HOME, DATABASE, ROLES = "objects", "home", "database", "database/roles.sql"
 SQLITE = "sqlite:///"
 COPIED_DIRECTORIES = ("models", "dagster/storage", "mlflow-artifacts")
-"""Of the home: the operator's base models, output of Dagster's steps, MLflow's artifacts. Not copied: ``logs``, ``work`` (scratch files, and
+"""Of the home: the operator's base models, output of Dagster's steps, MLflow's artifacts. Not copied: ``logs``, ``work`` (scratch files,
 checkpoints that are not committed yet), ``runs``, and the tokens of this home's processes."""
 REFERRED = """
 SELECT object_prefix FROM checkpoints WHERE retired_at IS NULL AND removed_at IS NULL
@@ -157,8 +157,8 @@ def _write(settings: Settings, directory: Path, links: ObjectLinks, steps: Steps
     return backup_manifest.write(
         directory,
         Manifest(
-            format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=provenance.commit(), schema=schema,
-            rows=rows, settings=_settings(), absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files,
+            format=backup_manifest.FORMAT, taken_at=moment.taken_at, version=version("ft-platform"), commit=provenance.commit(),
+            schema=schema, rows=rows, settings=_settings(), absent=tuple(absent), key_file_outside=outside, num_files=listed.num_files,
             num_bytes=listed.num_bytes, files_sha256=listed.close(),
         ),
     )  # fmt: skip
@@ -177,6 +177,7 @@ def _copy_home(settings: Settings, listed: FileList) -> bool:
     store = Path(settings.mlflow_uri.removeprefix(SQLITE))
     if settings.mlflow_uri.startswith(SQLITE) and store.is_relative_to(home) and store.exists():
         path = f"{HOME}/{store.relative_to(home)}"
+        (listed.directory / path).parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(store)) as source, closing(sqlite3.connect(listed.directory / path)) as copy:
             source.backup(copy)
         listed.add(path)
@@ -189,7 +190,7 @@ def _schema(moment: database_dump.Moment) -> str:
         found = str(cursor.fetchone()[0])
     if found != migrate.head():
         raise Conflict(
-            f"the database has schema {found}, and this version of ft-platform needs {migrate.head()}; back up with the version that made it",
+            f"the database has schema {found}, and this version of ft-platform needs {migrate.head()}; use the version that made it",
             code="schema_of_another_version",
         )
     return found
@@ -215,9 +216,13 @@ def _settings() -> Mapping[str, str]:
 
 def _check_target(settings: Settings, directory: Path, root: Path) -> None:
     if any(directory.is_relative_to(place) for place in (settings.home, root)):
-        raise InvalidRequest(f"{directory} is inside of what it would back up; choose a directory on another disk", code="backup_target_refused")
+        raise InvalidRequest(
+            f"{directory} is inside of what it would back up; choose a directory on another disk", code="backup_target_refused"
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InvalidRequest(f"{directory} is not empty; a backup is written, or begun again, in an empty directory", code="backup_target_refused")
+        raise InvalidRequest(
+            f"{directory} is not empty; a backup is written, or begun again, in an empty directory", code="backup_target_refused"
+        )
 
 
 @contextmanager

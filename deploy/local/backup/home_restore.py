@@ -1,7 +1,7 @@
 """``ft admin restore``: makes a new home from a backup.
 
-The home of a backup is that of a machine that stopped at the backup's moment: the next ``ft up`` finds that running attempts are lost, bills
-them up to their last heartbeat, and resumes their jobs from the last committed checkpoint. Agents and browsers that still have tokens of
+The home is that of a machine that stopped at the backup's moment: the next ``ft up`` finds that running attempts are lost, bills them up
+to their last heartbeat, and resumes their jobs from the last committed checkpoint. Agents and browsers that still have tokens of
 the old home are refused: the tokens of all attempts are replaced, and the home makes new ones for its own processes.
 """
 
@@ -34,8 +34,8 @@ RUNNING = "SELECT FROM reservations WHERE released_at IS NULL"
 def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, int]:
     """Make the home of `settings` from the backup in `directory`; returns what was restored, and how many attempts were running.
 
-    Every file is verified before anything is written. Raises ``InvalidRequest`` if the home or its object store is not empty, ``Conflict`` for
-    a backup of another schema, and the errors of :func:`~deploy.local.backup.backup_manifest.verify`.
+    Every file is verified before anything is written. Raises ``InvalidRequest`` if the home or its object store is not empty, ``Conflict``
+    for a backup of another schema, and the errors of :func:`~deploy.local.backup.backup_manifest.verify`.
     """
     root, steps = object_root(settings), Steps(say)
     for place in (settings.home, root):
@@ -72,8 +72,8 @@ def _check_fits(settings: Settings, manifest: Manifest) -> None:
         )
     if manifest.key_file_outside and not settings.secrets_key_file.is_file():
         raise InvalidRequest(
-            f"the backup was made with a key file outside of the home, and {settings.secrets_key_file} does not exist; set FT_SECRETS_KEY_FILE "
-            "to your copy of that file",
+            f"the backup was made with a key file outside of the home, and {settings.secrets_key_file} does not exist; set "
+            "FT_SECRETS_KEY_FILE to your copy of that file",
             code="key_file_missing",
         )
 

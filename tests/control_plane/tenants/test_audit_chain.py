@@ -148,7 +148,7 @@ def test_a_file_that_was_cut_or_is_something_else_is_named(fresh_platform: Platf
         "the last line of the file is missing, or names another end: the file was cut or edited",
     )
     file.write_text("hello\n")
-    with pytest.raises(IntegrityError, match="line 1 of .* is no entry of the audit log"):
+    with pytest.raises(IntegrityError, match=r"line 1 of .* is no entry of the audit log"):
         audit_entries.verify_file(file)
 
 

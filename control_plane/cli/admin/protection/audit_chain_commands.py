@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from control_plane.tenants.audit_chain import Head, Verdict
 
 NoteHead = Annotated[
-    str | None, typer.Option("--head", metavar="POSITION:SHA256", help="Head that an earlier export printed: what came before is unchanged.")
+    str | None,
+    typer.Option("--head", metavar="POSITION:SHA256", help="Head that an earlier export printed: what came before is unchanged."),
 ]
 
 

@@ -22,7 +22,9 @@ def register(admin: typer.Typer) -> None:
 def _rotated(done: Mapping[str, Any]) -> str:
     added = ", ".join(done["added"]) or "none, because a rotation is under way, which this continued"
     again = f"{done['num_secrets']} rows of secrets and {done['num_objects']} objects ({done['num_bytes'] / 1e6:.1f} MB)"
-    return f"new keys: {added}; encrypted again: {again}. The older keys still open everything; `ft admin keys retire` removes them after an hour"
+    return (
+        f"new keys: {added}; encrypted again: {again}; the older ones still open everything; after 1 h, `ft admin keys retire` removes them"
+    )
 
 
 @local(_rotated)
