@@ -23,12 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from filelock import FileLock, Timeout
-
 from control_plane.platform.settings import Settings, variable
 from deploy.local.backup import backup_manifest, database_dump
 from deploy.local.backup.backup_manifest import FileList, Manifest
-from deploy.local.backup.object_links import ObjectLinks
 from deploy.local.postgres import postmaster_pid
 from deploy.local.private_home import make_private
 from deploy.local.supervisor import lock
@@ -36,6 +33,8 @@ from deploy.local.supervisor.lock import StackFiles
 from ft_assets.errors import Conflict, InvalidRequest, Unavailable
 from ft_assets.telemetry import provenance
 from resources.database import embedded, migrate
+from resources.object_store import object_links
+from resources.object_store.object_links import ObjectLinks
 
 OBJECTS, HOME, DATABASE, ROLES = "objects", "home", "database", "database/roles.sql"
 SQLITE = "sqlite:///"
@@ -101,13 +100,10 @@ def back_up(settings: Settings, directory: Path, *, say: Say) -> Backup:
         raise InvalidRequest(f"{settings.home} has no database; set FT_HOME to the home of a stack", code="home_without_database")
     _check_target(settings, directory, root)
     steps = Steps(say)
-    with _alone(settings), _running_database(settings):
+    roots = [path for path in (root, settings.cold_dir) if path is not None]
+    with object_links.held(roots) as links, _running_database(settings):
         make_private(directory)
-        links = ObjectLinks([path for path in (root, settings.cold_dir) if path is not None])
-        try:
-            manifest = _write(settings, directory, links, steps)
-        finally:
-            links.remove()
+        manifest = _write(settings, directory, links, steps)
     with steps.step("verified: every file was read back"):
         backup_manifest.verify(directory)
     return Backup(directory=directory, manifest=manifest, seconds=steps.seconds)
@@ -215,7 +211,7 @@ def _settings() -> Mapping[str, str]:
 
 
 def _check_target(settings: Settings, directory: Path, root: Path) -> None:
-    if any(directory.is_relative_to(place) for place in (settings.home, root)):
+    if any(directory.resolve().is_relative_to(place.resolve()) for place in (settings.home, root)):
         raise InvalidRequest(
             f"{directory} is inside of what it would back up; choose a directory on another disk", code="backup_target_refused"
         )
@@ -223,16 +219,6 @@ def _check_target(settings: Settings, directory: Path, root: Path) -> None:
         raise InvalidRequest(
             f"{directory} is not empty; a backup is written, or begun again, in an empty directory", code="backup_target_refused"
         )
-
-
-@contextmanager
-def _alone(settings: Settings) -> Iterator[None]:
-    try:
-        held = FileLock(settings.home / "backup.lock").acquire(timeout=0)
-    except Timeout:
-        raise Conflict(f"a backup of {settings.home} is running; wait for its end", code="backup_running") from None
-    with held:
-        yield
 
 
 @contextmanager

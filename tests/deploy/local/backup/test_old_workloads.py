@@ -19,9 +19,7 @@ from resources.database.engine import make_engine
 from tests.support.jobs.started_job import start_job
 
 
-def test_an_agent_of_the_old_home_is_fenced_and_a_new_one_gets_a_token(
-    platform: Platform, write_chat_rows: Callable[..., Path]
-) -> None:
+def test_an_agent_of_the_old_home_is_fenced_and_a_new_one_gets_a_token(platform: Platform, write_chat_rows: Callable[..., Path]) -> None:
     held = start_job(platform, write_chat_rows)
     old = agents.introduce(platform, held, may_read=[])
     agents.heartbeat(platform, old, Heartbeat(phase="train", number=1))

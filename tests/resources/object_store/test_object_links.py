@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.local.backup.object_links import ObjectLinks
+import pytest
+
+from ft_assets.errors import Conflict
 from resources.object_store.local import LocalObjectStore
+from resources.object_store.object_links import ObjectLinks, held, remove_abandoned
 
 
 def contents(links: ObjectLinks) -> dict[str, bytes]:
@@ -42,6 +45,22 @@ def test_links_of_a_killed_backup_are_removed_and_keys_are_linked(tmp_path: Path
     store.cool("tenants/acme")
     ObjectLinks([store.root]).add()
     (store.root / ".backup/left").write_text("over")
-    links = ObjectLinks([store.root, tmp_path / "cold"])
-    links.add()
-    assert contents(links) == {".keys/acme": b"sealed", "tenants/acme/x": b"1"}
+    with held([store.root, tmp_path / "cold"]) as links:
+        links.add()
+        assert contents(links) == {".keys/acme": b"sealed", "tenants/acme/x": b"1"}
+    assert contents(links) == {}
+
+
+def test_the_worker_removes_links_that_no_backup_holds(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path / "objects")
+    assert not remove_abandoned(store)
+    store.put_bytes("tenants/acme/x", b"1")
+    with held([store.root]) as links:
+        links.add()
+        assert not remove_abandoned(store), "a backup is running"
+        assert contents(links) == {"tenants/acme/x": b"1"}
+        with pytest.raises(Conflict, match="another backup"), held([store.root]):
+            pass
+    ObjectLinks([store.root]).add()
+    assert remove_abandoned(store)
+    assert not (store.root / ".backup").exists()

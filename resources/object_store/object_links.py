@@ -8,21 +8,24 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ft_assets.errors import Unavailable
-from resources.object_store.local import STAGING
+from filelock import FileLock, Timeout
 
-LINKS = ".backup"
+from control_plane.platform.protocols import ObjectStore
+from ft_assets.errors import Conflict, Unavailable
+from resources.object_store.local import STAGING, LocalObjectStore
+
+LINKS, LOCK = ".backup", ".backup.lock"
 """Directory of the links, in the store: no key starts with a dot, so no reader of the store sees it."""
 
 
 class ObjectLinks:
-    """Links under `roots`, the directories of a store. Leftovers of a backup that was killed are removed first."""
+    """Links under `roots`, the directories of a store; made by :func:`held`."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = tuple(roots)
-        self.remove()
 
     def add(self) -> int:
         """Link every object that has no link yet, or was replaced since; returns how many."""
@@ -38,9 +41,40 @@ class ObjectLinks:
             for path in _files(root / LINKS):
                 yield path, root / LINKS / path
 
-    def remove(self) -> None:
-        for root in self.roots:
-            shutil.rmtree(root / LINKS, ignore_errors=True)
+    def remove(self) -> bool:
+        """Remove all links; returns whether there were any."""
+        found = [root / LINKS for root in self.roots if (root / LINKS).exists()]
+        for links in found:
+            shutil.rmtree(links, ignore_errors=True)
+        return bool(found)
+
+
+@contextmanager
+def held(roots: Sequence[Path]) -> Iterator[ObjectLinks]:
+    """Yield links that nothing else uses, and remove them at the end, as those of a backup that was killed are first.
+
+    Raises ``Conflict`` while another backup of the store has them.
+    """
+    try:
+        lock = FileLock(roots[0] / LOCK).acquire(timeout=0)
+    except Timeout:
+        raise Conflict(f"another backup of {roots[0]} is running; wait for its end", code="backup_running") from None
+    links = ObjectLinks(roots)
+    with lock:
+        try:
+            links.remove()
+            yield links
+        finally:
+            links.remove()
+
+
+def remove_abandoned(store: ObjectStore) -> bool:
+    """Remove what a backup that was killed left behind, which would keep deleted objects; returns whether there was anything."""
+    if not isinstance(store, LocalObjectStore) or not (store.root / LINKS).exists():
+        return False
+    with suppress(Conflict), held([root for root in (store.root, store.cold) if root is not None]):
+        return True
+    return False
 
 
 def _files(root: Path, under: str = "") -> Iterator[str]:
@@ -51,7 +85,7 @@ def _files(root: Path, under: str = "") -> Iterator[str]:
         return
     for entry in found:
         path = f"{under}{entry.name}"
-        if path in (STAGING, LINKS):
+        if path in (STAGING, LINKS, LOCK):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _files(root, f"{path}/")
