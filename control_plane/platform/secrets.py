@@ -6,8 +6,8 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
@@ -79,10 +79,36 @@ def unseal(settings: Settings, sealed: str) -> str:
         ) from e
 
 
-@cache
 def _cipher(key_file: Path) -> MultiFernet:
-    """One key per line, newest first; old ones stay for as long as the database holds what they encrypted."""
-    return MultiFernet([Fernet(key) for key in kept_secret(key_file, lambda: Fernet.generate_key().decode()).split()])
+    """One key per line, newest first; old ones stay until ``ft admin keys retire``. A changed file is read again."""
+    kept_secret(key_file, new_key)
+    found = key_file.stat()
+    return _cipher_of(key_file, found.st_ino, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _cipher_of(key_file: Path, _inode: int, _changed_ns: int) -> MultiFernet:
+    return MultiFernet([Fernet(key) for key in keys_in(key_file)])
+
+
+def new_key() -> str:
+    return Fernet.generate_key().decode()
+
+
+def keys_in(key_file: Path) -> list[str]:
+    """Return the lines of a key file, newest first."""
+    return kept_secret(key_file, new_key).split()
+
+
+def replace_keys(key_file: Path, lines: Sequence[str]) -> None:
+    """Replace a key file in one step: readers see the keys of before or these."""
+    beside = key_file.with_name(f".{key_file.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write("".join(f"{line}\n" for line in lines))
+        out.flush()
+        os.fsync(out.fileno())
+    beside.replace(key_file)
+    sync_to_disk(key_file.parent)
 
 
 def _new_token() -> str:

@@ -377,6 +377,6 @@ def _statements(tenant: str, now: datetime) -> dict[str, sa.Executable]:
         ),
         "outbox": sa.update(outbox).where(outbox.c.tenant_id == tenant).values(data={}),
         "audit_log": sa.update(audit_log).where(audit_log.c.tenant_id == tenant, audit_log.c.redacted_at.is_(None)).values(
-            changes={}, ip=None, user_agent=None, redacted_at=now  # last, because it also covers the log lines of the changes above
+            changes={}, ip=None, user_agent=None, salt=None, redacted_at=now  # last: it also covers the log lines of the changes above
         ),
     }  # fmt: skip

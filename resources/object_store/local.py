@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from agent.messages import Completion, PartGrant, WriteGrant
 from control_plane.platform.protocols import ObjectInfo
-from ft_assets.durable_files import sync_to_disk
-from ft_assets.encrypted_files import DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
+from ft_assets.durable_files import swap_names, sync_to_disk
+from ft_assets.encrypted_files import MARK, DataKey, decrypted, encrypt, envelope_of, plain_bytes, with_key
 from resources.object_store.object_keys import checked_key, missing
 from resources.object_store.tenant_keys import TenantKeys
 
@@ -137,6 +137,36 @@ class LocalObjectStore:
     def complete_upload(self, completion: Completion) -> None:
         """Nothing to do: a file appears whole."""
 
+    @property
+    def keys(self) -> TenantKeys | None:
+        return self._keys
+
+    def renew_envelopes(self, prefix: str) -> tuple[int, int]:
+        """Encrypt the data keys of all objects under `prefix` with their owners' newest keys; returns the objects and bytes written.
+
+        The objects themselves are copied as they are. Readers see the old file or the new one, which open alike; one that is deleted
+        meanwhile stays deleted. A second call goes on where the first one was interrupted.
+        """
+        renewed = total = 0
+        for root in self._roots():
+            for info in _walk(root / checked_key(prefix) if prefix else root, f"{prefix}/" if prefix else ""):
+                copied = self._renew(info.key, root / info.key, root / STAGING)
+                renewed, total = renewed + bool(copied), total + copied
+        return renewed, total
+
+    def _renew(self, key: str, path: Path, staging: Path) -> int:
+        assert self._keys is not None, "without keys nothing is encrypted"
+        try:
+            stored = path.open("rb")
+        except FileNotFoundError:
+            return 0
+        with stored:
+            envelope = envelope_of(stored)
+            newer = None if envelope is None else self._keys.newer_envelope(key, envelope)
+            if newer is None:
+                return 0
+            return _exchange(path, staging, stored, newer)
+
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
@@ -168,6 +198,29 @@ def _write_whole(target: Path, staging: Path, write: Callable[[BinaryIO], int]) 
     finally:
         staged.unlink(missing_ok=True)
     return written
+
+
+def _exchange(path: Path, staging: Path, stored: BinaryIO, envelope: bytes) -> int:
+    """Put a copy of `stored`, read up to its chunks, with another envelope in its place; returns its bytes, 0 if it is no longer there."""
+    staged = staging / uuid.uuid4().hex
+    try:
+        with staged.open("xb") as out:
+            out.write(MARK + envelope)
+            shutil.copyfileobj(stored, out, CHUNK_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+            written = out.tell()
+        if not swap_names(staged, path):  # it was deleted, or the file system cannot
+            if not path.exists():
+                return 0
+            staged.replace(path)
+        elif not os.path.samestat(os.fstat(stored.fileno()), staged.stat()):  # it was replaced: the newer one stays
+            swap_names(staged, path)
+            return 0
+        sync_to_disk(path.parent)
+        return written
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _copy(source: BinaryIO, out: BinaryIO) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from control_plane.platform.secrets import kept_secret
+from control_plane.platform.secrets import kept_secret, keys_in, replace_keys
 from ft_assets.encrypted_files import DATA_KEY_BYTES, DataKey
 from ft_assets.errors import IntegrityError
 from ft_assets.layout import tenant_of
@@ -24,19 +24,20 @@ class TenantKeys:
 
     def __init__(self, directory: Path, cipher: Callable[[], MultiFernet]) -> None:
         self._directory, self._cipher = directory, cipher
-        self._known: dict[str, MultiFernet] = {}
+        self._known: dict[str, tuple[tuple[int, int], Sequence[Fernet]]] = {}
+        """By owner: the file that was read (inode and time of its change), and its keys."""
 
     def new_data_key(self, key: str) -> DataKey:
         """Return a key for a new object."""
         data_key = secrets.token_bytes(DATA_KEY_BYTES)
-        return DataKey(data_key, self._of(_owner(key)).encrypt(data_key + _name(key)))
+        return DataKey(data_key, self._of(_owner(key))[0].encrypt(data_key + _name(key)))
 
     def data_key(self, key: str, envelope: bytes) -> bytes:
         """Return the key in the envelope of an object."""
         owner, opened = _owner(key), b""
         if (self._directory / owner).is_file():  # reading makes no key: one that is restored from a backup would replace it
             with suppress(InvalidToken):
-                opened = self._of(owner).decrypt(envelope)
+                opened = MultiFernet(self._of(owner)).decrypt(envelope)
         if opened[DATA_KEY_BYTES:] != _name(key):
             raise IntegrityError(f"no key in {self._directory} decrypts object {key!r}; restore the keys or the object from a backup")
         return opened[:DATA_KEY_BYTES]
@@ -45,18 +46,57 @@ class TenantKeys:
         """Whether any object of the store may be encrypted."""
         return self._directory.is_dir()
 
-    def _of(self, owner: str) -> MultiFernet:
-        if (known := self._known.get(owner)) is None:
-            stored = kept_secret(self._directory / owner, lambda: self._cipher().encrypt(Fernet.generate_key()).decode())
+    def owners(self) -> list[str]:
+        """Return the names of the key files: tenants, and the installation's own."""
+        return sorted(path.name for path in self._directory.iterdir()) if self.used() else []
+
+    def file(self, owner: str) -> Path:
+        return self._directory / owner
+
+    def add(self, owner: str) -> None:
+        """Give the owner a newer key for new objects; the others still open old ones."""
+        self._replace(owner, [_wrapped(self._cipher(), Fernet.generate_key()), *keys_in(self.file(owner))])
+
+    def wrap_again(self, owner: str) -> None:
+        """Encrypt the owner's keys with the installation's newest key."""
+        self._replace(owner, [self._cipher().rotate(line).decode() for line in keys_in(self.file(owner))])
+
+    def retire(self, owner: str) -> int:
+        """Remove all keys but the newest; returns how many. What is encrypted with them is lost."""
+        first, *old = keys_in(self.file(owner))
+        if old:
+            self._replace(owner, [first])
+        return len(old)
+
+    def newer_envelope(self, key: str, envelope: bytes) -> bytes | None:
+        """Return the envelope of an object, encrypted with its owner's newest key; None if it is already."""
+        keys = self._of(_owner(key))
+        with suppress(InvalidToken):
+            keys[0].decrypt(envelope)
+            return None
+        return MultiFernet(keys).rotate(envelope)
+
+    def _replace(self, owner: str, lines: Sequence[str]) -> None:
+        replace_keys(self.file(owner), lines)
+
+    def _of(self, owner: str) -> Sequence[Fernet]:
+        """Return the owner's keys, newest first; a changed file is read again."""
+        file = self.file(owner)
+        stored = kept_secret(file, lambda: _wrapped(self._cipher(), Fernet.generate_key()))
+        stat = file.stat()
+        read = stat.st_ino, stat.st_mtime_ns
+        if owner not in self._known or self._known[owner][0] != read:
             try:
-                known = MultiFernet([Fernet(self._cipher().decrypt(line)) for line in stored.split()])
+                self._known[owner] = read, [Fernet(self._cipher().decrypt(line)) for line in stored.split()]
             except InvalidToken:
                 raise IntegrityError(
-                    f"the installation's key does not decrypt {self._directory / owner}; restore the key file that belongs to it",
-                    code="secrets_key_mismatch",
+                    f"the installation's key does not decrypt {file}; restore the key file that belongs to it", code="secrets_key_mismatch"
                 ) from None
-            self._known[owner] = known
-        return known
+        return self._known[owner][1]
+
+
+def _wrapped(cipher: MultiFernet, key: bytes) -> str:
+    return cipher.encrypt(key).decode()
 
 
 def _owner(key: str) -> str:

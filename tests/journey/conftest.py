@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,14 +55,17 @@ class Stack:
         return {**self.env, **{name: value.strip("'\"") for name, value in pairs}}
 
 
-@pytest.fixture(scope="package")
-def stack() -> Iterator[Stack]:
-    """Everything that ``ft up --detach`` starts, healthy; ended by ``ft down``."""
-    home = Path(tempfile.mkdtemp(prefix="ft-journey-"))
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a stack in `home`, on ports of its own."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("FT_", "DAGSTER_"))}
     ports = {name: str(free_port()) for name in ("FT_API_PORT", "FT_DAGSTER_PORT", "FT_INFERENCE_PORT")}
-    env = {**kept, **ports, "FT_HOME": str(home), "HOME": str(home)}
-    up = subprocess.run([str(FT), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    return {**kept, **ports, "FT_HOME": str(home), "HOME": str(home.parent)}
+
+
+@contextmanager
+def started(home: Path, env: dict[str, str], *, seconds: float = 170) -> Iterator[Stack]:
+    """Everything that ``ft up --detach`` starts, healthy within `seconds`; ended by ``ft down``."""
+    up = subprocess.run([str(FT), "up", "--detach"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     logs = "".join(f"\n== {p.name}\n{p.read_text()[-3000:]}" for p in sorted((home / "logs").glob("*.log"))) if up.returncode else ""
     try:
         assert up.returncode == 0, up.stdout + up.stderr + logs
@@ -72,7 +76,16 @@ def stack() -> Iterator[Stack]:
     finally:
         down = subprocess.run([str(FT), "down"], env=env, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert down.returncode == 0, down.stdout + down.stderr
-    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="package")
+def stack() -> Iterator[Stack]:
+    """A whole platform for all journeys."""
+    parent = Path(tempfile.mkdtemp(prefix="ft-journey-"))
+    home = parent / "home"
+    with started(home, environment(home)) as running:
+        yield running
+    shutil.rmtree(parent, ignore_errors=True)
 
 
 @pytest.fixture

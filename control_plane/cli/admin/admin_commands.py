@@ -22,6 +22,7 @@ from control_plane.cli.admin import (
     whole_queue_commands,
 )
 from control_plane.cli.admin.local_platform import local
+from control_plane.cli.admin.protection import backup_commands, key_rotation_commands
 from control_plane.cli.record_views import add_group, document, listing, since
 from control_plane.cli.tenant.data.dataset_commands import Map, parse_map
 from control_plane.cli.tenant.data.suite_commands import ADDED, REMOVED, SUITES, Field, File, Name
@@ -52,6 +53,8 @@ def register(app: typer.Typer) -> None:
     plan_commands.register(admin)
     admin.command("health")(health)
     doctor_commands.register(admin)
+    backup_commands.register(admin)
+    key_rotation_commands.register(admin)
     app.add_typer(admin, name="admin", rich_help_panel="Operators")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from control_plane.cli.admin.local_platform import local, open_local
+from control_plane.cli.admin.protection import audit_chain_commands
 from control_plane.cli.dates import unix_seconds
 from control_plane.cli.output import Json
 from control_plane.cli.record_views import add_group, document, listing, since
@@ -24,7 +25,8 @@ KEYS = listing({"ID": "id", "NAME": "name", "KEY": "hint", "STATE": key_commands
 def register(admin: typer.Typer) -> None:
     commands = {"create": create, "list": list_keys, "revoke": revoke}
     add_group(admin, "operators", commands, help="Operator keys for /v1/admin, which tenants' keys cannot access.")
-    admin.command("audit")(audit_of_all)
+    audit = {"list": audit_of_all, "export": audit_chain_commands.export, "verify": audit_chain_commands.verify}
+    add_group(admin, "audit", audit, help="The audit log of all tenants: list, export and verify its chain.")
 
 
 def _created(made: Mapping[str, Any]) -> str:

@@ -146,12 +146,18 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- An entry gets its place in the chain once, and is otherwise only ever erased: its values, address, user agent and their salt.
 CREATE TRIGGER audit_log_frozen BEFORE UPDATE ON audit_log FOR EACH ROW
-    WHEN (NOT (NEW.redacted_at IS NOT NULL AND NEW.changes = '{}' AND NEW.ip IS NULL AND NEW.user_agent IS NULL
-        AND (NEW.seq, NEW.tenant_id, NEW.actor_kind, NEW.actor_id, NEW.action)
+    WHEN (NOT ((NEW.seq, NEW.tenant_id, NEW.actor_kind, NEW.actor_id, NEW.action)
             IS NOT DISTINCT FROM (OLD.seq, OLD.tenant_id, OLD.actor_kind, OLD.actor_id, OLD.action)
         AND (NEW.object_type, NEW.object_id, NEW.request_id, NEW.created_at)
-            IS NOT DISTINCT FROM (OLD.object_type, OLD.object_id, OLD.request_id, OLD.created_at)))
+            IS NOT DISTINCT FROM (OLD.object_type, OLD.object_id, OLD.request_id, OLD.created_at)
+        AND ((NEW.redacted_at IS NOT NULL AND NEW.changes = '{}' AND NEW.ip IS NULL AND NEW.user_agent IS NULL AND NEW.salt IS NULL
+                AND (NEW.position, NEW.previous_sha256, NEW.content_sha256, NEW.sha256)
+                    IS NOT DISTINCT FROM (OLD.position, OLD.previous_sha256, OLD.content_sha256, OLD.sha256))
+            OR (OLD.position IS NULL AND NEW.position IS NOT NULL AND NEW.content_sha256 IS NOT NULL AND NEW.sha256 IS NOT NULL
+                AND (NEW.changes, NEW.ip, NEW.user_agent, NEW.redacted_at)
+                    IS NOT DISTINCT FROM (OLD.changes, OLD.ip, OLD.user_agent, OLD.redacted_at)))))
     EXECUTE FUNCTION ft_only_added();
 CREATE TRIGGER audit_log_kept BEFORE DELETE OR TRUNCATE ON audit_log EXECUTE FUNCTION ft_only_added();
 CREATE TRIGGER invoice_entries_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON invoice_entries EXECUTE FUNCTION ft_only_added();

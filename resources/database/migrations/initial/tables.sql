@@ -20,8 +20,15 @@ CREATE TABLE audit_log (
     request_id text,
     created_at timestamptz NOT NULL,
     redacted_at timestamptz,
-    CONSTRAINT pk_audit_log PRIMARY KEY (seq)
+    position bigint,
+    previous_sha256 text,
+    salt text,
+    content_sha256 text,
+    sha256 text,
+    CONSTRAINT pk_audit_log PRIMARY KEY (seq),
+    CONSTRAINT uq_audit_log_position UNIQUE (position)
 );
+CREATE INDEX ix_audit_log_unplaced ON audit_log (seq) WHERE position IS NULL;
 CREATE INDEX ix_audit_log_object ON audit_log (object_id, seq);
 CREATE INDEX ix_audit_log_tenant_seq ON audit_log (tenant_id, seq);
 

@@ -4,7 +4,7 @@ Calls of the API run as the role ``ft_tenant`` with ``ft.tenant`` set for the tr
 it forgot to say. The platform's processes and its operators connect as two other roles. None of the three is a superuser, owns a table or
 bypasses row security, so ``RESET ROLE`` and ``SET ROLE`` lead nowhere; only the owner, who migrates, can do more.
 
-Revision ID: initial_15
+Revision ID: initial_16
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 from procrastinate.schema import SchemaManager
 
-revision = "initial_15"
+revision = "initial_16"
 down_revision = None
 
 FILES = Path(__file__).parent.parent / "initial"
@@ -47,7 +47,8 @@ OF_OPERATORS = {"recipes"}
 ADD_ONLY = {"ledger_entries", "ledger_postings", "invoices", "invoice_entries", "meter_events"}
 """Also to the platform: an entry is corrected by another entry."""
 PLATFORM_COLUMNS = {
-    "audit_log": "redacted_at changes ip user_agent",  # triggers add its lines; a deletion of data takes out what they quote
+    # triggers add its lines; a deletion of data takes out what they quote, and the worker gives them their place in the chain
+    "audit_log": "redacted_at changes ip user_agent salt position previous_sha256 content_sha256 sha256",
     "operator_keys": "last_used_at",
 }
 """Columns that the platform's processes may update, of tables that they may not write otherwise."""

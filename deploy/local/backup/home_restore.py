@@ -1,0 +1,116 @@
+"""``ft admin restore``: makes a new home from a backup.
+
+The home is that of a machine that stopped at the backup's moment: the next ``ft up`` finds that running attempts are lost, bills them up
+to their last heartbeat, and resumes their jobs from the last committed checkpoint. Agents and browsers that still have tokens of
+the old home are refused: the tokens of all attempts are replaced, and the home makes new ones for its own processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from control_plane.platform.settings import Settings
+from deploy.local.backup import backup_manifest, database_dump
+from deploy.local.backup.backup_manifest import Entry, Manifest, damaged_file
+from deploy.local.backup.home_backup import HOME, OBJECTS, ROLES, Backup, Say, Steps, database_file, object_root
+from deploy.local.private_home import make_private, unfinished_restore
+from deploy.local.supervisor import lock
+from deploy.local.supervisor.lock import StackFiles
+from ft_assets.durable_files import sync_to_disk
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
+from resources.database import embedded, migrate
+
+NEW_TOKENS = """
+UPDATE agents SET token = fresh.token
+FROM (SELECT job_id, attempt, gen_random_uuid() || '-' || gen_random_uuid() AS token FROM agents GROUP BY job_id, attempt) AS fresh
+WHERE fresh.job_id = agents.job_id AND fresh.attempt = agents.attempt
+"""
+"""Agents of one attempt share a token. One that has not started yet gets the new one from its launcher."""
+END_SESSIONS = "DELETE FROM console_sessions"
+RUNNING = "SELECT FROM reservations WHERE released_at IS NULL"
+
+
+def restore(settings: Settings, directory: Path, *, say: Say) -> tuple[Backup, int]:
+    """Make the home of `settings` from the backup in `directory`; returns what was restored, and how many attempts were running.
+
+    Every file is verified before anything is written. Raises ``InvalidRequest`` if the home or its object store is not empty, ``Conflict``
+    for a backup of another schema, and the errors of :func:`~deploy.local.backup.backup_manifest.verify`.
+    """
+    root, steps = object_root(settings), Steps(say)
+    for place in (settings.home, root):
+        _check_empty(place)
+    with steps.step("verified every file of the backup"):
+        manifest = backup_manifest.verify(directory)
+    _check_fits(settings, manifest)
+    make_private(settings.home)
+    unfinished_restore(settings.home).touch()
+    with lock.held(StackFiles(home=settings.home)):
+        with steps.step("copied objects and files") as details:
+            details.append(f"{_copy_files(settings, directory, manifest, root)} files")
+        with steps.step("loaded both databases") as details:
+            running = _load(settings, directory, manifest)
+            details.append(f"{manifest.num_rows} rows, as many as were dumped")
+        sync_to_disk(settings.home)
+        unfinished_restore(settings.home).unlink()
+    return Backup(directory=directory, manifest=manifest, seconds=steps.seconds), running
+
+
+def _check_empty(place: Path) -> None:
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise InvalidRequest(
+            f"{place} is not empty, and a restore never overwrites; set FT_HOME to a new folder, or move this one away", code="home_in_use"
+        )
+
+
+def _check_fits(settings: Settings, manifest: Manifest) -> None:
+    if manifest.schema != migrate.head():
+        raise Conflict(
+            f"the backup has schema {manifest.schema}, and this version of ft-platform needs {migrate.head()}; restore it with version "
+            f"{manifest.version} (commit {manifest.commit[:12]}), and upgrade then",
+            code="backup_of_another_version",
+        )
+    if manifest.key_file_outside and not settings.secrets_key_file.is_file():
+        raise InvalidRequest(
+            f"the backup was made with a key file outside of the home, and {settings.secrets_key_file} does not exist; set "
+            "FT_SECRETS_KEY_FILE to your copy of that file",
+            code="key_file_missing",
+        )
+
+
+def _copy_files(settings: Settings, directory: Path, manifest: Manifest, root: Path) -> int:
+    copied = 0
+    for entry in backup_manifest.entries(directory, manifest):
+        if (target := _target(settings, root, entry)) is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with (directory / entry.path).open("rb") as source, target.open("xb") as out:
+                if backup_manifest.copy_hashed(source, out)[1] != entry.sha256:  # it has changed since it was verified
+                    raise damaged_file(directory, entry.path)
+            target.chmod(0o600)
+            copied += 1
+    return copied
+
+
+def _target(settings: Settings, root: Path, entry: Entry) -> Path | None:
+    top, _, rest = entry.path.partition("/")
+    return {OBJECTS: root / rest, HOME: settings.home / rest}.get(top)
+
+
+def _load(settings: Settings, directory: Path, manifest: Manifest) -> int:
+    """Load the databases and shut out the processes of the old home; returns the number of attempts that were running."""
+    postgres = settings.postgres_dir
+    server = embedded.start(postgres, databases=())
+    try:
+        database_dump.load_roles(postgres, directory / ROLES)
+        for name, rows in manifest.rows.items():
+            _check_rows(name, rows, database_dump.load(postgres, name, directory / database_file(name)))
+        _, _, running = database_dump.execute(postgres, embedded.CONTROL_PLANE, NEW_TOKENS, END_SESSIONS, RUNNING)
+    finally:
+        embedded.stop(server)
+    return running
+
+
+def _check_rows(database: str, dumped: Mapping[str, int], loaded: Mapping[str, int]) -> None:
+    if wrong := sorted(table for table in dumped.keys() | loaded.keys() if dumped.get(table) != loaded.get(table)):
+        found = ", ".join(f"{table} {loaded.get(table)} instead of {dumped.get(table)}" for table in wrong[:5])
+        raise IntegrityError(f"database {database} has other rows than were dumped: {found}; use another backup", code="backup_damaged")

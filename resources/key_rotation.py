@@ -1,0 +1,180 @@
+"""New keys for what the installation encrypts, while everything runs: a second key is added, everything is encrypted with it, the first is
+removed.
+
+- The installation's keys (``secrets.key``) encrypt secrets in the database and the tenants' keys.
+- A tenant's key encrypts the data keys of its objects in a local store. In a bucket, KMS does that.
+
+Every process reads a key file again when it has changed. Until :func:`retire`, both keys open everything, so nothing stops working
+between two steps, and a call that was interrupted is repeated. A key file with more than one key is a rotation under way: :func:`rotate`
+continues it and adds no third key.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from cryptography.fernet import Fernet, InvalidToken
+from sqlalchemy.engine import Connection
+
+from control_plane.datasets.validation_tasks import FETCH
+from control_plane.notifications.tables import webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.platform.secrets import cipher, keys_in, new_key, replace_keys
+from control_plane.queue.tables import reservations
+from control_plane.tracking.tables import integrations
+from ft_assets.errors import Conflict, InvalidRequest
+from ft_assets.layout import tenant_prefix
+from resources.object_store.local import LocalObjectStore
+from resources.object_store.tenant_keys import TenantKeys
+
+RETIRE_AFTER_S = 3600.0
+"""How long a new key must have been in use before older ones are removed: no request, and no write of the worker, takes as long."""
+Seal = Callable[[str], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotated:
+    """What :func:`rotate` did."""
+
+    added: tuple[str, ...]
+    """Owners that got a new key: ``secrets.key``, tenants, and ``.installation`` for objects of no tenant."""
+    num_secrets: int
+    """Rows of the database whose secrets were encrypted again."""
+    num_objects: int
+    num_bytes: int
+
+
+def rotate(platform: Platform, *, tenant: str | None = None) -> Rotated:
+    """Add new keys and encrypt with them what older ones had encrypted; of one tenant only, or of the whole installation.
+
+    Raises ``InvalidRequest`` for a tenant without a key of its own.
+    """
+    store, keys = _encrypted_store(platform)
+    owners = keys.owners() if keys is not None else []
+    if tenant is not None and tenant not in owners:
+        raise InvalidRequest(
+            f"tenant {tenant!r} has no key in the object store; keys are made with FT_TENANT_KEY=local, and KMS has those of a bucket",
+            code="tenant_key_missing",
+        )
+    added, secrets = list[str](), 0
+    if tenant is None:
+        file = platform.settings.secrets_key_file
+        if _add_installation_key(file):
+            added.append(file.name)
+        secrets = _seal_again(platform)
+    num_objects = num_bytes = 0
+    if keys is not None and store is not None:
+        for owner in [tenant] if tenant is not None else owners:
+            keys.wrap_again(owner)
+            if len(keys_in(keys.file(owner))) == 1:
+                keys.add(owner)
+                added.append(owner)
+        renewed = store.renew_envelopes(tenant_prefix(tenant) if tenant is not None else "")
+        num_objects, num_bytes = renewed
+    return Rotated(added=tuple(added), num_secrets=secrets, num_objects=num_objects, num_bytes=num_bytes)
+
+
+def retire(platform: Platform) -> Mapping[str, int]:
+    """Remove the older keys of every rotation under way; returns how many by owner.
+
+    What was encrypted with them in the meantime is encrypted again first. Raises ``Conflict`` while something may still use them: keys
+    that were added less than :data:`RETIRE_AFTER_S` ago, workloads that started before, imports that wait with a token.
+    """
+    store, keys = _encrypted_store(platform)
+    file = platform.settings.secrets_key_file
+    files = {file.name: file} | ({owner: keys.file(owner) for owner in keys.owners()} if keys is not None else {})
+    open_ = {owner: path for owner, path in files.items() if len(keys_in(path)) > 1}
+    if not open_:
+        return {}
+    _refuse_if_in_use(platform, max(path.stat().st_mtime for path in open_.values()))
+    _seal_again(platform)
+    if store is not None:
+        store.renew_envelopes("")
+    retired = {}
+    for owner in open_:
+        if owner == file.name:
+            newest, *old = keys_in(file)
+            replace_keys(file, [newest])
+            retired[owner] = len(old)
+        elif keys is not None:
+            retired[owner] = keys.retire(owner)
+    return retired
+
+
+def _encrypted_store(platform: Platform) -> tuple[LocalObjectStore | None, TenantKeys | None]:
+    """Return the local store and its keys, if any of its objects may be encrypted."""
+    store = platform.objects
+    if isinstance(store, LocalObjectStore) and store.keys is not None and store.keys.used():
+        return store, store.keys
+    return None, None
+
+
+def _add_installation_key(file: Path) -> bool:
+    lines = keys_in(file)
+    if len(lines) > 1:
+        return False
+    replace_keys(file, [new_key(), *lines])
+    return True
+
+
+def _seal_again(platform: Platform) -> int:
+    """Encrypt the secrets of the database with the newest key; returns the rows that changed."""
+    newest, both = Fernet(keys_in(platform.settings.secrets_key_file)[0]), cipher(platform.settings)
+
+    def again(sealed: str) -> str:
+        if not sealed:
+            return sealed
+        try:
+            newest.decrypt(sealed)
+        except InvalidToken:
+            return both.rotate(sealed.encode()).decode()
+        return sealed
+
+    with platform.engine.begin() as conn:
+        return _endpoints_again(conn, again) + _integrations_again(conn, again)
+
+
+def _endpoints_again(conn: Connection, again: Seal) -> int:
+    table, changed = webhook_endpoints, 0
+    for row in conn.execute(sa.select(table.c.id, table.c.sealed_url, table.c.secrets).order_by(table.c.id).with_for_update()).all():
+        secrets: list[dict[str, Any]] = [{**one, "secret": again(one["secret"])} for one in row.secrets]
+        values = {"sealed_url": again(row.sealed_url), "secrets": secrets}
+        if values != {"sealed_url": row.sealed_url, "secrets": row.secrets}:
+            changed += conn.execute(sa.update(table).where(table.c.id == row.id).values(values)).rowcount
+    return changed
+
+
+def _integrations_again(conn: Connection, again: Seal) -> int:
+    table, changed = integrations, 0
+    query = sa.select(table.c.tenant_id, table.c.type, table.c.sealed_key).order_by(table.c.tenant_id, table.c.type)
+    for row in conn.execute(query.with_for_update()).all():
+        if (sealed := again(row.sealed_key)) != row.sealed_key:
+            this = (table.c.tenant_id == row.tenant_id) & (table.c.type == row.type)
+            changed += conn.execute(sa.update(table).where(this).values(sealed_key=sealed)).rowcount
+    return changed
+
+
+def _refuse_if_in_use(platform: Platform, added_at: float) -> None:
+    left = RETIRE_AFTER_S - (time.time() - added_at)
+    if left > 0:
+        raise Conflict(
+            f"the newest key is {RETIRE_AFTER_S - left:.0f} s old, and a write with the one before may still be under way; retire it in "
+            f"{left / 60:.0f} min",
+            code="key_in_use",
+        )
+    older = sa.func.extract("epoch", reservations.c.granted_at) < added_at
+    held = sa.select(reservations.c.job_id).where(reservations.c.released_at.is_(None), older).limit(1)
+    tokens = (
+        "SELECT count(*) FROM tasks.procrastinate_jobs WHERE task_name = :name AND args ->> 'sealed_token' <> '' AND status <> 'succeeded'"
+    )
+    with platform.engine.connect() as conn:
+        job_id = conn.scalar(held)
+        imports = conn.scalar(sa.text(tokens), {"name": FETCH})
+    if job_id is not None or imports:
+        what = f"a workload of job {job_id} started before the newest key, and may write objects" if job_id else f"{imports} imports wait"
+        raise Conflict(f"{what} with an older one; retire it when that has ended", code="key_in_use")

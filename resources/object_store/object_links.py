@@ -1,0 +1,111 @@
+"""Hard links to every object of a local store: an object that is deleted while a backup runs stays readable until the backup has it.
+
+Objects are whole files that are renamed into place and never written to again, so a link is a copy that costs no space.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from control_plane.platform.protocols import ObjectStore
+from ft_assets.errors import Conflict, Unavailable
+from resources.object_store.local import STAGING, LocalObjectStore
+
+LINKS, LOCK = ".backup", ".backup.lock"
+"""Directory of the links, in the store: no key starts with a dot, so no reader of the store sees it."""
+
+
+class ObjectLinks:
+    """Links under `roots`, the directories of a store; made by :func:`held`."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = tuple(roots)
+
+    def add(self) -> int:
+        """Link every object that has no link yet, or was replaced since; returns how many."""
+        return sum(_link(root / path, root / LINKS / path) for root in self.roots for path in _files(root))
+
+    def has(self, prefix: str) -> bool:
+        """Whether an object, or one under the prefix, is linked."""
+        return any(path.is_file() or any(_files(path)) for path in (root / LINKS / prefix for root in self.roots))
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """Yield each object's path in the store and its link."""
+        for root in self.roots:
+            for path in _files(root / LINKS):
+                yield path, root / LINKS / path
+
+    def remove(self) -> bool:
+        """Remove all links; returns whether there were any."""
+        found = [root / LINKS for root in self.roots if (root / LINKS).exists()]
+        for links in found:
+            shutil.rmtree(links, ignore_errors=True)
+        return bool(found)
+
+
+@contextmanager
+def held(roots: Sequence[Path]) -> Iterator[ObjectLinks]:
+    """Yield links that nothing else uses, and remove them at the end, as those of a backup that was killed are first.
+
+    Raises ``Conflict`` while another backup of the store has them.
+    """
+    try:
+        lock = FileLock(roots[0] / LOCK).acquire(timeout=0)
+    except Timeout:
+        raise Conflict(f"another backup of {roots[0]} is running; wait for its end", code="backup_running") from None
+    links = ObjectLinks(roots)
+    with lock:
+        try:
+            links.remove()
+            yield links
+        finally:
+            links.remove()
+
+
+def remove_abandoned(store: ObjectStore) -> bool:
+    """Remove what a backup that was killed left behind, which would keep deleted objects; returns whether there was anything."""
+    if not isinstance(store, LocalObjectStore) or not (store.root / LINKS).exists():
+        return False
+    with suppress(Conflict), held([root for root in (store.root, store.cold) if root is not None]):
+        return True
+    return False
+
+
+def _files(root: Path, under: str = "") -> Iterator[str]:
+    """Yield the files below `root` by their paths relative to it, sorted within each directory."""
+    try:
+        found = sorted(os.scandir(root / under), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in found:
+        path = f"{under}{entry.name}"
+        if path in (STAGING, LINKS, LOCK):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(root, f"{path}/")
+        else:
+            yield path
+
+
+def _link(source: Path, link: Path) -> bool:
+    try:
+        if link.exists():
+            if link.samefile(source):
+                return False
+            link.unlink()
+        link.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, link)
+    except FileNotFoundError:  # deleted since its directory was read
+        return False
+    except OSError as error:
+        raise Unavailable(
+            f"{source} cannot be linked ({error.strerror}), so objects may disappear while they are copied; put the object store on a file "
+            "system with hard links", code="object_links_refused",
+        ) from error  # fmt: skip
+    return True

@@ -1,0 +1,189 @@
+"""Keys are exchanged while objects and secrets are read and written, and the old ones are gone at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from cryptography.fernet import Fernet
+
+from control_plane.notifications import webhook_endpoints as webhooks
+from control_plane.notifications.signatures import opened, sealed_secrets, sealed_url
+from control_plane.notifications.tables import SigningSecret, webhook_endpoints
+from control_plane.platform.context import Platform
+from control_plane.platform.secrets import cipher, keys_in, unseal
+from control_plane.tenants import service as tenants
+from control_plane.tracking import service as tracking
+from control_plane.tracking.tables import integrations
+from ft_assets.encrypted_files import encrypt
+from ft_assets.errors import Conflict, IntegrityError, InvalidRequest
+from resources import key_rotation
+from resources.object_store import LOCAL_KEYS, from_url
+from resources.object_store.local import LocalObjectStore
+from resources.object_store.tenant_keys import KEYS
+from resources.tracking.wandb_server import HttpWandb
+
+TEXT = os.urandom(3 << 20)
+"""Three chunks."""
+
+
+@pytest.fixture
+def encrypted(new_platform: Callable[..., Platform]) -> Platform:
+    plain = new_platform(tenant_key=LOCAL_KEYS)
+    return dataclasses.replace(plain, objects=store_of(plain))
+
+
+def store_of(platform: Platform) -> LocalObjectStore:
+    """A store as another process opens it."""
+    opened = from_url(platform.settings.object_store, tenant_key=LOCAL_KEYS, cipher=lambda: cipher(platform.settings))
+    assert isinstance(opened, LocalObjectStore)
+    return opened
+
+
+def aged(platform: Platform) -> None:
+    """The keys were added two hours ago."""
+    keys = platform.settings.home / "objects" / KEYS
+    for file in (platform.settings.secrets_key_file, *keys.iterdir()):
+        os.utime(file, (file.stat().st_mtime - 7200,) * 2)
+
+
+def endpoint(platform: Platform, tenant: str) -> str:
+    made = {"id": f"we_{uuid.uuid4().hex[:24]}", "tenant_id": tenant, "name": "h", "state": "enabled", "event_types": ["*"]}
+    rest = sealed_url(platform.settings, "https://example.com/hook?token=x")
+    rest = {**rest, **sealed_secrets(platform.settings, SigningSecret(secret="whsec_AAAA"))}
+    now = platform.clock()
+    with platform.engine.begin() as conn:
+        conn.execute(sa.insert(webhook_endpoints).values(**made, **rest, created_at=now, updated_at=now))
+    return str(made["id"])
+
+
+def test_all_keys_are_exchanged_while_another_process_reads_and_writes(encrypted: Platform, tmp_path: Path) -> None:
+    platform, other = encrypted, store_of(encrypted)
+    tenant, _ = tenants.create(platform, "t-rotating")
+    made = endpoint(platform, tenant.id)
+    wandb = HttpWandb(url=platform.settings.wandb_url)  # nothing is sent
+    tracking.set_wandb(dataclasses.replace(platform, wandb=wandb), tenant.id, api_key="k" * 40)
+    for key in ("tenants/t-rotating/a", "tenants/b/x", "suites/s"):
+        platform.objects.put_bytes(key, TEXT)
+    granted = platform.objects.begin_upload("tenants/b/granted", ["0" * 64])
+    before = keys_in(platform.settings.secrets_key_file)
+    wrapped = {owner: keys_in(platform.objects.keys.file(owner)) for owner in platform.objects.keys.owners()}  # type: ignore[attr-defined]
+
+    done = key_rotation.rotate(platform)
+    assert done.added == ("secrets.key", ".installation", "b", "t-rotating")
+    assert (done.num_secrets, done.num_objects) == (2, 3)
+    again = key_rotation.rotate(platform)
+    assert (again.added, again.num_secrets, again.num_objects) == ((), 0, 0), "there is nothing left to do"
+    assert {other.get_bytes(key) for key in ("tenants/t-rotating/a", "tenants/b/x", "suites/s")} == {TEXT}
+    other.put_bytes("tenants/b/later", TEXT)
+    write_granted(platform, granted.parts[0].url)
+    with pytest.raises(Conflict, match="s old, and a write with the one before may still be under way"):
+        key_rotation.retire(platform)
+    aged(platform)
+    assert key_rotation.retire(platform) == {"secrets.key": 1, ".installation": 1, "b": 1, "t-rotating": 1}
+    assert key_rotation.retire(platform) == {}
+
+    assert before[0] not in platform.settings.secrets_key_file.read_text()
+    old = cipher_of(before)
+    stale = [old.decrypt(line) for lines in wrapped.values() for line in lines]
+    for reader in (platform.objects, other, store_of(platform)):
+        keys = ("tenants/t-rotating/a", "tenants/b/x", "suites/s", "tenants/b/later", "tenants/b/granted")
+        assert {reader.get_bytes(key) for key in keys} == {TEXT}
+    for file in (platform.settings.home / "objects/tenants").rglob("*"):
+        assert not file.is_file() or not any(opens(Fernet(key), file) for key in stale), "no old key opens an object"
+    with platform.engine.connect() as conn:
+        sealed = conn.scalar(sa.select(integrations.c.sealed_key).where(integrations.c.tenant_id == tenant.id))
+        found = opened(platform.settings, webhooks.locked(conn, tenant.id, made))
+    assert unseal(platform.settings, sealed) == "k" * 40
+    assert (found.url, found.secrets[0].secret) == ("https://example.com/hook?token=x", "whsec_AAAA")
+
+
+def cipher_of(lines: list[str]) -> Fernet:
+    return Fernet(lines[0])
+
+
+def opens(key: Fernet, file: Path) -> bool:
+    from cryptography.fernet import InvalidToken
+
+    from ft_assets.encrypted_files import envelope_of
+
+    with file.open("rb") as stream:
+        envelope = envelope_of(stream)
+    assert envelope is not None
+    try:
+        key.decrypt(envelope)
+    except InvalidToken:
+        return False
+    return True
+
+
+def write_granted(platform: Platform, url: str) -> None:
+    """What an agent does with a key that it was granted before the rotation."""
+    from ft_assets.encrypted_files import key_in
+
+    target = platform.settings.home / "objects/tenants/b/granted"
+    granted = key_in(url)
+    assert granted is not None
+    (target.parent / "source").write_bytes(TEXT)
+    with (target.parent / "source").open("rb") as source, target.open("xb") as out:
+        encrypt(source, out, granted)
+    (target.parent / "source").unlink()
+
+
+def test_one_tenants_key_is_exchanged_alone(encrypted: Platform) -> None:
+    for tenant in "ab":
+        encrypted.objects.put_bytes(f"tenants/{tenant}/x", TEXT)
+    others = (encrypted.settings.home / "objects/tenants/b/x").read_bytes()
+    assert key_rotation.rotate(encrypted, tenant="a").added == ("a",)
+    assert (encrypted.settings.home / "objects/tenants/b/x").read_bytes() == others
+    with pytest.raises(InvalidRequest, match="has no key in the object store"):
+        key_rotation.rotate(encrypted, tenant="nobody")
+
+
+def test_an_interrupted_rotation_continues_and_adds_no_third_key(encrypted: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("tenants/a/x", "tenants/a/y"):
+        encrypted.objects.put_bytes(key, TEXT)
+    whole = Path.open
+    with monkeypatch.context() as broken:
+
+        def fails(self: Path, *args: object, **options: object) -> object:
+            if self.name == "y":
+                raise OSError("input/output error")
+            return whole(self, *args, **options)  # type: ignore[call-overload]
+
+        broken.setattr(Path, "open", fails)
+        with pytest.raises(OSError, match="input/output error"):
+            key_rotation.rotate(encrypted)
+    assert encrypted.objects.get_bytes("tenants/a/y") == TEXT
+    continued = key_rotation.rotate(encrypted)
+    assert (continued.added, continued.num_objects) == ((), 1)
+    assert len(keys_in(encrypted.settings.secrets_key_file)) == 2
+
+
+def test_an_object_that_is_deleted_meanwhile_stays_deleted(encrypted: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    store = encrypted.objects
+    assert isinstance(store, LocalObjectStore)
+    newer = store.keys.newer_envelope  # type: ignore[union-attr]
+
+    def deleted_then(key: str, envelope: bytes) -> bytes | None:
+        store.delete(key)
+        return newer(key, envelope)
+
+    store.keys.add("a")  # type: ignore[union-attr]
+    monkeypatch.setattr(store.keys, "newer_envelope", deleted_then)
+    assert store.renew_envelopes("") == (0, 0)
+    assert not store.exists("tenants/a/x")
+    assert not list((store.root / ".staging").iterdir())
+
+
+def test_an_old_key_that_was_removed_by_hand_is_an_error_that_names_the_file(encrypted: Platform) -> None:
+    encrypted.objects.put_bytes("tenants/a/x", TEXT)
+    encrypted.settings.secrets_key_file.write_text(Fernet.generate_key().decode())
+    with pytest.raises(IntegrityError, match="restore the key file that belongs to it"):
+        store_of(encrypted).get_bytes("tenants/a/x")
